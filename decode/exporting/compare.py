@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,7 @@ def open_assistant(folder: Path, model: Any) -> Any:
 
 
 @torch.no_grad()
-def trace_assistant(network: Any, model: Any, text: GreedyText, vocab: Tensor | None) -> Tensor:
+def trace_assistant(network: Any, model: Any, vocab: Tensor | None, text: GreedyText) -> Tensor:
     """The same in transformers' class, through the target's own head. model: the target."""
     config = network.config
     ids_1L = torch.tensor([text.tokens], device=model.device)
@@ -253,9 +254,8 @@ def compare_export(
         verdict.add_contents(held, made)
         with in_one_line(f"{folder}: can't be read as {form}"):
             restored = restore_export(form, held, folder, drafter.target)
-            compare_logits(
-                verdict, "read back", drafter, texts, lambda t: trace_drafter(restored, t, vocab)
-            )
+            read_back = partial(trace_drafter, restored, vocab=vocab)
+            compare_logits(verdict, "read back", drafter, texts, read_back)
     except UserError as error:
         verdict.add("the files", False, str(error))
     if model is None or not verdict.files_same:
@@ -263,11 +263,7 @@ def compare_export(
     try:
         with in_one_line(f"{folder}: the engine can't run it"):
             if form == "transformers":
-                network = open_assistant(folder, model)
-
-                def trace(text: GreedyText) -> Tensor:
-                    return trace_assistant(network, model, text, vocab)
-
+                trace = partial(trace_assistant, open_assistant(folder, model), model, vocab)
                 compare_logits(verdict, form, drafter, texts, trace, engine=True)
             if form == "custom_generate":
                 _compare_generate(drafter, verdict, texts, model)

@@ -25,9 +25,7 @@ def check_free(out: Path, form: str) -> None:
     `form`."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UserError(f"--out={out}: not a folder")
-    with naming(out):  # the working directory may be gone
-        here = out.resolve()
-        working = Path.cwd()
+    here, working = out.resolve(), Path.cwd()
     if here == working or here in working.parents:
         raise UserError(f"--out={out}: holds the current folder; name another one")
     check_folder(here.parent, f"--out={out}: folder")

@@ -222,8 +222,7 @@ def compare_output(target: Target, text: GreedyText, theirs: list[int]) -> str:
         if a == b:
             continue
         if a is None or b is None:
-            longer = text.output if b is None else theirs
-            ended = longer[place] in target.eos_ids
+            ended = (b if a is None else a) in target.eos_ids
             return "" if ended else f"{len(theirs)} tokens for {len(text.output)}"
         if not 0 <= b < target.vocab_size:
             return f"token {short(b)} at place {place}, which the target does not have"
