@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from decode.exporting.compare import ExportVerdict
 from decode.exporting.folder import check_free, list_notes, note_target, write_card, write_folder
@@ -23,6 +24,7 @@ from specalign.common.schema import read_config, read_object
 from specalign.formats.dflash import Exported
 from specalign.formats.kinds import EXPORT_RECORD, RECORD
 from specalign.formats.weights import read_folder, weight_files, write_weights
+from specalign.lm.inspection.parts import embedding_names
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 
@@ -47,10 +49,26 @@ def make_draft_model(source: Path, dtype: str) -> Exported:
     if "quantization_config" in config:
         raise UserError(f"drafter {source}: is quantised; engines load that folder as it is")
     tensors = read_folder(source, f"drafter {source}")
+    if has_own_head(source, tensors):
+        config["tie_word_embeddings"] = False  # engines follow the key and would ignore the head
     stored = {name: _cast(tensor, dtype) for name, tensor in tensors.items()}
     exact = all(torch.equal(stored[name].to(t.dtype), t) for name, t in tensors.items())
     config = {k: v for k, v in config.items() if k not in ("torch_dtype", "_name_or_path")}
     return Exported({**config, "dtype": dtype}, stored, [] if exact else [ROUNDED.format(dtype)])
+
+
+def has_own_head(folder: Path, tensors: dict[str, Tensor]) -> bool:
+    """Whether a language model's tensors hold an output head that is not its embedding, whatever
+    config.json says."""
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        embedding, head = embedding_names(model)
+    except (OSError, ValueError, StopIteration):  # a class with custom code
+        return False
+    # some files lack a prefix
+    rows = next((t for name, t in tensors.items() if embedding.endswith(name)), None)
+    return head in tensors and (rows is None or not torch.equal(rows, tensors[head]))
 
 
 def _cast(tensor: Tensor, dtype: str) -> Tensor:
@@ -102,12 +120,30 @@ def open_draft_model(drafter: str, target: Target) -> Target:
     return model
 
 
+def lacks_head(model: Target, target: Target) -> bool:
+    """Whether a trained drafter has the target's embedding and not its head. Training freezes both,
+    so that the head was lost in saving."""
+
+    def is_same(one: Tensor, other: Tensor) -> bool:
+        one, other = one.float(), other.float()
+        rounding = 0.05 * other.square().mean().sqrt()  # half precision stays below
+        return one.shape == other.shape and bool((one - other).abs().max() < rounding)
+
+    same_head = is_same(model.head_weight_VD, target.head_weight_VD)
+    return is_same(model.embedding_VD, target.embedding_VD) and not same_head
+
+
 def compare_draft_model(verdict: ExportVerdict, drafter: str, target: Target) -> None:
     """Compare an export's config and tensors. Adds to the verdict."""
     folder = verdict.folder
     try:
         source = model_folder(drafter, "drafter", _HUB)
-        open_draft_model(str(folder), target)
+        model = open_draft_model(str(folder), target)
+        if (source / RECORD).is_file() and lacks_head(model, target):
+            raise UserError(
+                f"{source} was trained with the head of {target.spec!r}, which is not its "
+                "embedding, and saved without it: train it again"
+            )
         config = read_config(folder)
         held = Exported(config, read_folder(folder, f"--export={folder}"))
         made = make_draft_model(source, str(config.get("dtype", "float32")))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from decode.exporting.compare import ExportVerdict
 from decode.exporting.exports import DrafterPair, ExportOptions, check_transformers, export_drafter
 from specalign.common.errors import UserError
 from specalign.formats.causal import save_causal
+from specalign.lm.debug import debug_model
+from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.suites.prompt import Prompt
 from tests.builders import PROMPT, causal_drafter
@@ -60,3 +64,26 @@ def test_later_and_in_one_process(tmp_path: Path, target: Target) -> None:
     assert verdict.exit_code == 1 and name in verdict.lines[0]
     with pytest.raises(UserError, match="no export.json, so no export of this project"):
         check_transformers(pair, prompts, 12, tmp_path / "drafter")
+
+
+def test_a_drafter_that_was_saved_without_its_head_is_told(tmp_path: Path) -> None:
+    """The target's head is not its embedding, and the drafter's config says that it is."""
+    model, tokenizer = debug_model("Llama")
+    config = copy.deepcopy(model.config)
+    config.tie_word_embeddings = False
+    torch.manual_seed(0)
+    type(model)(config).save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    target = load_target(str(tmp_path / "target"), "float32", "cpu")
+    drafter = tmp_path / "drafter"
+    save_causal(causal_drafter(target), drafter)
+    pair = DrafterPair(str(drafter), "autoregressive", target.spec, "cpu")
+    options = ExportOptions("float32", limit=1, max_new_tokens=4)
+    assert export_drafter(pair, {"draft_model": tmp_path / "a"}, options)[0].exit_code == 0
+    held = load_file(drafter / "model.safetensors")
+    del held["lm_head.weight"]
+    save_file(held, drafter / "model.safetensors", {"format": "pt"})
+    values = json.loads((drafter / "config.json").read_text())
+    (drafter / "config.json").write_text(json.dumps({**values, "tie_word_embeddings": True}))
+    (verdict,) = export_drafter(pair, {"draft_model": tmp_path / "b"}, options)
+    assert verdict.exit_code == 1 and "saved without it" in verdict.lines[0]
