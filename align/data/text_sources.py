@@ -95,7 +95,7 @@ def read_documents(source: str, options: HubOptions, left_out: Counter[str]) -> 
 
 
 def _is_text(text: str) -> bool:
-    """False for UTF-16 without a byte order mark, and half a surrogate pair, which JSON may hold."""
+    """False for UTF-16 without a byte order mark, and for half a surrogate pair."""
     try:
         return "\0" not in text and bool(text.encode())
     except UnicodeEncodeError:

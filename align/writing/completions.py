@@ -48,16 +48,16 @@ class Dialect:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a reply says of its first choice. None: it does not say so. stop: the token that ended
+    """What a reply says of its first choice; None: it does not say so. stop: the token that ended
     it."""
 
     text: object
     finish_reason: object
     model: object
-    token_ids: list[int] | None
-    prompt_ids: list[int] | None
-    prompt_count: int | None
-    count: int | None
+    token_ids: object
+    prompt_ids: object
+    prompt_count: object
+    count: object
     stop: object
 
     @classmethod
@@ -69,16 +69,14 @@ class Reply:
         choice = choices[0]
         usage = reply.get("usage")
         counts = usage if isinstance(usage, dict) else {}
-        ids, prompt_ids = choice.get("token_ids"), choice.get("prompt_token_ids")
-        prompt_count, count = counts.get("prompt_tokens"), counts.get("completion_tokens")
         return cls(
             choice.get("text"),
             choice.get("finish_reason"),
             reply.get("model"),
-            ids if isinstance(ids, list) else None,
-            prompt_ids if isinstance(prompt_ids, list) else None,
-            prompt_count if isinstance(prompt_count, int) else None,
-            count if isinstance(count, int) else None,
+            choice.get("token_ids"),
+            choice.get("prompt_token_ids"),
+            counts.get("prompt_tokens"),
+            counts.get("completion_tokens"),
             choice.get("stop_reason", choice.get("matched_stop")),
         )
 
@@ -153,11 +151,8 @@ class Completions:
 
     async def continue_text(self, request: CompletionRequest) -> list[int]:
         """The tokens of a continuation, with the one that ends it unless it was cut at its length.
-
-        Raises:
-            MismatchError: the reply contradicts itself in every try.
-            UserError: no usable reply.
-        """
+        Raises MismatchError: the reply contradicts itself in every try; UserError: no usable
+        reply."""
         return await self._ask(request, lambda reply: self.read(request, reply))
 
     async def _ask(self, request: CompletionRequest, read: Callable[[Json], T]) -> T:
@@ -175,12 +170,8 @@ class Completions:
         raise AssertionError
 
     def read(self, request: CompletionRequest, answer: Json) -> list[int]:
-        """A reply's tokens.
-
-        Raises:
-            RetryableError: not a finished completion of this model.
-            MismatchError: tokens that are uncertain.
-        """
+        """A reply's tokens. Raises RetryableError: not a finished completion of this model;
+        MismatchError: tokens that are uncertain."""
         reply = Reply.parse(answer)
         text = reply.text
         if not isinstance(text, str) or reply.finish_reason not in _FINISH_REASONS:
@@ -199,7 +190,7 @@ class Completions:
 
     def _read_ids(self, request: CompletionRequest, reply: Reply) -> list[int]:
         ids, size = reply.token_ids, self.target.vocab_size
-        if ids is None or not all(type(i) is int and 0 <= i < size for i in ids):
+        if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < size for i in ids):
             raise MismatchError("ids that are not the target's tokens")
         if reply.count not in (None, len(ids)) or len(ids) > request.max_tokens:
             raise MismatchError("more or fewer ids than the reply counts")
@@ -210,8 +201,10 @@ class Completions:
         ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
         if "\ufffd" in text or tokenizer.decode(ids, skip_special_tokens=False) != text:
             raise MismatchError("text that is not its tokens")
-        possible = (0, 1) if reply.finish_reason == "stop" else (0,)  # the end may be counted
-        if reply.count is not None and reply.count - len(ids) not in possible:
+        counted = {len(ids)}
+        if reply.finish_reason == "stop":  # the end may be counted
+            counted.add(len(ids) + 1)
+        if isinstance(reply.count, int) and reply.count not in counted:
             raise MismatchError("text tokenized as other tokens")
         return ids
 
@@ -226,10 +219,11 @@ class Completions:
             raise MismatchError(f"{counts} and finish_reason {reply.finish_reason}")
         if is_cut:
             return ids
-        if type(reply.stop) is int and reply.stop in request.ends:
-            return [*ids, reply.stop]
         eos = self.target.tokenizer.eos_token_id
-        return [*ids, eos if eos in request.ends else min(request.ends)]
+        end = eos if eos in request.ends else min(request.ends)
+        if type(reply.stop) is int and reply.stop in request.ends:
+            end = reply.stop
+        return [*ids, end]
 
 
 def _comparable(text: str) -> str:

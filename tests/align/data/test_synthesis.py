@@ -96,14 +96,13 @@ def test_damaged_and_missing_shards_are_written_again(tmp_path: Path, target: Ta
 def test_settings_under_which_nothing_is_kept(
     tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """End the run, and leave the folder to other settings."""
     monkeypatch.setattr(synthesis, "FRUITLESS_BATCHES", 3)
     words = ["data.samples=50", "data.batch_size=2"]
     with pytest.raises(UserError, match="nothing of 3 batches in a row was kept .dropped so far: "):
         write(target, tmp_path / "data", *words, "data.max_prompt_tokens=1")
     (tmp_path / "p.txt").write_text("one two\nthree four\n")
     own = [f"data.prompts={tmp_path}/p.txt", *words]
-    assert write(target, tmp_path / "data", *own)["samples"] == 2
+    assert write(target, tmp_path / "given", *own)["samples"] == 2
     monkeypatch.setattr(
         synthesis.Synthesis, "write_batch", lambda *_: None
     )  # the prompts have ended
