@@ -44,7 +44,7 @@ def trained_drafter(
     samples = data.from_lists(
         [list(text) for text in texts], [WINDOW] * len(texts), [0.0] * len(texts)
     )
-    batch = packing.collate(list(packing.pack(samples, 2 * max(map(len, texts)), seed=0))[:2])
+    batch = packing.collate(packing.pack(samples, 2 * max(map(len, texts)), seed=0)[:2])
     rows, places = batch.tokens_BL.shape[0], [WINDOW - 1, WINDOW + 4, WINDOW + 11]
     valid = torch.ones(rows, len(places), BLOCK, dtype=torch.bool)
     step = Step(batch, Anchors(torch.tensor([places] * rows), valid), places=tuple(range(rows)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
 import torch
@@ -44,8 +45,15 @@ class PackedRows(Sequence[PackedRow]):
     def __len__(self) -> int:
         return len(self.starts_R) - 1
 
-    def __getitem__(self, index: int) -> PackedRow:  # type: ignore[override]  # no slices
-        row = range(len(self))[index]
+    @overload
+    def __getitem__(self, index: int) -> PackedRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[PackedRow]: ...
+    def __getitem__(self, index: int | slice) -> PackedRow | list[PackedRow]:
+        found = range(len(self))[index]
+        return self._build(found) if isinstance(found, int) else [*map(self._build, found)]
+
+    def _build(self, row: int) -> PackedRow:
         members = self.members_M[self.starts_R[row] : self.starts_R[row + 1]]
         tokens = torch.zeros(self.length, dtype=torch.int64)
         positions = torch.zeros(self.length, dtype=torch.int64)

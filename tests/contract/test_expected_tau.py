@@ -104,15 +104,17 @@ def compare(
     return Taus(1 + float(e.mean()), 1 + float(m.mean()), error, len(e))
 
 
-WRITTEN = ("data.samples=200", "data.batch_size=100", "data.answer_temperatures=[1.0]")
+WRITTEN = ["data.samples=200", "data.batch_size=100", "data.answer_temperatures=[1.0]"]
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("texts") / "data"
-    synthesize(
-        load_recipe(["recipe=debug_block", *WRITTEN]), load_target("debug"), folder, quiet=True
-    )
+    prompts = folder.with_name("prompts.txt")
+    prompts.write_text("".join(f"{i} words\n" for i in range(200)))
+    words = [*WRITTEN, f"data.prompts={prompts}", "data.near_duplicate_threshold=2"]
+    recipe = load_recipe(["recipe=debug_block", *words])
+    synthesize(recipe, load_target("debug"), folder, quiet=True)
     return folder
 
 

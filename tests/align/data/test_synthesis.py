@@ -177,7 +177,9 @@ def test_a_folder_keeps_its_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     clock = "{{ strftime_now('%d %b %Y') }}"
     target.tokenizer.chat_template = clock + target.tokenizer.chat_template
     monkeypatch.setattr("align.writing.template.today", lambda: "2026-11-28")
-    words = ["data.batch_size=3"]
+    (tmp_path / "p.txt").write_text("".join(f"{i} words\n" for i in range(6)))
+    words = [f"data.prompts={tmp_path}/p.txt", "data.near_duplicate_threshold=2"]
+    words.append("data.batch_size=3")
     first = write(target, tmp_path / "a", *words, "data.samples=3")
     assert first["date"] == "2026-11-28" and first["rendered_sha256"]
     write(target, tmp_path / "whole", *words, "data.samples=6")

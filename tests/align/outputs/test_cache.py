@@ -24,7 +24,7 @@ def scene(context: str) -> tuple[BlockConfig, Step]:
     options = DrafterConfig(context=context, block_size=3, taps=2, markov_rank=0)
     config = from_target(target, options, None).config
     texts = [torch.randint(3, target.vocab_size, (n,)) for n in (20, 31, 9, 14)]
-    rows = list(packing.pack(data.from_lists(texts, [4] * 4, [1.0] * 4), 32, 0))[:2]
+    rows = packing.pack(data.from_lists(texts, [4] * 4, [1.0] * 4), 32, 0)[:2]
     return config, Step(*make_batch(rows, [0, 1], 12, 3, 0), keys=(5, 7))
 
 
