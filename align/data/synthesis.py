@@ -21,8 +21,9 @@ from align.data.prompts import read_prompts
 from align.data.shards import Manifest, Samples
 from align.writing.generation import Writer
 from align.writing.journal import forget_until
+from align.writing.outline import TargetInfo
 from align.writing.rows import Plan, Progress, Source, ignore_progress
-from align.writing.template import TargetInfo, chat_template
+from align.writing.template import chat_template
 from specalign.common.errors import UserError
 from specalign.common.text import say
 from specalign.folder.template_notes import note_readings
@@ -109,7 +110,7 @@ class Synthesis:
         manifest |= self.source.about
         manifest["finished"] = self.done
         data.write_manifest(folder, manifest)
-        self.source.forget(manifest["shards"] - 1)
+        forget_until(folder, manifest["shards"] - 1)
         self.fruitless = 0 if len(samples) or self.prompts else self.fruitless + 1
         if self.fruitless == FRUITLESS_BATCHES:
             raise UserError(
@@ -246,7 +247,7 @@ def _make_progress(writing: Synthesis) -> Progress:
     start = printed = time.monotonic()
     written = 0
 
-    def count(tokens: int, rows: int = 0) -> None:
+    def count(tokens: int) -> None:
         nonlocal written, printed
         written += tokens
         now = time.monotonic()

@@ -18,7 +18,8 @@ from align.data.identity import is_same
 from align.data.overlap import Passages, read_excluded
 from align.data.shards import Manifest
 from align.data.text_sources import UNUSED_COLUMN, HubOptions, read_documents
-from align.writing.template import TargetInfo, first_tokens
+from align.writing.outline import TargetInfo
+from align.writing.template import first_tokens
 from specalign.common.commands import command
 from specalign.common.errors import UserError
 from specalign.common.text import say

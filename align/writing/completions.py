@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from align.writing.client import Client, Json, RequestRefused, RetryableError
-from align.writing.template import TargetInfo
+from align.writing.outline import TargetInfo
 from specalign.common.errors import UserError
 from specalign.common.text import short
 

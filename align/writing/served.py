@@ -11,7 +11,7 @@ from pathlib import Path
 from align.writing.agreement import PROBE_TOKENS, PROBES, check_answers
 from align.writing.client import Client, choose_model
 from align.writing.completions import CompletionRequest, Completions, MismatchError
-from align.writing.journal import append_row, forget_until, restore_rows
+from align.writing.journal import append_row, restore_rows
 from align.writing.rows import Plan, Progress, Row, Source, ignore_progress, row_seed
 from specalign.common.errors import UserError
 from specalign.common.text import say
@@ -125,7 +125,6 @@ class Served(Source):
                 row.done = True
                 row.broken = f"{error}, in the server's reply"
             append_row(self.folder, number, row)
-            self._progress(0, 1)
 
     async def _write_answer(self, row: Row) -> None:
         row.tokens = [*row.tokens, *row.forced] or [*self.plan.template.prefix]
@@ -162,9 +161,6 @@ class Served(Source):
         tokens = await self.completions.continue_text(request)
         self._progress(len(tokens))
         return tokens
-
-    def forget(self, number: int) -> None:
-        forget_until(self.folder, number)
 
     def close(self) -> None:
         """Cancel the requests in flight; finished rows stay on disk."""

@@ -124,7 +124,7 @@ def test_training_expects_what_decoding_measures(recipe: str, texts: Path, tmp_p
     words = [f"recipe={recipe}", f"output={tmp_path}", f"data.path={texts}", *WRITTEN]
     train(load_recipe([*words, "trainer.max_steps=40", "trainer.learning_rate=3e-3"]), quiet=True)
     drafter = open_drafter(tmp_path / "drafter", load_target("debug"))
-    taus = compare(drafter, read_samples(texts), 24, 400, repeats=2)
+    taus = compare(drafter, read_samples(texts), 24, 400)
     assert taus.prefixes >= 300 and taus.expected > 1.1, taus
     assert (
         abs(taus.expected - taus.measured) < 3 * taus.error and taus.error < 0.04 * taus.measured
