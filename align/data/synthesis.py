@@ -22,7 +22,7 @@ from align.data.shards import Manifest, Samples
 from align.writing.generation import Writer
 from align.writing.journal import forget_until
 from align.writing.outline import TargetInfo
-from align.writing.rows import Plan, Progress, Source, ignore_progress
+from align.writing.rows import Plan, Progress, Row, Source, ignore_progress
 from align.writing.template import chat_template
 from specalign.common.errors import UserError
 from specalign.common.text import say
@@ -129,7 +129,7 @@ class Synthesis:
         rows = self.source.write(number, room, progress)
         if rows is None:
             return None
-        chosen = []
+        chosen = list[Row]()
         for row in rows:
             if row.broken:
                 dropped[row.broken] += 1

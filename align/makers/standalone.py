@@ -39,6 +39,7 @@ from specalign.models.families import BASES
 from specalign.models.masked_lm import MaskedLM, with_lora
 from specalign.models.standalone import DiffusionConfig, DiffusionDrafter
 
+
 def make_standalone(target: Target, options: DrafterConfig, seed: int = 0) -> DiffusionDrafter:
     """A diffusion drafter. Raises UserError for an option that does not fit the target."""
     if options.init is not None:

@@ -130,7 +130,7 @@ class Completions:
         tokenizer = self.target.tokenizer
         prompt: object = list(request.prompt)
         if not self.dialect.ids_in:
-            prompt = tokenizer.decode(prompt, skip_special_tokens=False)
+            prompt = tokenizer.decode(list(request.prompt), skip_special_tokens=False)
         body: Json = {
             "model": self.model,
             "prompt": prompt,
@@ -183,7 +183,7 @@ class Completions:
             return self._cut_at_end(request, reply, self._tokenize(text, reply))
         tokens = self._cut_at_end(request, reply, self._read_ids(request, reply))
         ids = tokens[:-1] if tokens and tokens[-1] in request.ends else tokens
-        decoded = self.target.tokenizer.decode(ids, skip_special_tokens=True)
+        decoded = str(self.target.tokenizer.decode(ids, skip_special_tokens=True))
         if not _comparable(text).startswith(_comparable(decoded)):
             raise MismatchError("ids and text that differ")
         return tokens

@@ -219,8 +219,7 @@ class Plan:
         return not row.done
 
     def _text(self, tokens: Sequence[int]) -> str:
-        found: str = self.target.tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return found
+        return str(self.target.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def _openings(self) -> list[list[int]]:
         """data.prompt_openings as tokens. Raises UserError for one that fills the whole prompt."""

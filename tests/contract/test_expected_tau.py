@@ -60,10 +60,9 @@ def compare(
     samples: data.Samples,
     longest: int,
     prefixes: int,
-    repeats: int = 1,
 ) -> Taus:
     """Compare at `prefixes` anchors spread over samples written at temperature 1 with answers of at most `longest`
-    tokens, `repeats` decodings each."""
+    tokens."""
     target, size = drafter.target, drafter.config.block_size
     recipe, generator = load_recipe(["recipe=debug_block"]), torch.Generator().manual_seed(0)
     module: DrafterModule
@@ -86,19 +85,16 @@ def compare(
         whole = (module.complete(step)[0] & (place + size + 1 < longest)).nonzero()[:, 0]
         for a in whole[torch.randperm(len(whole), generator=generator)[:per_sample]].tolist():
             prefix = text[: int(anchors.index_BA[0, a])].tolist()
-            for repeat in range(repeats):
-                sampling = Sampling(temperature=1.0, seed=1000 * len(expected) + repeat)
-                engines.append(Engine(target, prefix, size + 2, sampling, proposer, "token"))
+            sampling = Sampling(temperature=1.0, seed=1000 * len(expected))
+            engines.append(Engine(target, prefix, size + 2, sampling, proposer, "token"))
             expected.append(float(tau[a]))
             texts.append(i)
         if len(expected) >= prefixes:
             break
     run_together(engines, 32)
     # without a call the last token was the end of the text: nothing to draft after it
-    groups = (engines[i : i + repeats] for i in range(0, len(engines), repeats))
-    counts = [[float(x.out.accepted[0]) for x in group if x.out.calls] for group in groups]
-    drafted = [i for i, each in enumerate(counts) if each]
-    m = torch.tensor([sum(counts[i]) / len(counts[i]) for i in drafted])
+    drafted = [i for i, engine in enumerate(engines) if engine.out.calls]
+    m = torch.tensor([float(engines[i].out.accepted[0]) for i in drafted])
     e = torch.tensor(expected)[drafted]
     error = error_over_texts(e - m, torch.tensor(texts)[drafted])  # prefixes of one text overlap
     return Taus(1 + float(e.mean()), 1 + float(m.mean()), error, len(e))

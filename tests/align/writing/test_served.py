@@ -131,10 +131,10 @@ def test_a_killed_run_requests_no_finished_row_again(
         assert len(server.asked) <= alone + probes + 3 * 4 * 2  # and at most what was in flight
     assert texts(killed) == texts(whole)
     assert data.read_manifest(killed) == data.read_manifest(whole)
-    left = killed / f".answers-{data.read_manifest(killed)['shards'] - 1:05d}.jsonl"
-    left.touch()  # killed when the last shard was in the manifest
+    journal = killed / f".answers-{data.read_manifest(killed)['shards'] - 1:05d}.jsonl"
+    journal.touch()  # killed when the last shard was in the manifest
     write(server.url, target, killed)
-    assert not left.exists()
+    assert not journal.exists()
 
 
 @pytest.mark.parametrize(("ids", "strict"), [(False, False), (True, True)])
