@@ -100,14 +100,6 @@ def test_settings_under_which_nothing_is_kept(
     words = ["data.samples=50", "data.batch_size=2"]
     with pytest.raises(UserError, match="nothing of 3 batches in a row was kept .dropped so far: "):
         write(target, tmp_path / "data", *words, "data.max_prompt_tokens=1")
-    (tmp_path / "p.txt").write_text("one two\nthree four\n")
-    own = [f"data.prompts={tmp_path}/p.txt", *words]
-    assert write(target, tmp_path / "given", *own)["samples"] == 2
-    monkeypatch.setattr(
-        synthesis.Synthesis, "write_batch", lambda *_: None
-    )  # the prompts have ended
-    with pytest.raises(UserError, match="data.prompts=.* gave no sample"):
-        write(target, tmp_path / "other", *own)
 
 
 CHAT = [
