@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,14 +28,13 @@ from specalign.common.hub import local_path
 from specalign.common.provenance import decoding_versions, git_commit, machine
 from specalign.common.schema import JsonObject
 from specalign.common.text import cut
-from specalign.suites.prompt import Prompt
-from specalign.suites.sources import Loaded
 
 if TYPE_CHECKING:
     from decode.evaluation.plan import EvalPlan
+    from decode.evaluation.tokenized import TokenizedPrompts
     from specalign.lm.model import Target
 
-TokenizedSuite = tuple[Loaded, Sequence[tuple[Prompt, list[int]]]]
+_OWN = (RECORDS, SUMMARY, "report.png", "report.html", "tuning")
 
 
 def describe_settings(
@@ -44,13 +42,12 @@ def describe_settings(
     plan: EvalPlan,
     target: Target,
     methods: Sequence[str],
-    suites: Sequence[TokenizedSuite],
+    suites: Mapping[str, TokenizedPrompts],
     threads: int,
 ) -> JsonObject:
     """Everything that a figure depends on."""
-    prompts = [
-        (suite.name, prompt.id, tokens) for suite, pairs in suites for prompt, tokens in pairs
-    ]
+    prompts = [(name, prompt.id, ids) for name, pairs in suites.items() for prompt, ids in pairs]
+    folders = {kind: local_path(folder) for kind, folder in plan.drafters.items()}
     found = machine()
     return {
         "target": target.spec,
@@ -59,16 +56,14 @@ def describe_settings(
         **config.recorded,
         "dtype": target.dtype_name,
         "drafter": dict(plan.drafters),
-        "drafter_hash": {
-            kind: folder_hash(local_path(folder)) for kind, folder in plan.drafters.items()
-        },
+        "drafter_hash": {kind: folder_hash(folder) for kind, folder in folders.items()},
         "methods": list(methods),
         "corpus_hash": {path: sha256_file(expand_path(path)) for path in plan.corpora},
         "sweep": list(config.sweep.words),
         "tuned": config.tuned,
         "tuning": config.tuning or None,
-        "suites": [suite.name for suite, _ in suites],
-        "prompts_hash": _hash(prompts),
+        "suites": list(suites),
+        "prompts_hash": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
         "target_hash": target.hash,
         "device": str(target.device),
         "threads": threads,
@@ -77,10 +72,6 @@ def describe_settings(
         "git_commit": git_commit(),
         "gpu": found.get("gpu") if target.device.type == "cuda" else None,
     }
-
-
-def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def choose_date(config: EvalConfig) -> str:
@@ -93,63 +84,28 @@ def choose_date(config: EvalConfig) -> str:
     return datetime.date.today().isoformat()
 
 
-def name_folder(suites: Sequence[Loaded], settings: JsonObject) -> str:
+def name_folder(settings: JsonObject) -> str:
     """The default folder's name: suites and a hash of the settings."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-    return "-".join([*(suite.name for suite in suites[:3]), digest])
-
-
-def open_folder(folder: Path, run: Run, replace: bool) -> tuple[Run, list[Record]]:
-    """The folder's run and records if it holds some under the same settings; else `run` and no
-    records.
-
-    Raises:
-        UserError: it holds a run under other settings, or can't be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if replace:
-            _empty(folder)
-        if (folder / RUN).is_file() or (folder / RECORDS).is_file():
-            old = read_run(folder)
-            _check_same(folder, old.settings, run.settings)
-            return old, read_records(folder, mend=True)
-        write_run(folder, run)
-    except OSError as error:
-        raise UserError(f"--out={str(folder)!r} can't be written: {error.strerror}") from None
-    return run, []
-
-
-def _empty(folder: Path) -> None:
-    for name in (RECORDS, RUN, SUMMARY):
-        (folder / name).unlink(missing_ok=True)
-
-
-_FOREIGN = {
-    "manifest.json": "training data",
-    "recipe.yaml": "a training run",
-    "config.json": "a model",
-}
-_OWN = (RECORDS, SUMMARY, "report.png", "report.html", "tuning")
+    return "-".join([*settings["suites"][:3], digest])
 
 
 def check_out(config: EvalConfig) -> None:
     """Check, before anything is loaded, that `config.out` may hold this measurement, or that its
     own can be continued. One that is to be replaced after tuning is deleted now: if tuning is
-    interrupted, it must not look like the new one.
-
-    Raises:
-        UserError: it may not.
-    """
+    interrupted, it must not look like the new one. Raises UserError: it may not."""
     folder = config.out
     if folder is None:
         return
-    for name, what in _FOREIGN.items():
-        if (folder / name).is_file():
-            raise UserError(f"--out={str(folder)!r} holds {what} ({name}): choose another folder")
     check_ordinary(folder / RECORDS)
     if not (folder / RUN).is_file():
-        _check_free(folder)
+        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        others = [name for name in names if not name.startswith(".") and name not in _OWN]
+        if others:
+            raise UserError(
+                f"--out={str(folder)!r} holds other files ({cut(others[0], 40)}): choose another "
+                "folder"
+            )
     elif not config.resume:
         if config.tune:
             _empty(folder)
@@ -159,17 +115,22 @@ def check_out(config: EvalConfig) -> None:
         _check_same(folder, {key: old.get(key) for key in now}, now)
 
 
-def _check_free(folder: Path) -> None:
-    """Raises UserError for a folder with other files; the message names a free one."""
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    others = [name for name in names if not name.startswith(".") and name not in _OWN]
-    if others:
-        candidates = (folder / f"eval-{number}" for number in itertools.count(1))
-        free = next(path for path in candidates if not path.exists())
-        raise UserError(
-            f"--out={str(folder)!r} holds other files ({cut(others[0], 40)}): choose another "
-            f"folder, --out {free}"
-        )
+def open_folder(folder: Path, run: Run, replace: bool) -> tuple[Run, list[Record]]:
+    """The folder's run and records if it holds some under the same settings; else `run`, which is
+    written, and no records. Raises UserError: it holds a run under other settings."""
+    if replace:
+        _empty(folder)
+    if (folder / RUN).is_file() or (folder / RECORDS).is_file():
+        old = read_run(folder)
+        _check_same(folder, old.settings, run.settings)
+        return old, read_records(folder, mend=True)
+    write_run(folder, run)
+    return run, []
+
+
+def _empty(folder: Path) -> None:
+    for name in (RECORDS, RUN, SUMMARY):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -182,6 +143,5 @@ def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) ->
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise UserError(
             f"--out={str(folder)!r} holds a measurement under other settings "
-            f"({'; '.join(changes[:3])}{more}): "
-            "choose another folder, or --no-resume to replace it"
+            f"({'; '.join(changes[:3])}{more}): choose another folder, or --no-resume to replace it"
         )

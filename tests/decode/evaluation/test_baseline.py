@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 import decode
-from decode.evaluation import baseline
+from decode.evaluation.session import time_against_transformers
 from specalign.lm.model import Target
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
 
 def test_plain_decoding_time_against_transformers(target: Target) -> None:
-    found = baseline.time_against_transformers(
+    found = time_against_transformers(
         decode.load(target, None),
         target.chat_tokens("Say one one one."),
         max_new_tokens=8,
@@ -24,4 +24,4 @@ def test_plain_decoding_time_against_transformers(target: Target) -> None:
     )
     assert 10_000 < found["parameters"] < 10**6
     assert found["ratios"] == [pytest.approx(found["ratio"], rel=1e-3)]
-    assert baseline.time_against_transformers(decode.load(target, None), [])["error"]
+    assert time_against_transformers(decode.load(target, None), [])["error"]

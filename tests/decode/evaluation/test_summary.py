@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from decode.evaluation.page import make_report
 from decode.evaluation.records import Divergence, append, read_records, read_run, write_run
-from decode.evaluation.render import make_report
 from decode.evaluation.summary import summarise
 from decode.evaluation.verdict import verdict
 from tests.measurements import fill_report as fill

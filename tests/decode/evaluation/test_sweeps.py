@@ -6,7 +6,7 @@ import pytest
 
 from decode.evaluation.records import Record, Run
 from decode.evaluation.summary import Summary, summarise
-from decode.evaluation.sweeps import compare_with_first, describe_best
+from decode.evaluation.verdict import verdict
 from tests.measurements import record
 
 SPEEDS = {"plain": 1.0, "lookup": 1.4, "lookup:gamma=4": 0.9, "lookup:gamma=8": None}
@@ -21,12 +21,14 @@ def measured(sweep: list[str], speeds: dict[str, float | None]) -> Summary:
         for method, speed in speeds.items()
         for prompt in "ab"
     ]
-    return summarise(Run({"methods": list(speeds), "temperature": 0, "sweep": sweep}, []), records)
+    settings = {"temperature": 0, "max_new_tokens": 10, "dtype": "float32", "sweep": sweep}
+    return summarise(Run({"methods": list(speeds), **settings}, []), records)
 
 
 def test_the_best_point_is_named() -> None:
-    text = describe_best(measured(["gamma=4,8"], SPEEDS))
-    assert "lookup:gamma=4, 0.90×" in text and describe_best(measured([], SPEEDS)) == ""
+    text = verdict(measured(["gamma=4,8"], SPEEDS))
+    assert "Best of 1 points: lookup:gamma=4, 0.90×" in text
+    assert "Best of" not in verdict(measured([], SPEEDS))
 
 
 def test_every_point_is_compared_with_the_first_prompt_by_prompt() -> None:
@@ -43,7 +45,7 @@ def test_every_point_is_compared_with_the_first_prompt_by_prompt() -> None:
         if (method, prompt) != ("a:gamma=16", "z")  # the run was interrupted
     ]
     run = Run({"methods": list(points), "temperature": 0, "sweep": ["gamma=4,8,16"]}, [])
-    faster, slower = compare_with_first(summarise(run, records), records)
+    faster, slower = summarise(run, records).against_first
     assert (faster.first, faster.point, faster.prompts) == ("gamma=4", "gamma=8", 3)
     assert faster.tau is not None and faster.tau.value == pytest.approx(60 / 27 - 60 / 33)
     # the prompts' own speeds differ ninefold, their ratio does not
@@ -54,4 +56,4 @@ def test_every_point_is_compared_with_the_first_prompt_by_prompt() -> None:
     ends = [20 / 6 - 20 / 11, 40 / 11 - 40 / 21, 4 - 2]
     assert [slower.tau.lo, slower.tau.value, slower.tau.hi] == pytest.approx(ends)
     run.settings["tuning"] = 1
-    assert compare_with_first(summarise(run, records), records) == []
+    assert summarise(run, records).against_first == []

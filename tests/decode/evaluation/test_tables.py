@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from decode.evaluation import tables
+from decode.evaluation.page import make_report, print_report
 from decode.evaluation.records import append, read_records, read_run, write_run
-from decode.evaluation.render import make_report, print_report
 from decode.report import main
 from specalign.common.terminal import PlainConsole
 from tests.measurements import fill_report as fill
