@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from decode.cli import Parser, parse_whole, path, pop_drafting, pop_sampling
 from decode.evaluation.config import DEFAULT_METHODS, TUNING_PROMPTS, TUNING_SUITE, EvalConfig
-from decode.evaluation.folder import check_out
+from decode.evaluation.records import check_out
 from decode.systems.drafter_folders import check_methods, read_drafters
 from decode.systems.parsing import read_methods, read_sweep
 from decode.systems.registry import COMBINED, DRAFTER, LOOKUP, PLAIN, ROLES, SYSTEMS, list_systems
@@ -30,7 +30,8 @@ from specalign.common.terminal import PlainConsole
 from specalign.folder.chat import Chat
 from specalign.lm.debug import DEBUG
 from specalign.lm.names import check_given
-from specalign.suites.registry import GROUPS, SUITES, prompts_of, resolve
+from specalign.suites.benchmarks import SUITES
+from specalign.suites.registry import GROUPS, prompts_of, resolve
 from specalign.suites.sources import Loaded
 
 if TYPE_CHECKING:
@@ -167,7 +168,8 @@ def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
             f"--tune uses the prompts of {TUNING_SUITE}: measure on others (--suite mtbench, or "
             "--prompts FILE)"
         )
-    check_out(config)
+    if config.out is not None:
+        check_out(config.out, config.recorded, config.resume, config.tune is not None)
     if config.methods is not None:
         check_methods(config.methods.methods, config.drafters, config.target)
     return prompts_of(
@@ -189,8 +191,8 @@ def suggest_next(summary: Summary, config: EvalConfig) -> str:
         if trained and figures.speedup is not None:
             gains[name] = figures.speedup.lo or figures.speedup.value
     if not gains:
-        name = (f"target.name={config.target}",) if config.target else ()
-        train = command("align.train", "recipe=block", *name, "output=runs/mine")
+        key = (f"target.name={config.target}",) if config.target else ()
+        train = command("align.train", "recipe=block", *key, "output=runs/mine")
         measure = command("decode.eval", *target, "--drafter", "runs/mine/drafter")
         return f"Next: train a drafter for this target:  {train}\n      then measure it:  {measure}"
     default = (DRAFTER, COMBINED)  # what decode.generate uses by default

@@ -88,8 +88,7 @@ def read_excluded(sources: Iterable[str]) -> tuple[Passages, dict[str, str]]:
             continue
         for suite in SUITES.values():
             try:
-                rows = suite.rows or read_place(suite.place, EVERY)[0]
-                texts += _find_strings(rows)
+                texts += _find_strings(suite.rows or read_place(suite.place, EVERY)[0])
             except UserError as error:
                 missing[suite.name] = str(error)
     return Passages(texts), missing

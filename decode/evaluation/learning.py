@@ -11,8 +11,7 @@ from matplotlib.ticker import NullFormatter
 
 from decode.evaluation.figures import COLOURS, error_bar, hide_frame, literal_text, to_png
 from decode.evaluation.records import Record
-from decode.evaluation.statistics import Estimate, accepted_ratio, counts, tau
-from decode.evaluation.summary import format_estimate
+from decode.evaluation.statistics import Estimate, accepted_ratio, counts, format_estimate, tau
 from specalign.common.text import markdown_table
 
 

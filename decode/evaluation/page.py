@@ -10,7 +10,8 @@ from pathlib import Path
 
 from decode.evaluation import figures, tables
 from decode.evaluation.records import AS_JSON, SUMMARY, Record, read_records, read_run
-from decode.evaluation.summary import Summary, format_number, summarise
+from decode.evaluation.statistics import format_number
+from decode.evaluation.summary import Summary, summarise
 from decode.evaluation.verdict import verdict
 from specalign.common.errors import UserError
 from specalign.common.files import write_atomically, write_json, write_text

@@ -19,7 +19,7 @@ from decode.systems.parsing import (
     read_method,
     sweep_methods,
 )
-from decode.systems.registry import ANY, PLAIN, SYSTEMS, CorpusSystem
+from decode.systems.registry import ANY, PLAIN, SYSTEMS
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 from specalign.lm.names import DEFAULT_TARGET
@@ -33,12 +33,6 @@ class EvalPlan:
     target: str
     drafters: Mapping[str, str]
     methods: Mapping[str, Method]
-
-    @property
-    def corpora(self) -> list[str]:
-        """The files that methods read."""
-        systems = [m.system for m in self.methods.values() if isinstance(m.system, CorpusSystem)]
-        return sorted({system.corpus for system in systems if system.corpus})
 
 
 def make_plan(config: EvalConfig, say: Callable[[str], object]) -> tuple[EvalPlan, list[str]]:

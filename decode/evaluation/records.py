@@ -5,18 +5,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from decode.systems.registry import LOSSY
 from specalign.common.errors import UserError
 from specalign.common.files import check_ordinary, naming, write_json, write_text
+from specalign.common.provenance import git_commit
 from specalign.common.schema import JsonObject, convert, parse_json, read_json
+from specalign.common.text import cut
 
 RECORDS, RUN, SUMMARY = "records.jsonl", "run.json", "summary.json"
 AS_JSON: JsonObject = {"ensure_ascii": False, "allow_nan": False}
 """How the files of a measurement are written."""
+_OWN = (RECORDS, SUMMARY, "report.png", "report.html", "tuning")
 
 
 @dataclass
@@ -174,3 +178,57 @@ def read_records(folder: Path, mend: bool = False) -> list[Record]:
         record: Record = convert(parse_json(line, where), Record, "", where)
         records[record.key] = record
     return list(records.values())
+
+
+def check_out(folder: Path, recorded: JsonObject, resume: bool, tune: bool) -> None:
+    """Check, before anything is loaded, that the folder may hold this measurement, or that its own
+    can be continued. One that is to be replaced after tuning is deleted now: if tuning is
+    interrupted, it must not look like the new one. Raises UserError: it may not."""
+    check_ordinary(folder / RECORDS)
+    if not (folder / RUN).is_file():
+        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        others = [name for name in names if not name.startswith(".") and name not in _OWN]
+        if others:
+            raise UserError(
+                f"--out={str(folder)!r} holds other files ({cut(others[0], 40)}): choose another "
+                "folder"
+            )
+    elif not resume:
+        if tune:
+            _empty(folder)
+    else:
+        old = read_run(folder).settings
+        now = recorded | {"git_commit": git_commit()}
+        _check_same(folder, {key: old.get(key) for key in now}, now)
+
+
+def open_folder(folder: Path, run: Run, replace: bool) -> tuple[Run, list[Record]]:
+    """The folder's run and records if it holds some under the same settings; else `run`, which is
+    written, and no records. Raises UserError: it holds a run under other settings."""
+    if replace:
+        _empty(folder)
+    if (folder / RUN).is_file() or (folder / RECORDS).is_file():
+        old = read_run(folder)
+        _check_same(folder, old.settings, run.settings)
+        return old, read_records(folder, mend=True)
+    write_run(folder, run)
+    return run, []
+
+
+def _empty(folder: Path) -> None:
+    for name in (RECORDS, RUN, SUMMARY):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    changes = [
+        f"{key}: {cut(str(old.get(key)), 40)} there, {cut(str(new.get(key)), 40)} now"
+        for key in dict.fromkeys([*new, *old])
+        if old.get(key) != new.get(key)
+    ]
+    if changes:
+        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+        raise UserError(
+            f"--out={str(folder)!r} holds a measurement under other settings "
+            f"({'; '.join(changes[:3])}{more}): choose another folder, or --no-resume to replace it"
+        )

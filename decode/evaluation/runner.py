@@ -21,6 +21,10 @@ from specalign.common.text import clock
 from specalign.suites.prompt import Prompt
 
 WARMUP_TOKENS = 16
+_MEASURED = (
+    "prompt_tokens", "seconds", "prefill_seconds", "calls", "accepted", "drafted", "nodes",
+    "finish", "tokens", "draft_seconds", "verify_seconds",
+)  # fmt: skip
 LINE_EVERY = 30.0
 """Seconds between lines of progress."""
 
@@ -199,22 +203,12 @@ def make_record(
         method=method,
         repeat=task.repeat,
         category=task.prompt.category,
-        prompt_tokens=output.prompt_tokens,
         new_tokens=len(output.tokens),
         committed=committed,
-        seconds=output.seconds,
-        prefill_seconds=output.prefill_seconds,
         tokens_per_s=committed / output.seconds if timed else 0.0,
-        calls=output.calls,
-        accepted=list(output.accepted),
-        drafted=list(output.drafted),
-        nodes=output.nodes,
         tau=committed / output.calls if output.calls else None,
-        finish=output.finish,
-        tokens=list(output.tokens),
-        draft_seconds=output.draft_seconds,
-        verify_seconds=output.verify_seconds,
         load=load_average(),
         position=position,
+        **{name: getattr(output, name) for name in _MEASURED},
         verifier=verifier,
     )

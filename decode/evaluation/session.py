@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -13,18 +15,21 @@ from decode.engine.decoder import Decoder
 from decode.engine.stock import stock_model
 from decode.evaluation import runner
 from decode.evaluation.config import EvalConfig
-from decode.evaluation.folder import choose_date, describe_settings, name_folder, open_folder
 from decode.evaluation.page import make_report
 from decode.evaluation.plan import EvalPlan
-from decode.evaluation.records import Record, Run, add, write_run
+from decode.evaluation.records import RUN, Record, Run, add, open_folder, read_run, write_run
 from decode.evaluation.summary import Summary
-from decode.evaluation.tokenized import tokenize_suites
-from decode.systems.registry import PLAIN
+from decode.evaluation.tokenized import TokenizedPrompts, tokenize_suites
+from decode.systems.registry import PLAIN, CorpusSystem
+from specalign.common.checksums import folder_hash
 from specalign.common.claims import Claim
 from specalign.common.errors import UserError
+from specalign.common.files import expand_path, sha256_file
+from specalign.common.hub import local_path
 from specalign.common.provenance import decoding_versions, git_commit, machine
 from specalign.common.schema import JsonObject
 from specalign.common.terminal import PlainConsole
+from specalign.lm.model import Target
 from specalign.suites.sources import Loaded
 
 
@@ -48,8 +53,7 @@ def measure(
     tokenized, refused = tokenize_suites(target, suites)
     for line in refused:
         console.say(f"left out: {line}", wrap=False)
-    threads = torch.get_num_threads()
-    settings = describe_settings(config, plan, target, list(decoders), tokenized, threads)
+    settings = describe_settings(config, plan, target, list(decoders), tokenized)
     run = Run(
         settings=settings,
         suites=[{**vars(suite), "prompts": len(tokenized[suite.name])} for suite in suites],
@@ -67,6 +71,60 @@ def measure(
         tasks = runner.plan_tasks(tokenized, list(decoders), config.repeats, seed)
         _run_missing(config, folder, run, records, tasks, decoders, console)
         return *make_report(folder), folder
+
+
+def describe_settings(
+    config: EvalConfig,
+    plan: EvalPlan,
+    target: Target,
+    methods: Sequence[str],
+    suites: Mapping[str, TokenizedPrompts],
+) -> JsonObject:
+    """Everything that a figure depends on."""
+    prompts = [(name, prompt.id, ids) for name, pairs in suites.items() for prompt, ids in pairs]
+    folders = {kind: local_path(folder) for kind, folder in plan.drafters.items()}
+    systems = [method.system for method in plan.methods.values()]
+    corpora = {s.corpus for s in systems if isinstance(s, CorpusSystem) and s.corpus}
+    found = machine()
+    return {
+        "target": target.spec,
+        **({"weights": target.weights} if target.weights else {}),
+        **({"date": target.chat.date} if target.chat.date else {}),
+        **config.recorded,
+        "dtype": target.dtype_name,
+        "drafter": dict(plan.drafters),
+        "drafter_hash": {kind: folder_hash(folder) for kind, folder in folders.items()},
+        "methods": list(methods),
+        "corpus_hash": {path: sha256_file(expand_path(path)) for path in sorted(corpora)},
+        "sweep": list(config.sweep.words),
+        "tuned": config.tuned,
+        "tuning": config.tuning or None,
+        "suites": list(suites),
+        "prompts_hash": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+        "target_hash": target.hash,
+        "device": str(target.device),
+        "threads": torch.get_num_threads(),
+        "processor": found["processor"],
+        "versions": decoding_versions(),
+        "git_commit": git_commit(),
+        "gpu": found.get("gpu") if target.device.type == "cuda" else None,
+    }
+
+
+def choose_date(config: EvalConfig) -> str:
+    """The date in prompts whose chat template reads the clock: that of the measurement that is
+    continued, else today's."""
+    if config.out is not None and config.resume and (config.out / RUN).is_file():
+        recorded = read_run(config.out).settings.get("date")
+        if isinstance(recorded, str):
+            return recorded
+    return datetime.date.today().isoformat()
+
+
+def name_folder(settings: JsonObject) -> str:
+    """The default folder's name: suites and a hash of the settings."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    return "-".join([*settings["suites"][:3], digest])
 
 
 def _run_missing(

@@ -199,3 +199,21 @@ def acceptance(records: Iterable[Record]) -> list[Acceptance]:
         )
         for k, count in sorted(drafted_by.items())
     ]
+
+
+def format_estimate(estimate: Estimate | None, unit: str = "×", form: str = ".2f") -> str:
+    """A figure with its 95% interval, `1.62× [1.55, 1.70]`."""
+    if estimate is None:
+        return "n/a"
+    value = f"{estimate.value:{form}}{unit}"
+    if estimate.lo is None:
+        return f"{value} [no interval]"
+    return f"{value} [{estimate.lo:{form}}, {estimate.hi:{form}}]"
+
+
+def format_number(value: float | None, digits: int = 2, unit: str = "") -> str:
+    return "n/a" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def value_of(estimate: Estimate | None) -> float | None:
+    return None if estimate is None else estimate.value

@@ -8,20 +8,9 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from decode.evaluation import statistics as stats
 from decode.evaluation.records import Record, Run
-from decode.evaluation.statistics import (
-    Acceptance,
-    Estimate,
-    acceptance,
-    counts,
-    decode_time,
-    paired_ratio,
-    tau,
-    tau_difference,
-    tau_macro,
-    times,
-    whole_time,
-)
+from decode.evaluation.statistics import Acceptance, Estimate
 from decode.systems.parsing import format_method as join_options
 from decode.systems.registry import PLAIN
 from specalign.common.schema import JsonObject
@@ -154,7 +143,7 @@ def summarise(run: Run, records: Sequence[Record]) -> Summary:
         return {method: method_figures(rows, method, greedy, seed) for method in methods}
 
     suites = dict.fromkeys(record.suite for record in records)
-    seconds = [decode_time(r) for r in records if r.method == PLAIN and r.committed > 0]
+    seconds = [stats.decode_time(r) for r in records if r.method == PLAIN and r.committed > 0]
     loads = [r.load for r in records if r.load is not None]
     load_average = None
     if loads:
@@ -178,11 +167,11 @@ def method_figures(records: Sequence[Record], method: str, greedy: bool, seed: i
     seconds = sum(r.seconds for r in rows)
     calls = sum(r.calls for r in rows)
     draft_seconds = sum(r.draft_seconds for r in rows)
-    plain = times(records, PLAIN)
-    mine = times(records, method)
-    counted = counts(records, method)
+    plain = stats.times(records, PLAIN)
+    mine = stats.times(records, method)
+    counted = stats.counts(records, method)
     ratios = [plain[key] / mine[key] for key in plain.keys() & mine.keys()]
-    plain_whole = times(records, PLAIN, whole_time)
+    plain_whole = stats.times(records, PLAIN, stats.whole_time)
     prompts = {(r.suite, r.prompt) for r in rows}
     different = {(r.suite, r.prompt) for r in rows if not r.identical}
     kinds = Counter(r.divergence.kind for r in rows if r.divergence is not None)
@@ -193,11 +182,13 @@ def method_figures(records: Sequence[Record], method: str, greedy: bool, seed: i
     return Figures(
         verifier=", ".join(sorted({r.verifier for r in rows if r.verifier})) or None,
         lossy=any(r.lossy for r in rows),
-        speedup=paired_ratio(plain, mine, seed),
-        speedup_with_prefill=paired_ratio(plain_whole, times(records, method, whole_time), seed),
+        speedup=stats.paired_ratio(plain, mine, seed),
+        speedup_with_prefill=stats.paired_ratio(
+            plain_whole, stats.times(records, method, stats.whole_time), seed
+        ),
         speedup_median=float(np.median(ratios)) if ratios else None,
-        tau=tau(counted),
-        tau_macro=tau_macro(counted),
+        tau=stats.tau(counted),
+        tau_macro=stats.tau_macro(counted),
         mean_accepted=per_call(sum(sum(r.accepted) for r in rows)),
         mean_drafted=per_call(sum(sum(r.nodes or r.drafted) for r in rows)),
         tokens_per_s=sum(r.committed for r in rows) / seconds if seconds > 0 else None,
@@ -211,7 +202,7 @@ def method_figures(records: Sequence[Record], method: str, greedy: bool, seed: i
         verify_ms=per_call(1000 * sum(r.verify_seconds for r in rows)),
         draft_share=draft_seconds / seconds if seconds > 0 else None,
         finish=dict(Counter(r.finish for r in rows)),
-        acceptance=acceptance(rows),
+        acceptance=stats.acceptance(rows),
     )
 
 
@@ -237,34 +228,16 @@ def _compare_with_first(summary: Summary, records: Sequence[Record], seed: int) 
     gains = []
     for title, points in swept_points(summary).items():
         (first, base), *others = points.items()
-        base_counts = counts(records, base)
-        base_times = times(records, base)
+        base_counts = stats.counts(records, base)
+        base_times = stats.times(records, base)
         for point, method in others:
-            difference = tau_difference(base_counts, counts(records, method), seed)
-            ratio = paired_ratio(base_times, times(records, method), seed)
+            difference = stats.tau_difference(base_counts, stats.counts(records, method), seed)
+            ratio = stats.paired_ratio(base_times, stats.times(records, method), seed)
             prompts = difference.prompts if difference else 0
             gains.append(Gain(title, first, point, method, prompts, difference, ratio))
     return gains
 
 
-def format_estimate(estimate: Estimate | None, unit: str = "×", form: str = ".2f") -> str:
-    """A figure with its 95% interval, `1.62× [1.55, 1.70]`."""
-    if estimate is None:
-        return "n/a"
-    value = f"{estimate.value:{form}}{unit}"
-    if estimate.lo is None:
-        return f"{value} [no interval]"
-    return f"{value} [{estimate.lo:{form}}, {estimate.hi:{form}}]"
-
-
 def format_method(method: str, figures: Figures) -> str:
     """The method, with its verifier if that is lossy."""
     return f"{method}, {figures.verifier}" if figures.lossy else method
-
-
-def format_number(value: float | None, digits: int = 2, unit: str = "") -> str:
-    return "n/a" if value is None else f"{value:.{digits}f}{unit}"
-
-
-def value_of(estimate: Estimate | None) -> float | None:
-    return None if estimate is None else estimate.value

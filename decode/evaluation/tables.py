@@ -8,14 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from decode.evaluation.summary import (
-    Figures,
-    Summary,
-    format_estimate,
-    format_method,
-    format_number,
-    value_of,
-)
+from decode.evaluation.statistics import format_estimate, format_number, value_of
+from decode.evaluation.summary import Figures, Summary, format_method
 from decode.systems.registry import MAIN, PLAIN
 from specalign.common.text import format_title, markdown_table, markdown_text, plural
 from specalign.folder.chat import Chat

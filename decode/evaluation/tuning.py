@@ -65,13 +65,13 @@ def tune(
     contested = {asked: group for asked, group in groups.items() if len(group) > 1}
     lines: list[str] = []
     if contested:
-        names = [PLAIN, *(name for group in contested.values() for name in group)]
+        names = [PLAIN, *(name for settings in contested.values() for name in settings)]
         racing = {name: decoders[name] for name in names}
         fastest, count = _find_fastest(config, plan, racing, contested, console, command)
         best |= fastest
         where = f"{plural(count, 'prompt')} of {TUNING_SUITE}"
-        for asked, group in contested.items():
-            lines.append(f"{best[asked]}, of {plural(len(group), 'setting')} on {where}")
+        for asked, settings in contested.items():
+            lines.append(f"{best[asked]}, of {plural(len(settings), 'setting')} on {where}")
     methods = {name: tried[name] for name in best.values()}
     chosen = {name: decoders[name] for name in methods}
     return replace(config, sweep=Sweep(), tuned=lines), replace(plan, methods=methods), chosen

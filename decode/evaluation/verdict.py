@@ -5,16 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from decode.evaluation.statistics import FEWEST, Estimate
-from decode.evaluation.summary import (
-    Figures,
-    Summary,
-    format_estimate,
-    format_method,
-    format_number,
-    swept_points,
-    value_of,
-)
+from decode.evaluation.statistics import FEWEST, Estimate, format_estimate, format_number, value_of
+from decode.evaluation.summary import Figures, Summary, format_method, swept_points
 from decode.systems.registry import MAIN, PLAIN, TITLES
 from specalign.common.text import plural
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from decode import eval
-from decode.evaluation import folder
+from decode.evaluation import session
 from decode.evaluation.records import read_run
 from specalign.common.terminal import PlainConsole
 from tests.builders import switching_target
@@ -52,7 +52,7 @@ def test_a_measurement_that_goes_on_another_day_says_the_same_date(
             def today(cls, day: int = day) -> Day:
                 return cls(2026, 12, day)
 
-        monkeypatch.setattr(folder.datetime, "date", Day)
+        monkeypatch.setattr(session.datetime, "date", Day)
         eval.evaluate(eval.read_config(words), PlainConsole(wide=True))
         found.append(read_run(tmp_path / "o").settings)
     assert found[0]["date"] == "2026-12-01" and found[0] == found[1]
