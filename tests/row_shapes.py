@@ -64,6 +64,9 @@ SHAPES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     "parts filled with null": (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi there", "image_url": None}]}]}, HI,
     ),
+    "parts as JSON": ({"messages": [{"role": "user", "content": '[{"type": "text", "text": "Hi there"}]'}]}, HI),
+    "parts as JSON in the prompt": ({"prompt": '[{"type": "text", "text": "Hi there"}]'}, HI),
+    "a message that is JSON": ({"messages": [user('[{"type": "bug", "text": "x"}]')]}, [user('[{"type": "bug", "text": "x"}]')]),
     "parts as the prompt": ({"content": [{"type": "text", "text": "Hi there"}]}, HI),
     "one message a row": ({"role": "user", "content": "Hi there"}, HI),
     "one message a row (OpenAssistant)": ({"message_id": "m", "role": "prompter", "text": "Hi there", "lang": "en"}, HI),
