@@ -28,7 +28,6 @@ from specalign.common.commands import command
 from specalign.common.errors import UserError, cli
 from specalign.common.terminal import PlainConsole
 from specalign.folder.chat import Chat
-from specalign.lm.debug import DEBUG
 from specalign.lm.names import check_given
 from specalign.suites.benchmarks import SUITES
 from specalign.suites.registry import GROUPS, prompts_of, resolve
@@ -181,9 +180,6 @@ def suggest_next(summary: Summary, config: EvalConfig) -> str:
     """The next command."""
     if summary.bugs:
         return f"Next: the page names each difference; {command('decode.verify')} looks closer"
-    if config.target in DEBUG:
-        again = command("decode.eval", "--suite", "mtbench")
-        return f"Next: measure a real target; {config.target} is random:  {again}"
     target = ("--target", config.target) if config.target else ()
     gains = {}
     for name, figures in summary.overall.items():

@@ -55,7 +55,8 @@ def summarize(advice: Sequence[Advice]) -> str:
         off += f" to {limits[-1]}, depending on context and temperature"
     elif limits == [max(advice[0].gains)]:
         off = f"it pays up to batch {limits[0]} everywhere that was measured"
-    return f"Use {size.label} ({size.options}); {off}"
+    chain = "" if size.nodes else f"--draft-tokens {size.tokens} "
+    return f"Use {size.label} ({chain}--tree-nodes {size.nodes}); {off}"
 
 
 def render(costs: DecodingCosts, advice: Sequence[Advice]) -> str:
@@ -66,9 +67,8 @@ def render(costs: DecodingCosts, advice: Sequence[Advice]) -> str:
     slopes = ", ".join(f"{1e6 * s:.2f} µs ({n} rows)" for n, s in sorted(costs.slope.items()))
     rounds = []
     for (size, temperature), found in costs.rounds.items():
-        name = size.label if size != PLAIN else "plain decoding"
         times = [f"{1e3 * s:.1f}" for s in (found.draft, found.overhead, found.further)]
-        rounds.append([name, f"{temperature:g}", f"{found.tau:.2f}", *times])
+        rounds.append([size.label, f"{temperature:g}", f"{found.tau:.2f}", *times])
     largest = max(advice[0].gains)
     batches = [b for b in BATCHES if b <= largest]
     gains = []

@@ -80,13 +80,12 @@ class ComparedRecipe:
     def shared(self) -> JsonObject:
         """The keys that compared recipes must share."""
         values = self.values
-        data = {**values["data"], "path": values["data"]["path"] or f"{values['output']}/data"}
-        groups = {"target": values["target"], "data": data}
-        for group, keys in _SHARED.items():
-            groups[group] = {key: values[group][key] for key in keys}
         shared = {"seed": values["seed"]}
-        for group, found in groups.items():
-            shared |= {f"{group}.{key}": value for key, value in found.items()}
+        for group in ("target", "data"):
+            shared |= {f"{group}.{key}": value for key, value in values[group].items()}
+        for group, keys in _SHARED.items():
+            shared |= {f"{group}.{key}": values[group][key] for key in keys}
+        shared["data.path"] = shared["data.path"] or f"{values['output']}/data"
         return shared
 
 

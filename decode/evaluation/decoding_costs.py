@@ -54,12 +54,8 @@ class DraftSize:
 
     @property
     def label(self) -> str:
-        return f"a tree of {self.nodes}" if self.nodes else f"γ = {self.tokens}"
-
-    @property
-    def options(self) -> str:
-        tree = f"--tree-nodes {self.nodes}"
-        return tree if self.nodes else f"--draft-tokens {self.tokens} {tree}"
+        chain = f"γ = {self.tokens}" if self.tokens else "plain decoding"
+        return f"a tree of {self.nodes}" if self.nodes else chain
 
 
 PLAIN = DraftSize(0)
@@ -67,12 +63,9 @@ PLAIN = DraftSize(0)
 
 @dataclass(frozen=True)
 class MeasuredRounds:
-    """Decoding with one draft size at one temperature.
-
-    tau: tokens committed per round. draft: seconds of drafting per round. overhead: seconds of a
-    round of one request besides the forward pass, drafting included. further: seconds that another
-    request adds to the overhead.
-    """
+    """Decoding with one draft size at one temperature: tokens committed per round, seconds of
+    drafting per round, seconds of a round of one request besides the forward pass (drafting
+    included), and seconds that another request adds to these."""
 
     tau: float
     draft: float
@@ -96,12 +89,9 @@ class MeasurementOptions:
 
 @dataclass
 class DecodingCosts:
-    """Everything measured.
-
-    short: (batch, rows) → seconds of a forward pass at `SHORT` tokens of context. slope: rows →
+    """short: (batch, rows) → seconds of a forward pass at `SHORT` tokens of context. slope: rows →
     seconds per request and token of context. rounds: by draft size and temperature, plain decoding
-    included.
-    """
+    included."""
 
     short: dict[tuple[int, int], float]
     slope: dict[int, float] = field(default_factory=dict)
@@ -166,10 +156,9 @@ def measure_costs(
     rows = sorted({size.rows for size in sizes})
     costs = measure_forward_costs(target, batches, rows, options.context)
     for size in sizes:
-        name = "plain decoding" if size == PLAIN else size.label
         for temperature in options.temperatures:
             if not size.nodes or temperature <= TREE_TEMPERATURES:
-                say(f"{name} at temperature {temperature:g} …", error=True)
+                say(f"{size.label} at temperature {temperature:g} …", error=True)
                 found = time_rounds(make_decoder(size), size, temperature, costs, options)
                 costs.rounds[size, temperature] = found
     return costs

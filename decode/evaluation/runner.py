@@ -20,7 +20,6 @@ from specalign.common.terminal import PlainConsole
 from specalign.common.text import clock
 from specalign.suites.prompt import Prompt
 
-WARMUP_TOKENS = 16
 _MEASURED = (
     "prompt_tokens", "seconds", "prefill_seconds", "calls", "accepted", "drafted", "nodes",
     "finish", "tokens", "draft_seconds", "verify_seconds",
@@ -114,16 +113,6 @@ def track(work: Sequence[Work], total: int, console: PlainConsole) -> Iterator[W
             console.say(f"{total - len(work) + number}/{total} rounds · {left} left")
 
 
-def warm_up(
-    decoders: dict[str, Decoder], tokens: list[int], settings: GenerationSettings, times: int
-) -> None:
-    """Short untimed generations: memory is allocated, weights are paged in, kernels selected."""
-    count = min(WARMUP_TOKENS, settings.max_new_tokens)
-    for _ in range(times):
-        for decoder in decoders.values():
-            decoder.generate(tokens, max_new_tokens=count, sampling=settings.sampling)
-
-
 def run_task(
     decoders: dict[str, Decoder], task: Task, settings: GenerationSettings
 ) -> list[Record]:
@@ -138,7 +127,11 @@ def run_together(
     """`run_task` for several tasks, whose prompts every method decodes in one batch. Prompts share
     the times of their forward passes, and products over more rows round differently."""
     limit = settings.max_new_tokens
-    samplings = [_sampling_of(task, settings.sampling) for task in tasks]
+    samplings = [settings.sampling] * len(tasks)
+    if not settings.sampling.greedy:
+        seed = settings.sampling.fixed_seed
+        seeds = [(seed + 1_000_003 * task.repeat) % 2**63 for task in tasks]
+        samplings = [replace(settings.sampling, seed=seed) for seed in seeds]
     prompts = [list(task.tokens) for task in tasks]
     outputs: list[dict[str, Generation]] = [{} for _ in tasks]
     for method in tasks[0].order:
@@ -153,12 +146,6 @@ def run_together(
             of_task[method] = generation
     done = zip(tasks, samplings, outputs, strict=True)
     return [_record_task(decoders, task, sampling, of_task) for task, sampling, of_task in done]
-
-
-def _sampling_of(task: Task, sampling: Sampling) -> Sampling:
-    if sampling.greedy:
-        return sampling
-    return replace(sampling, seed=(sampling.fixed_seed + 1_000_003 * task.repeat) % 2**63)
 
 
 def _record_task(

@@ -32,6 +32,8 @@ from specalign.common.terminal import PlainConsole
 from specalign.lm.model import Target
 from specalign.suites.sources import Loaded
 
+WARMUP_TOKENS = 16
+
 
 def measure(
     config: EvalConfig,
@@ -114,11 +116,10 @@ def describe_settings(
 def choose_date(config: EvalConfig) -> str:
     """The date in prompts whose chat template reads the clock: that of the measurement that is
     continued, else today's."""
+    recorded = None
     if config.out is not None and config.resume and (config.out / RUN).is_file():
         recorded = read_run(config.out).settings.get("date")
-        if isinstance(recorded, str):
-            return recorded
-    return datetime.date.today().isoformat()
+    return str(recorded or datetime.date.today().isoformat())
 
 
 def name_folder(settings: JsonObject) -> str:
@@ -138,7 +139,8 @@ def _run_missing(
 ) -> None:
     """Run the tasks that have no records yet, and write those. Untimed rounds come first, and once
     per folder the time of transformers' own `generate`."""
-    settings = runner.GenerationSettings(config.sampling, config.max_new_tokens)
+    limit = config.max_new_tokens
+    settings = runner.GenerationSettings(config.sampling, limit)
     missing = runner.missing_tasks(tasks, records)
     done = len(tasks) - len(missing)
     if records:
@@ -147,11 +149,11 @@ def _run_missing(
     if not missing:
         return
     tokens = list(missing[0].tokens)
-    runner.warm_up(decoders, tokens, settings, config.warmup)
+    for decoder in [*decoders.values()] * config.warmup:
+        decoder.generate(tokens, min(WARMUP_TOKENS, limit), sampling=config.sampling)
     if not config.no_hf_check and run.baseline is None:
         console.say("timing plain decoding against transformers' own generate …")
-        limit = min(settings.max_new_tokens, 64)
-        run.baseline = time_against_transformers(decoders[PLAIN], tokens, limit)
+        run.baseline = time_against_transformers(decoders[PLAIN], tokens, min(limit, 64))
         write_run(folder, run)
     for task in runner.track(missing, len(tasks), console):
         records = add(folder, records, runner.run_task(decoders, task, settings))
