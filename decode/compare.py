@@ -65,7 +65,10 @@ def parser() -> Parser:
     )
     p.mixed = True
     add = p.add_argument
-    words = "recipes, the reference last (default recipes/compare/ours.yaml and dflash.yaml), and keys for all of them"
+    words = (
+        "recipes, the reference last (default recipes/compare/ours.yaml and dflash.yaml), and keys "
+        "for all of them"
+    )
     method = (
         "how every drafter decodes: a method of decode.eval, block (a chain) or block_tree:nodes=8"
         " (default drafter: trees of five, above temperature 0.7 chains)"

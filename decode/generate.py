@@ -64,7 +64,8 @@ def parser() -> Parser:
     """The command's options."""
     p = Parser(
         prog="python -m decode.generate",
-        description="Answer a prompt with a target, sped up by a drafter; the output keeps its distribution.",
+        description="Answer a prompt with a target, sped up by a drafter without changing the "
+        "output's distribution.",
         epilog='example: python -m decode.generate --temperature 0.7 "Explain tides to a child."',
     )
     p.stray = " (quote the prompt)"
@@ -73,7 +74,10 @@ def parser() -> Parser:
     method = "a system by name with its options, specdiff:steps=4 (decode.eval --help lists them)"
     copying = "where the text repeats itself, copy instead of drafting (default: on)"
     min_p = "keep tokens at least P times as probable as the best (default 0: all)"
-    seed = "repeats a sampled answer, except with controller=cost or several variants; default: a new one"
+    seed = (
+        "repeats a sampled answer, except with controller=cost or several variants; default: a "
+        "new one"
+    )
     ban = "never choose this token; may be repeated"
     limit = f"length limit (default {MAX_NEW_TOKENS})"
     least = "do not end the answer before (default 0)"

@@ -153,7 +153,10 @@ def train(candidates: Sequence[ComparedRecipe], console: PlainConsole) -> None:
             _run_align(*candidate.words)
         missing = [m.tokens for m in candidate.milestones if m not in candidate.reached]
         if missing:
-            line = f"{candidate.name}: its training ended before {missing[0]:,} tokens (trainer.max_steps)"
+            line = (
+                f"{candidate.name}: its training ended before {missing[0]:,} tokens "
+                "(trainer.max_steps)"
+            )
             if not candidate.reached:
                 raise UserError(line)
             console.say(f"left out: {line}", wrap=False)

@@ -31,12 +31,9 @@ def picture(summary: Summary, records: Sequence[Record], title: str) -> bytes:
         figure.suptitle(title)
         places = figure.subplots(len(heights), 2, squeeze=False, height_ratios=heights)
         labels = {method: format_method(method, summary.overall[method]) for method in methods}
-        speedups = {method: summary.overall[method].speedup for method in methods}
-        taus = {method: summary.overall[method].tau for method in methods}
-        lossy = {method for method in methods if summary.overall[method].lossy}
-        _draw_ranked(places[0, 0], speedups, labels, lossy)
+        _draw_ranked(places[0, 0], summary, labels, "speedup")
         places[0, 0].set_title("speed-up over plain decoding, 95% interval")
-        _draw_ranked(places[0, 1], taus, labels, lossy)
+        _draw_ranked(places[0, 1], summary, labels, "tau")
         places[0, 1].set_title("τ, tokens per target forward pass, 95% interval")
         if len(methods) <= MANY:
             _draw_acceptance(places[1, 0], summary, labels)
@@ -44,20 +41,19 @@ def picture(summary: Summary, records: Sequence[Record], title: str) -> bytes:
         return to_png(figure)
 
 
-def _draw_ranked(
-    axes: Axes, values: dict[str, Estimate | None], labels: dict[str, str], lossy: set[str]
-) -> None:
-    """One figure of all methods: a bar each, with its interval."""
-    for y, (method, estimate) in enumerate(reversed(values.items())):
+def _draw_ranked(axes: Axes, summary: Summary, labels: dict[str, str], name: str) -> None:
+    """The estimates of that name of all methods: a bar each, with its interval."""
+    for y, method in enumerate(reversed(labels)):
+        estimate: Estimate | None = getattr(summary.overall[method], name)
         if estimate is None:
             continue
         error = error_bar(estimate)
-        colour = COLOURS[1] if method in lossy else COLOURS[0]
+        colour = COLOURS[1] if summary.overall[method].lossy else COLOURS[0]
         axes.barh(y, estimate.value, xerr=error, capsize=2, height=0.7, color=colour, alpha=0.85)
         end = max(estimate.value, estimate.hi or 0.0)
         axes.text(end + 0.02, y, f"{estimate.value:.2f}", va="center", fontsize=8)
     axes.axvline(1.0, color="#333333", linewidth=1, linestyle="--")
-    axes.set_yticks(range(len(values)), [labels[m] for m in reversed(values)], fontsize=8)
+    axes.set_yticks(range(len(labels)), [*reversed(labels.values())], fontsize=8)
     axes.margins(x=0.12, y=0.01)
     _finish(axes)
 

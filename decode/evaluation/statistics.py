@@ -87,10 +87,8 @@ def counts(records: Iterable[Record], method: str) -> dict[PromptKey, tuple[int,
     for record in records:
         if record.method == method and record.calls:
             committed, calls = found[record.suite, record.prompt]
-            found[record.suite, record.prompt] = (
-                committed + record.committed,
-                calls + record.calls,
-            )
+            total = (committed + record.committed, calls + record.calls)
+            found[record.suite, record.prompt] = total
     return dict(found)
 
 
@@ -190,15 +188,11 @@ def acceptance(records: Iterable[Record]) -> list[Acceptance]:
             drafted_by.update(range(1, drafted + 1))
             reached_by.update(range(1, min(drafted, accepted + 1) + 1))
             accepted_by.update(range(1, accepted + 1))
-    return [
-        Acceptance(
-            position=k,
-            calls=count,
-            unconditional=accepted_by[k] / count,
-            conditional=accepted_by[k] / reached_by[k] if reached_by[k] else None,
-        )
-        for k, count in sorted(drafted_by.items())
-    ]
+    found = []
+    for k, count in sorted(drafted_by.items()):
+        conditional = accepted_by[k] / reached_by[k] if reached_by[k] else None
+        found.append(Acceptance(k, count, accepted_by[k] / count, conditional))
+    return found
 
 
 def format_estimate(estimate: Estimate | None, unit: str = "×", form: str = ".2f") -> str:
