@@ -22,6 +22,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,9 +85,9 @@ def examine(
     explained = possible and bound <= limit
     choices = TokenChoices(target.model) if second is target else None
     if possible and not explained and choices is not None and choices.modules:
-        with choices.hook(again=False):
+        with choices.hooked():
             replay(target, prompt, plain, index, *one_by_one, choices=choices)
-        with choices.hook(again=True):
+            choices.again = True
             same_V = replay(target, prompt, other, index, *calls, choices=choices)
         same_V = same_V if score is None else score(same_V, index)
         explained = 2 * float((same_V - z_V).abs().max()) <= limit
@@ -153,16 +154,17 @@ class TokenChoices:
             taken = inspect.signature(module.forward).parameters
             self.modules += [(module, names) for names in _CHOSEN if {*names} <= {*taken}]
         self.noted: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self.again = False
         self.cache: Any = None
         self.first = 0
         self.places: Sequence[int | None] = ()
 
     @contextmanager
-    def hook(self, again: bool) -> Iterator[None]:
+    def hooked(self) -> Iterator[None]:
         """Within it the routers' choices are noted or, `again`, replaced by those that were noted
         of the same place."""
         hooks = [
-            module.register_forward_pre_hook(self._make_hook(layer, names, again), with_kwargs=True)
+            module.register_forward_pre_hook(partial(self._route, layer, names), with_kwargs=True)
             for layer, (module, names) in enumerate(self.modules)
         ]
         try:
@@ -171,22 +173,21 @@ class TokenChoices:
             for hook in hooks:
                 hook.remove()
 
-    def _make_hook(self, layer: int, names: tuple[str, str], again: bool) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            given = inspect.signature(module.forward).bind(*args, **kwargs)
-            chosen, weights = (given.arguments[name].flatten(0, -2).clone() for name in names)
-            # a recurrent state starts from before the last rollback: accepted tokens run once
-            # more, in front or in a call before
-            for row, at in enumerate(range(self.cache.length, self.cache.length + len(chosen))):
-                place = at if at < self.first else self.places[at - self.first]
-                if place is None:
-                    continue
-                if not again:
-                    self.noted[layer, place] = chosen[row].clone(), weights[row].clone()
-                elif (layer, place) in self.noted:
-                    chosen[row], weights[row] = self.noted[layer, place]
-            for name, found in zip(names, (chosen, weights), strict=True):
-                given.arguments[name] = found.view(given.arguments[name].shape)
-            return given.args, given.kwargs
-
-        return hook
+    def _route(
+        self, layer: int, names: tuple[str, str], module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
+        given = inspect.signature(module.forward).bind(*args, **kwargs)
+        chosen, weights = (given.arguments[name].flatten(0, -2).clone() for name in names)
+        # a recurrent state starts from before the last rollback: accepted tokens run once more, in
+        # front or in a call before
+        for row, at in enumerate(range(self.cache.length, self.cache.length + len(chosen))):
+            place = at if at < self.first else self.places[at - self.first]
+            if place is None:
+                continue
+            if not self.again:
+                self.noted[layer, place] = chosen[row].clone(), weights[row].clone()
+            elif (layer, place) in self.noted:
+                chosen[row], weights[row] = self.noted[layer, place]
+        for name, found in zip(names, (chosen, weights), strict=True):
+            given.arguments[name] = found.view(given.arguments[name].shape)
+        return given.args, given.kwargs
