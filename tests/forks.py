@@ -23,7 +23,7 @@ LIMIT_S = 600
 PRELOADED = [
     "torch", "transformers.models.llama.modeling_llama", "datasets", "lightning.pytorch", "deepspeed", "align.train",
     "align.training.run", "align.outputs.store", "align.data.synthesis", "decode.evaluation.session", "decode.systems.load",
-    "decode.evaluation.render", "decode.exporting.exports",
+    "decode.evaluation.page", "decode.exporting.exports",
 ]  # fmt: skip
 
 
