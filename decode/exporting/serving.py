@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig
 
 from specalign.common.errors import UserError
-from specalign.folder.publishing import opening_name
+from specalign.common.hub import opening_name
 from specalign.formats.dspark import KINDS
 from specalign.formats.gguf import FILE
 from specalign.lm.debug import DEBUG

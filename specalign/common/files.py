@@ -119,12 +119,9 @@ _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 @contextmanager
 def open_packed(path: Path) -> Iterator[Any]:
-    """Open a file for reading bytes, decompressed if its name ends in one of `PACKED`.
-
-    Raises:
-        UserError: it can't be read or decompressed, or a text decoded inside is not UTF-8.
-        OSError: it is a pipe or a device.
-    """
+    """Open a file for reading bytes, decompressed if its name ends in one of `PACKED`. Raises
+    UserError: it can't be read or decompressed, or a text decoded inside is not UTF-8; OSError: it
+    is a pipe or a device."""
     check_ordinary(path)
     try:
         with _OPENERS.get(path.suffix.lower(), open)(path, "rb") as file:
@@ -132,10 +129,9 @@ def open_packed(path: Path) -> Iterator[Any]:
     except UnicodeDecodeError as error:
         encoding = error.encoding[:6].upper()  # without -LE
         raise UserError(f"{path} is not {encoding} text (byte {error.start})") from None
-    except OSError as error:
-        raise UserError(f"{path} can't be read: {error.strerror or error}") from None
-    except (EOFError, zlib.error, lzma.LZMAError) as error:
-        raise UserError(f"{path} can't be read: {error}") from None
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} can't be read: {reason}") from None
 
 
 def read_text(path: Path) -> str:
@@ -171,12 +167,8 @@ def sha256_file(path: Path) -> str:
 
 
 def load_safetensors(path: Path) -> dict[str, Any]:
-    """A safetensors file's tensors, memory-mapped.
-
-    Raises:
-        OSError: it can't be read, or is a pipe or a device.
-        SafetensorError: it is no safetensors file.
-    """
+    """A safetensors file's tensors, memory-mapped. Raises OSError: it can't be read;
+    SafetensorError: it is no such file."""
     from safetensors.torch import load_file
 
     check_ordinary(path)
@@ -185,12 +177,8 @@ def load_safetensors(path: Path) -> dict[str, Any]:
 
 def load_tensors(path: Path, allowed: Sequence[Any] = (), **options: Any) -> Any:
     """`torch.load` that builds tensors, plain containers and objects of the `allowed` classes, and
-    executes nothing else.
-
-    Raises:
-        ForeignObject: the file names another class or function.
-        OSError: it can't be read, or is a pipe or a device.
-    """
+    executes nothing else. Raises ForeignObject: the file names another class or function; OSError:
+    it can't be read."""
     import torch
 
     check_ordinary(path)

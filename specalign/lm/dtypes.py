@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.provenance import memory_bytes
@@ -15,6 +15,7 @@ from specalign.common.schema import SHORT_DTYPES
 from specalign.common.text import cut
 from specalign.kernels.linear import is_linear, rows_library
 from specalign.lm.names import check_dtype
+from specalign.lm.opening import opener
 
 SMALL = 300_000_000
 """Parameters up to which fp32 decodes faster: torch's bf16 operators start more slowly."""
@@ -60,18 +61,19 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def decodes_faster_in_fp32(
-    config: PreTrainedConfig, empty: Callable[[], PreTrainedModel], device: torch.device
+    folder: Path | str, spec: str, options: Mapping[str, object], device: torch.device
 ) -> bool:
     """Whether few rows at a time are faster in fp32 on a CPU with bf16 products. With
     `specalign.kernels` they are where the model is small, or the checkpoint is bf16 and most of it
-    lies in linear layers, whose weights stay bf16 in memory. `empty` builds the model, here on
-    `meta`, where weights take no memory."""
+    lies in linear layers, whose weights stay bf16 in memory."""
+    config = AutoConfig.from_pretrained(str(folder), **options)
     quantised = getattr(config, "quantization_config", None)
     if device.type != "cpu" or rows_library() is None or quantised:
         return False
+    make = opener(folder, spec, options).from_config
     try:
-        with torch.device("meta"):
-            model: nn.Module = empty()
+        with torch.device("meta"):  # where weights take no memory
+            model: nn.Module = make(config, trust_remote_code=options["trust_remote_code"])
         parameters = sum(p.numel() for p in model.parameters())
         kinds = [m for m in model.modules() if is_linear(m) or isinstance(m, nn.Embedding)]
         weights = {p for m in kinds for p in m.parameters(recurse=False) if p.dim() == 2}
