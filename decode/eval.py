@@ -27,8 +27,7 @@ from specalign.common.commands import command
 from specalign.common.errors import UserError, cli
 from specalign.common.terminal import PlainConsole
 from specalign.folder.chat import Chat
-from specalign.lm.debug import DEBUG
-from specalign.lm.names import check_given
+from specalign.lm.names import DEBUG, check_given
 from specalign.suites.registry import GROUPS, SUITES, prompts_of, resolve
 from specalign.suites.sources import Loaded
 

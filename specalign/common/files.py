@@ -43,8 +43,7 @@ UNFINISHED = ".specalign-part"
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Inside this context system errors, also those that libraries wrap, become OSErrors that name
-    `path`."""
+    """Inside it system errors, also those that libraries wrap, are OSErrors with `path`."""
     try:
         yield
     except UserError:
@@ -88,8 +87,7 @@ def write_json(path: Path, values: Any, **options: Any) -> None:
 
 
 def to_disk(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, has reached the disk: a rename may overtake
-    the content."""
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -135,8 +133,7 @@ def open_packed(path: Path) -> Iterator[Any]:
 
 
 def read_text(path: Path) -> str:
-    """A whole text file: UTF-8, or UTF-16 with a byte order mark. Raises UserError if it is neither
-    or can't be read."""
+    """A whole text file: UTF-8, or UTF-16 with a mark. Raises UserError if it is neither."""
     with open_packed(path) as file:
         raw = file.read()
         return raw.decode("utf-16" if raw.startswith(_UTF16_MARKS) else "utf-8-sig")
@@ -167,8 +164,7 @@ def sha256_file(path: Path) -> str:
 
 
 def load_safetensors(path: Path) -> dict[str, Any]:
-    """A safetensors file's tensors, memory-mapped. Raises OSError: it can't be read;
-    SafetensorError: it is no such file."""
+    """A safetensors file's tensors, memory-mapped. Raises OSError or SafetensorError."""
     from safetensors.torch import load_file
 
     check_ordinary(path)

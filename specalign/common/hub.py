@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from huggingface_hub import constants, errors, get_session, snapshot_download
 
 from specalign.common.errors import UserError
 from specalign.common.files import expand_path, sha256_file, write_atomically
@@ -47,8 +48,6 @@ def hub_reachable() -> bool:
     resolver without a network can hang far longer than a socket does."""
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
         return False
-    from huggingface_hub import constants, get_session
-
     answers: list[int] = []
 
     def ask() -> None:
@@ -84,15 +83,12 @@ def is_hub_id(name: str) -> bool:
 
 def _is_cached(name: str) -> bool:
     """Whether the Hub's cache holds files of this id."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
     pattern = f"*--{name.replace('/', '--')}/snapshots/*/*"
-    return any(path.is_file() for path in Path(HF_HUB_CACHE).glob(pattern))
+    return any(path.is_file() for path in Path(constants.HF_HUB_CACHE).glob(pattern))
 
 
 def check_obtainable(what: str, name: str, dataset: bool = False) -> None:
-    """Raises UserError, which begins with `what`, for an uncached Hub id if the Hub does not
-    answer."""
+    """Raises UserError for an uncached Hub id if the Hub does not answer."""
     if not is_hub_id(name) or local_path(name).exists() or _is_cached(name):
         return
     if (dataset and _is_prepared(name)) or hub_reachable():
@@ -105,9 +101,7 @@ def check_obtainable(what: str, name: str, dataset: bool = False) -> None:
 
 def _is_prepared(name: str) -> bool:
     """Whether the cache of `datasets` has tables of this owner."""
-    from huggingface_hub.constants import HF_HOME
-
-    folder = Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME, "datasets"))
+    folder = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
     return any(folder.glob(f"{name.partition('/')[0]}___*"))
 
 
@@ -142,12 +136,8 @@ def model_folder(name: str, kind: str, files: Sequence[str], revision: str | Non
     if path.is_dir():
         return path
     if is_hub_id(name):
-        from huggingface_hub import errors, snapshot_download
-
         offline = not hub_reachable()
-        with suppress(
-            errors.HfHubHTTPError, errors.HFValidationError, errors.LocalEntryNotFoundError, OSError
-        ):
+        with suppress(errors.HfHubHTTPError, errors.HFValidationError, OSError):
             found = snapshot_download(
                 name, revision=revision, allow_patterns=list(files), local_files_only=offline
             )
@@ -225,8 +215,7 @@ def card_value(folder: Path, key: str) -> str:
 
 
 def card_metadata(library: str, base_model: str, licence: str, tags: Iterable[str]) -> list[str]:
-    """The first lines of a model card. `base_model` is left out if it is no Hub id: the Hub accepts
-    nothing else."""
+    """The first lines of a model card. `base_model` is left out if it is no Hub id."""
     found = hub_id(base_model)
     base = {"base_model": found} if found else {}
     values = {"library_name": library, **base, "license": licence, "tags": [*tags]}

@@ -1,5 +1,4 @@
-"""Where and with what something was made: machine, package versions, commit. Does not import
-torch."""
+"""Where and with what something was made: machine, package versions, commit. Without torch."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ def decoding_versions() -> dict[str, str]:
 
 
 def git_state(folder: Path = CHECKOUT) -> dict[str, Any]:
-    """`git_commit` and `git_dirty` (a tracked file differs from it) of the checkout rooted in
-    `folder`, else Nones."""
+    """`git_commit` and `git_dirty` of the checkout rooted in `folder`, else Nones."""
 
     def git(*arguments: str) -> str | None:
         command = ["git", "-C", str(folder), *arguments]
@@ -70,8 +68,7 @@ def git_commit() -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores that this process may use, memory, operating system, and the GPU if torch
-    sees one."""
+    """Processor, cores of this process, memory, operating system, GPU if torch sees one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     system = platform.platform()
     found: dict[str, Any] = {"processor": _processor(), "cores": cores, "system": system}

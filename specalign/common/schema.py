@@ -1,5 +1,4 @@
-"""JSON from disk, and values of any origin, as the types that the code expects; else one line that
-names the wrong value."""
+"""JSON from disk, and values of any origin, as the types that the code expects."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ def read_config(folder: Path) -> JsonObject:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The value of a JSON text. Raises UserError, with `where`, for broken JSON, NaN, and half a
-    surrogate pair, which is no text."""
+    """The value of a JSON text. Raises UserError for broken JSON, NaN, half a surrogate."""
 
     def refuse(name: str) -> NoReturn:
         raise ValueError(f"{name} is no number")

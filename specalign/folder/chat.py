@@ -14,7 +14,6 @@ from specalign.common.text import cut, short
 from specalign.folder.rendering import (
     TEMPLATE,
     TemplateRefusal,
-    check_chosen,
     check_template_name,
     render,
 )
@@ -52,16 +51,6 @@ class Chat:
     kwargs: Mapping[str, JSON] = field(default_factory=dict)
     system: str | None = None
     date: str | None = None
-
-    @classmethod
-    def of(cls, template_kwargs: object, system: object) -> Chat:
-        """From arguments of the Python API. Raises UserError for those of another type."""
-        if template_kwargs is not None and not isinstance(template_kwargs, Mapping):
-            value = short(template_kwargs, 60)
-            raise UserError(f"template_kwargs must map names to values, not {value}")
-        if system is not None and not isinstance(system, str):
-            raise UserError(f"system must be a text, not {short(system, 60)}")
-        return cls(dict(template_kwargs or {}), system)
 
     def __bool__(self) -> bool:
         return bool(self.kwargs) or self.system is not None
@@ -187,7 +176,6 @@ def find_variables(
     from jinja2 import meta  # slow to import
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
-    check_chosen(tokenizer, template, spec)
     with in_one_line(f"target {spec!r}: its chat template can't be read"):
         source = tokenizer.get_chat_template(template)
         environment = _compile_jinja_template(source).environment

@@ -41,17 +41,6 @@ def check_template_name(tokenizer: PreTrainedTokenizerBase, name: object, spec: 
         raise UserError(f"{start} no chat template {short(name)}{nearest(str(name), templates)}")
 
 
-def check_chosen(tokenizer: PreTrainedTokenizerBase, name: object, spec: str) -> None:
-    """Raises UserError if there are several chat templates, no default one, and none is chosen."""
-    templates = tokenizer.chat_template
-    if name is None and isinstance(templates, Mapping) and "default" not in templates:
-        raise UserError(
-            f"target {spec!r} has chat templates by name and no default one "
-            f"({', '.join(sorted(templates))}): choose with --template-kwargs {TEMPLATE}=NAME, in "
-            f"a recipe data.template_kwargs.{TEMPLATE}=NAME"
-        )
-
-
 def render(
     tokenizer: PreTrainedTokenizerBase,
     conversation: Conversation,
@@ -65,7 +54,6 @@ def render(
     options: JsonObject = {"tools": None, **(kwargs or {})}
     if conversation.tools:
         options["tools"] = list(conversation.tools)
-    check_chosen(tokenizer, options.get(TEMPLATE), spec)
     messages = [_with_parsed_arguments(message) for message in conversation.messages]
 
     def apply(messages: list[Message]) -> str:

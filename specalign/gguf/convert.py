@@ -103,8 +103,7 @@ def _convert(path: Path, header: Header, folder: Path) -> None:
 
 
 def join_parts(parts: Sequence[Path], path: Path) -> None:
-    """Write the first part's metadata and the tensors of all parts into one file, which is what
-    transformers reads."""
+    """Write a split model into one file, which is what transformers reads."""
     readers = [GGUFReader(part) for part in parts]
     fields = readers[0].fields
     tensors = [tensor for reader in readers for tensor in reader.tensors]

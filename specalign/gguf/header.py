@@ -261,8 +261,7 @@ def _shown(header: Header, name: str) -> str:
 
 
 def rope_scale(header: Header) -> float:
-    """What positions are divided by. Files of 2023 have another key; without a type it is
-    linear."""
+    """What positions are divided by; files of 2023 have another key."""
     scale = header.get("rope.scaling.factor")
     if scale is None:
         scale = header.get("rope.scale_linear")

@@ -114,8 +114,8 @@ class Weights:
 
 class Memory:
     """Keys and values of one request in each layer: views (1, kv_heads, capacity, head_width) of one
-    shape, fp32. The first `turned` keys stand once more in `columns`, `TILE` side by side, as the
-    scores of few rows are fastest."""
+    shape, fp32. The first `turned` keys stand once more in `columns`, `TILE` side by side, which is
+    fastest for few rows."""
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         self._held = [t.detach() for t in (*keys, *values)]
@@ -240,8 +240,7 @@ class LayerStack:
         sin_Rw = check_tensor(sin_Rw.contiguous(), (count, self.head_width))
         state = None
         if state_D is not None:
-            if self.state is None:
-                raise ValueError("a state, for a stack that does not know what to do with one")
+            assert self.state is not None
             state_D = check_tensor(state_D.contiguous(), (self.width,))
             state = state_D.data_ptr()
         given = (_Request * len(requests))(*map(self.describe, requests))

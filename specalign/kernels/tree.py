@@ -1,5 +1,4 @@
-"""`tree.c` from Python: a block drafter's drafts in one call, the most probable paths or a chain of
-drawn tokens."""
+"""`tree.c` from Python: a block drafter's tree of drafts, or a chain, in one call."""
 
 from __future__ import annotations
 

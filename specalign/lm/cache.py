@@ -185,7 +185,8 @@ class SharedCache(Cache):
     """One-row caches of several requests, for one forward pass over their concatenated new tokens,
     `widths` of each: attention is per request, and nothing is padded."""
 
-    length, capacity, end = 0, -1, 0
+    length = 0
+    capacity = -1
 
     def __init__(self, caches: Sequence[KVCache], widths: list[int]) -> None:
         self.caches, self.widths = list(caches), widths

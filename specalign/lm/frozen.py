@@ -180,8 +180,7 @@ class FrozenModel:
 
     @property
     def finish(self) -> Callable[[Tensor, Tensor | None], Tensor] | None:
-        """(product (…, columns) of hidden @ head_weight_VD.T, the columns' ids or None = all) →
-        logits. None = they are the product."""
+        """(product (…, columns), the columns' ids or None = all) → logits; None = the same."""
         if self.head_bias_V is None and self.logit_form == PLAIN and self.never_V is None:
             return None
         return self._finish

@@ -80,8 +80,7 @@ class FusedLayers:
         return cos_Lw, sin_Lw
 
     def tables(self, end: int) -> Tensor | None:
-        """Cosines and sines of all positions below `end`, and of more, (2, S, width); None where
-        they depend on the length of the text."""
+        """Cosines and sines of all positions below `end`, and more, (2, S, width), if fixed."""
         if self.fixed and (self._tables_2Sw is None or self._tables_2Sw.shape[1] < end):
             places = torch.arange(max(512, 2 * end))[None]
             numbers = self.body.embed_tokens.weight[:1].float()
@@ -147,10 +146,11 @@ def _linears(layer: Module) -> list[RowsLinear]:
 
 def layer_weights(layer: Module) -> Weights:
     """The weights of a layer under Llama's names, a target's or a block drafter's."""
-    matrices = (linear.matrix for linear in _linears(layer))
+    q, k, v, o, gate, up, down = (linear.matrix for linear in _linears(layer))
     norms = [layer.input_layernorm, layer.post_attention_layernorm]
     norms += [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
-    return Weights(*matrices, *(None if norm is None else norm.weight for norm in norms))
+    weights: list[Any] = [None if norm is None else norm.weight for norm in norms]
+    return Weights(q, k, v, o, gate, up, down, *weights)
 
 
 def is_silu(module: nn.Module) -> bool:

@@ -22,10 +22,10 @@ from specalign.folder.tokenizer import open_tokenizer
 from specalign.gguf.convert import converted_folder
 from specalign.gguf.header import is_gguf
 from specalign.lm import names
-from specalign.lm.debug import DEBUG, debug_model
+from specalign.lm.debug import debug_model
 from specalign.lm.dtypes import decodes_faster_in_fp32, find_device, target_dtype
 from specalign.lm.model import Target
-from specalign.lm.names import DEFAULT_TARGET, ModelSource
+from specalign.lm.names import DEBUG, DEFAULT_TARGET, ModelSource
 from specalign.lm.opening import (
     cannot_load,
     load_weights,
@@ -65,7 +65,8 @@ def load_target(
         system: the system prompt of every conversation that has none.
         decoding: optimise for few rows: `auto` is fp32 where that decodes faster on a CPU.
     """
-    source = ModelSource(spec, revision, trust_remote_code, Chat.of(template_kwargs, system))
+    chat = Chat(dict(template_kwargs or {}), system)
+    source = ModelSource(spec, revision, trust_remote_code, chat)
     place = find_device(device)
     number = target_dtype(dtype, place)
     if spec in DEBUG:
@@ -114,8 +115,7 @@ def _open_tokenizer(source: ModelSource, folder: Path | str) -> Tokenizer:
 
 
 def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Tokenizer:
-    """The tokenizer of a hub id or folder. Raises UserError where there is none, or one that
-    needs remote code and is not trusted."""
+    """The tokenizer of a hub id or folder. Raises UserError where it can't be loaded."""
     folder = model_folder(str(spec), "tokenizer", ["*.json", "*.txt", "*.model"])
     try:
         return open_tokenizer(folder, trust_remote_code=trust_remote_code)

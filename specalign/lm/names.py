@@ -21,8 +21,9 @@ from specalign.gguf.header import (
     is_hub_layout,
     read_header,
 )
-from specalign.lm.debug import DEBUG
 
+DEBUG = {"debug": "Llama", "debug-gpt2": "GPT2", "debug-gptneo": "GPTNeo", "debug-qwen2": "Qwen2"}
+"""The debug targets and their architectures."""
 DTYPES = ("float32", "bfloat16", "float16")
 WHEELS = {  # the same model in a registry package, for machines without a hub
     DEFAULT_TARGET: (
@@ -122,8 +123,7 @@ def check_dtype(name: str) -> None:
 
 
 def check_given(spec: str | None, device: str, dtype: str = "auto") -> None:
-    """Raises UserError for a name of no target (None = the default one), of no device of torch,
-    present or not, or of no dtype."""
+    """Raises UserError for a name of no target (None = the default), device or dtype."""
     check_name(DEFAULT_TARGET if spec is None else spec)
     if not re.fullmatch(r"auto|(cpu|cuda|mps|xpu|npu|hpu)(:\d{1,3})?", device):
         raise UserError(f"device {device!r} is unknown{nearest(device, ('auto', 'cpu', 'cuda'))}")

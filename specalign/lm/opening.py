@@ -11,7 +11,13 @@ from typing import Any
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.utils.tqdm import enable_progress_bars
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.models.auto import modeling_auto
 from transformers.utils import logging
 
@@ -24,10 +30,17 @@ from specalign.lm.masks import OWN
 Opener = type[AutoModelForCausalLM] | type[AutoModelForMultimodalLM]
 
 
-def opener(folder: Path | str, spec: str, options: Mapping[str, object]) -> Opener:
+def empty_model(folder: Path | str, spec: str, options: Mapping[str, object]) -> PreTrainedModel:
+    """The model on `meta`, where weights take no memory. Raises what transformers does."""
+    config = AutoConfig.from_pretrained(str(folder), **options)
+    make = _opener(config, spec).from_config
+    with torch.device("meta"):
+        return make(config, trust_remote_code=options["trust_remote_code"])
+
+
+def _opener(config: PreTrainedConfig, spec: str) -> Opener:
     """The class of transformers that opens it: a causal language model, else one with towers for
     images or audio. Raises UserError for a model whose text follows another input."""
-    config = AutoConfig.from_pretrained(str(folder), **options)
     own = getattr(config, "auto_map", None) or {}
     if type(config) in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own:
         return AutoModelForCausalLM
@@ -50,7 +63,8 @@ def load_weights(
     place: torch.device,
 ) -> PreTrainedModel:
     """The model with all its weights, on `place`. Raises UserError where some are missing."""
-    opened: Any = opener(folder, spec, options).from_pretrained(
+    config = AutoConfig.from_pretrained(str(folder), **options)
+    opened: Any = _opener(config, spec).from_pretrained(
         str(folder), dtype=dtype, attn_implementation=OWN, output_loading_info=True,
         ignore_mismatched_sizes=True, use_safetensors=None, **options,
     )  # fmt: skip

@@ -114,8 +114,9 @@ def _first_exact(
     for way in _WAYS:
         try:
             readout = Readout(_find_form(model, own), own.never_V)
-            options = {"fast": fast, "read_past": own.read_past, **way}
-            target = Target(model, tokenizer, source, readout, **options)
+            target = Target(
+                model, tokenizer, source, readout, fast=fast, read_past=own.read_past, **way
+            )
             reason = _difference(target, own)
         except Exception as error:
             reason = first_line(error)

@@ -118,10 +118,10 @@ class Recurrence:
         self._restore(self._copy(lambda t: t.index_select(0, rows.to(t.device))))
 
     def _copy(self, change: Callable[[Tensor], Tensor]) -> list[_Snapshot]:
-        def changed(values: dict[int, object]) -> dict[int, object]:
+        def change_all(values: dict[int, object]) -> dict[int, object]:
             return {i: change(v) if isinstance(v, Tensor) else v for i, v in values.items()}
 
-        return [{name: changed(getattr(x, name)) for name in _FIELDS} for x in self.layers]
+        return [{name: change_all(getattr(x, name)) for name in _FIELDS} for x in self.layers]
 
     def _restore(self, snapshots: Sequence[_Snapshot]) -> None:
         for layer, snapshot in zip(self.layers, snapshots, strict=True):
