@@ -19,7 +19,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import yaml
 from huggingface_hub import constants, errors, get_session, snapshot_download
@@ -219,6 +218,7 @@ def card_metadata(library: str, base_model: str, licence: str, tags: Iterable[st
     found = hub_id(base_model)
     base = {"base_model": found} if found else {}
     values = {"library_name": library, **base, "license": licence, "tags": [*tags]}
-    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 10**6}
-    written = yaml.safe_dump(values, default_flow_style=None, **options)
+    written = yaml.safe_dump(
+        values, sort_keys=False, allow_unicode=True, width=10**6, default_flow_style=None
+    )
     return ["---", *written.splitlines(), "---", ""]

@@ -108,7 +108,9 @@ def fuse_layers(model: PreTrainedModel, body: Module, layers: nn.ModuleList) -> 
         return None
     if type(body) not in _BODIES or not gives_rows(body.embed_tokens):
         return None
-    if any(module._forward_hooks or module._forward_pre_hooks for module in body.modules()):
+    if any(
+        m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in body.modules()
+    ):
         return None
     known = all(_has_known_parts(layer) for layer in layers)
     if not known or not _is_windowless(model, layers):
