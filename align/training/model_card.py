@@ -9,12 +9,18 @@ from pathlib import Path
 from align.config.recipe import Recipe, resolve
 from align.data.shards import Manifest
 from specalign.common.errors import UserError
-from specalign.common.hub import DEFAULT_TARGET, card_metadata, card_value, hub_id, model_folder
+from specalign.common.hub import (
+    DEFAULT_TARGET,
+    card_metadata,
+    card_value,
+    hub_id,
+    model_folder,
+    opening_name,
+)
 from specalign.common.provenance import training_versions
 from specalign.common.strict_yaml import dump_yaml
 from specalign.common.text import markdown_text
 from specalign.folder.chat import Chat, quote_arguments
-from specalign.folder.publishing import opening_name
 from specalign.models.block_config import BlockConfig
 from specalign.models.causal import CausalConfig
 from specalign.models.standalone import DiffusionConfig
@@ -54,7 +60,7 @@ def write_card(
     if isinstance(config, CausalConfig):
         tags.remove("discrete-diffusion")
     chat = Chat(recipe.data.template_kwargs, recipe.data.system)
-    target = opening_name(config.target)  # `published_texts` replaces a path on upload
+    target = opening_name(config.target)
     options = [] if target == DEFAULT_TARGET else ["--target", target]
     arguments = quote_arguments([*options, *chat.arguments])
     table = _make_table(recipe, config, manifest, run, text)

@@ -16,10 +16,10 @@ from specalign.common.provenance import memory_bytes
 from specalign.common.schema import JsonObject
 from specalign.folder.chat import Chat
 from specalign.folder.tokenizer import open_tokenizer
-from specalign.lm.debug import DEBUG
 from specalign.lm.inspection.anatomy import context_limit, eos_ids
 from specalign.lm.loading import load_target, resolve_folder
 from specalign.lm.model import Target
+from specalign.lm.names import DEBUG
 from specalign.lm.opening import check_asked, processors_template
 
 _LOADING_FACTOR = 4

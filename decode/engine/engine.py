@@ -26,7 +26,6 @@ from decode.speculation.sampling import Sampling, make_generator, position_noise
 from decode.speculation.tree import MOST_NODES, ancestors, depths
 from decode.speculation.verification import Outcome, Round, verify_rounds
 from specalign.common.errors import UserError
-from specalign.kernels.gradients import without_gradients
 from specalign.lm.model import Target, TargetOutput
 
 PREFILL_CHUNK = 2048
@@ -70,7 +69,7 @@ def run_rounds(engines: Sequence[Engine], most: int = 1) -> Generator[None, None
             engine.close()
 
 
-@without_gradients
+@torch.no_grad()
 def begin_together(engines: Sequence[Engine]) -> None:
     """Prefill each request's prompt and choose its first token."""
     rounds = [engine.prefill() for engine in engines]

@@ -13,9 +13,9 @@ from transformers import AutoConfig
 from specalign.common.errors import UserError
 from specalign.formats.dspark import KINDS
 from specalign.formats.gguf import FILE
-from specalign.lm.debug import DEBUG
 from specalign.lm.inspection.anatomy import context_limit
 from specalign.lm.loading import resolve_folder
+from specalign.lm.names import DEBUG
 from specalign.models.block_config import BlockConfig
 
 CPU_CONTEXT, CPU_CACHE = 4096, "4G"

@@ -18,7 +18,6 @@ from decode.speculation.proposal import DraftProbs, Law, Proposal
 from decode.speculation.sampling import Sampling
 from decode.speculation.tree import chain
 from specalign.common.errors import UserError
-from specalign.kernels.gradients import without_gradients
 from specalign.lm.model import Target
 
 DRAFT_TOKENS = 4
@@ -55,7 +54,7 @@ class CausalContext:
         del self.tokens[count:]
         return text[count:]
 
-    @without_gradients
+    @torch.no_grad()
     def read(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> Tensor:
         """Read at least one token, and N drafts after them. Returns logits (1 + N, V) in fp32,
         after the last token and after each draft."""

@@ -20,7 +20,6 @@ from decode.speculation.sampling import Sampling, probs
 from decode.speculation.verification import Outcome, Round, outcome_of, verify_rounds
 from decode.speculation.verifiers import choose, run_verifier
 from specalign.common.errors import UserError
-from specalign.kernels.gradients import without_gradients
 from specalign.lm.model import Target
 
 
@@ -101,7 +100,7 @@ class HierarchicalSession(DraftSession):
             self.inner.close()
             self.inner = self.drafter.inner.start(middle)
 
-    @without_gradients
+    @torch.no_grad()
     def _decode_round(self, left: int) -> Tensor:
         """One forward pass of M, which adds 1 to `left` tokens; returns the rows that they were
         drawn from, (R, V)."""

@@ -28,7 +28,6 @@ from decode.speculation.sampling import (
 )
 from decode.speculation.tree import depths, index_children, path_to, walk
 from decode.speculation.verifiers import check_proposal, find, run_verifier
-from specalign.kernels.gradients import without_gradients
 
 SEEN_AT_ONCE = frozenset({"cpu"})
 """Devices whose values can be read without waiting."""
@@ -97,7 +96,7 @@ PendingOutcome = tuple[Tensor, Callable[[list[int]], Outcome]]
 outcome."""
 
 
-@without_gradients
+@torch.no_grad()
 def verify_rounds(rounds: Sequence[Round]) -> list[Outcome]:
     """Accept a path of each proposal and choose the token after it. Raises UserError where a
     verifier is not exact for its drafts."""

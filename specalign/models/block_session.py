@@ -7,7 +7,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from specalign.kernels.gradients import without_gradients
 from specalign.kernels.layers import Rows
 from specalign.kernels.linear import MOST_ROWS, Matrix, few_rows
 from specalign.kernels.repeated import RepeatedCall
@@ -49,7 +48,7 @@ class BlockSession:
         """Layers whose outputs `observe` needs."""
         return () if self.own is None else self._layers
 
-    @without_gradients
+    @torch.no_grad()
     def observe(self, hidden_BLD: Tensor, taps_BLFD: Tensor | None, kept: int) -> None:
         """Take in the first `kept` ≥ 1 positions of a target forward that are now committed."""
         dtype = self.drafter.norm.weight.dtype
@@ -63,7 +62,7 @@ class BlockSession:
                 layer.update(k, v)
             self.own.advance(kept)
 
-    @without_gradients
+    @torch.no_grad()
     def hidden(self, last_token: int) -> Tensor:
         """Hidden states (K, D) of the drafts after `last_token`, which is not in the cache yet."""
         drafter, device = self.drafter, self.drafter.target.device
@@ -104,7 +103,7 @@ class BlockSession:
         memory = memory_of(cache, self._layers)
         return RepeatedCall(stack, memory, see_RR, block_1RD[0], fused.body.embed_tokens.weight)
 
-    @without_gradients
+    @torch.no_grad()
     def hidden_of_blocks(self, tokens_NR: Tensor) -> Tensor:
         """Hidden states of the drafts of N blocks that all follow the cached context, in one pass:
         (N, K, D).
@@ -144,13 +143,13 @@ class BlockSession:
         hidden_RD, _ = stack(x_NRD.flatten(0, 1), cos_Rw, sin_Rw, [rows], state_D=state_D)
         return drafter.select_drafts(hidden_RD.view(x_NRD.shape))
 
-    @without_gradients
+    @torch.no_grad()
     def bias_inputs(self, hidden_KD: Tensor) -> Tensor | None:
         """What `bias` reads of hidden states, one line each, or None without a Markov head."""
         markov = self.drafter.markov
         return None if markov is None else markov.inputs(hidden_KD)
 
-    @without_gradients
+    @torch.no_grad()
     def bias(self, input_r: Tensor, previous: Tensor) -> Tensor:
         """The Markov bias on one row's logits after each of the tokens `previous` (…): (…, Vd).
         `input_r`: the row's line of `bias_inputs`, or one line for each token."""
@@ -161,7 +160,7 @@ class BlockSession:
             z = markov.finish(z)
         return few_rows(z, *self.basis).float()
 
-    @without_gradients
+    @torch.no_grad()
     def confidence(self, hidden_D: Tensor, previous: Tensor) -> float:
         """Probability that one row's draft after `previous` (1,) is accepted if those before
         are."""
