@@ -2,9 +2,8 @@
 drafter.
 
 The cache holds every committed token but the last. A round runs the target over [last token,
-drafts], which writes their keys and values; the verifier accepts n drafts and adds one token; the
-cache is rolled back to the committed tokens. Of a tree of drafts (decode/speculation/tree.py) the
-accepted path is first made contiguous.
+drafts]; the verifier accepts n drafts and adds one token; the cache is rolled back to the committed
+tokens. Of a tree of drafts (decode/speculation/tree.py) the accepted path is first made contiguous.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ PREFILL_CHUNK = 2048
 @torch.no_grad()
 def run_together(engines: Sequence[Engine], most: int = 1) -> None:
     """Run requests of one target and drafter to their ends, at most `most` at a time in one target
-    forward; as one ends the next begins. The output of a request does not depend on the others,
-    except for the rounding of products over more rows."""
+    forward; as one ends the next begins."""
     for _ in run_rounds(engines, most):
         pass
 
@@ -90,7 +88,6 @@ class ForwardInput(NamedTuple):
 def forward_together(
     running: Sequence[Engine], drafts: Sequence[ForwardInput]
 ) -> list[TargetOutput]:
-    """One forward pass of the target over the drafts of all requests."""
     if len(running) == 1:
         (only,) = drafts
         return [running[0]._forward(only.tokens_1L, True, only.see_LL, only.depth_L)]
@@ -134,7 +131,6 @@ class Engine:
         return self.out
 
     def begin(self) -> None:
-        """Prefill the prompt and choose the first token."""
         begin_together([self])
 
     def prefill(self) -> Round:
@@ -143,13 +139,12 @@ class Engine:
         return self._round(self._prefill(), NO_DRAFTS)
 
     def commit_prefill(self, outcome: Outcome) -> None:
-        """Commit the first token."""
         self._append(outcome)
         self.prefilled = perf_counter()
         self._record_end()
 
     def close(self) -> None:
-        """The request has ended or failed: end the drafter's session."""
+        """End the drafter's session."""
         if self.session is not None:
             self.session.close()
 
@@ -241,12 +236,10 @@ class Engine:
         return ForwardInput(tokens_L[None], see_LL, depth_L)
 
     def make_round(self, output: TargetOutput) -> Round:
-        """What is to be verified, with the target's output."""
         assert output.logits_BLV is not None
         return self._round(output.logits_BLV[0], self.proposal)
 
     def commit_round(self, output: TargetOutput, outcome: Outcome) -> None:
-        """Commit what was accepted of the drafts."""
         proposal, cache, rows = self.proposal, self.request.cache, outcome.rows
         cache.keep(cache.length - len(proposal) - 1, rows)
         tree = None if proposal.parents is None else Tree(proposal.parents, outcome.path)
@@ -262,8 +255,7 @@ class Engine:
         self._record_end()
 
     def _propose(self) -> Proposal:
-        """At most as many drafts as still fit, as a round commits one token more. That number is
-        known before anything is drawn."""
+        """At most as many drafts as still fit, a number known before anything is drawn."""
         if self.session is None or self.drafter is None:
             return NO_DRAFTS
         room = min(self.drafter.draft_tokens, self.limit - len(self.out.tokens) - 1)

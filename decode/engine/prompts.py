@@ -23,12 +23,11 @@ from specalign.rows.shapes import parse_prompt
 Messages = Sequence[Mapping[str, Any]]
 Tokens = Sequence[int] | Tensor | np.ndarray[Any, Any]
 Prompt = str | Messages | Conversation | Tokens | Mapping[str, Any]
-"""A user message; a conversation in any shape that a row of `data.prompts` may have, such as a list
-of messages or a mapping with `messages` and `tools`; tokens; or what a tokenizer returns, a mapping
-with `input_ids`."""
+"""A user message; a conversation in any shape that a row of `data.prompts` may have; tokens; or a
+mapping with `input_ids`."""
 Tool = Mapping[str, Any] | Callable[..., Any]
 """A JSON schema, as OpenAI's API takes it, or a function with type hints and a Google-style
-docstring, as transformers takes it."""
+docstring."""
 
 
 def prompt_tokens(
@@ -42,8 +41,7 @@ def prompt_tokens(
 
     Args:
         raw: tokenize a string as plain text, without the chat template.
-        ignored: counts the parts that the chat template leaves out; None = a note names them, once
-            in a process.
+        ignored: counts the parts that the chat template leaves out; None = one note names them.
         tools: declared to the chat template.
 
     Raises:
@@ -67,7 +65,6 @@ def prompt_tokens(
 
 
 def _is_conversation(prompt: Any) -> bool:
-    """Whether it is a `Conversation`, a list of messages, or a mapping without tokens."""
     if isinstance(prompt, Mapping):
         return "input_ids" not in prompt
     if isinstance(prompt, Sequence):
@@ -117,7 +114,7 @@ def _text_tokens(
 
 
 def _read_conversation(prompt: Any) -> Conversation:
-    """A conversation, read as a row of `data.prompts` is; a note names what is not used."""
+    """Read as a row of `data.prompts` is; a note names what is not used."""
     parsed = parse_prompt(prompt)
     if parsed.columns:
         say_once(f"note: keys of prompts not used: {', '.join(parsed.columns)}")
@@ -152,7 +149,6 @@ def _read_tokens(prompt: Any, vocab_size: int) -> list[int]:
 
 
 def _read_tools(tools: Any) -> tuple[JsonObject, ...]:
-    """Tools as JSON schemas."""
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
         raise UserError(
             f"tools must be a list of JSON schemas or functions, not {short(tools, 60)}"

@@ -1,8 +1,6 @@
-"""Draft lengths that adapt to the acceptance and the cost of earlier rounds.
-
-A controller sees only finished rounds and answers before anything of the next one is drawn, so
-every proposal keeps the inner drafter's law.
-"""
+"""Draft lengths that adapt to the acceptance and the cost of earlier rounds. A controller sees only
+finished rounds and answers before anything of the next one is drawn, so proposals keep their
+law."""
 
 from __future__ import annotations
 
@@ -43,7 +41,6 @@ class AdaptiveLength:
     generated: float = 0.0
     accepted: float = 0.0
     tokens: int = field(init=False)
-    """k."""
 
     def __post_init__(self) -> None:
         self.tokens = self.longest
@@ -66,8 +63,8 @@ class AdaptiveLength:
 
 
 class Line:
-    """Seconds as a linear function of a number of tokens, by least squares with exponential
-    forgetting: a round weighs `keep` times the one after it. The slope is at least 0."""
+    """Seconds as a linear function of a number of tokens: least squares, in which a round weighs
+    `keep` times the one after it. The slope is at least 0."""
 
     def __init__(self, keep: float) -> None:
         self.keep = keep
@@ -89,8 +86,8 @@ class Line:
 
 class CostAware:
     """The draft length with the most tokens per second: (1 + Σ_(m≤n) Π_(j≤m) α_j) / (draft(n) +
-    verify(n)), all measured on this request (the idea of DuoDecoding, arXiv 2503.00784, and of
-    SpecDec++, 2405.19715).
+    verify(n)), all measured on this request (after DuoDecoding, arXiv 2503.00784, and SpecDec++,
+    2405.19715).
 
     Args:
         keep: what a round's weight is multiplied by with every further one.
@@ -155,8 +152,6 @@ class AdaptiveDrafter:
 
 
 class AdaptiveSession(WrappingSession):
-    """One request's drafts."""
-
     def __init__(self, inner: DraftSession, controller: Controller) -> None:
         super().__init__(inner)
         self.controller = controller

@@ -19,7 +19,6 @@ from specalign.lm.model import Target, TargetOutput
 
 
 def common_prefix_length(one: list[int], other: list[int]) -> int:
-    """The length of the longest prefix that both texts share."""
     count = min(len(one), len(other))
     if one[:count] == other[:count]:
         return count
@@ -28,12 +27,12 @@ def common_prefix_length(one: list[int], other: list[int]) -> int:
 
 @dataclass
 class Request:
-    """One request's state. The engine owns it; a drafter's session reads it.
+    """One request's state, owned by the engine and read by a drafter's session.
 
     tokens: prompt and committed output. cache: the target's; it holds all tokens but the last.
-    history: the processors' state after `tokens`; q goes through the same processors as p.
-    noise: under the verifier `gumbel`, the noise (V,) that the target adds at a position. A drafter
-        that adds the same noise drafts the target's own token wherever q is near p.
+    history: the processors' state after `tokens`; q goes through the same processors as p. noise:
+    under the verifier `gumbel`, the noise (V,) that the target adds at a position; a drafter that
+    adds it too drafts the target's own token wherever q is near p.
     """
 
     target: Target
@@ -56,13 +55,9 @@ class Request:
         ahead: Iterable[int],
         ids_V: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Choose or draw a column per row of logits; returns columns and, where they were drawn, q.
-
-        Args:
-            logits_RV: overwritten.
-            ahead: for each row, how many drafts lie between the text and it.
-            ids_V: the tokens of the columns; None = all.
-        """
+        """Choose or draw a column per row of logits, which are overwritten; returns columns and,
+        where they were drawn, q. ahead: how many drafts lie between the text and each row. ids_V:
+        the tokens of the columns; None = all."""
         noise = self.noise
         if noise is None and law == "point":
             return best(logits_RV, self.sampling, before, overwrite=True), None
@@ -88,7 +83,7 @@ class Drafter(Protocol):
     """The most tokens in one proposal: `draft_tokens` unless it drafts trees."""
 
     def law(self, sampling: Sampling) -> Law:
-        """How the tokens of every proposal are drawn (decode/speculation/proposal.py)."""
+        """How the tokens of every proposal are drawn."""
         return "point"
 
     def start(self, request: Request) -> DraftSession:
@@ -96,7 +91,7 @@ class Drafter(Protocol):
 
 
 class DraftSession(ABC):
-    """A drafter's state for one request. By default it needs only the text (`request.tokens`)."""
+    """A drafter's state for one request; by default it needs only the text."""
 
     taps: tuple[int, ...] = ()
     """Target layers whose outputs `observe` needs."""
@@ -110,8 +105,8 @@ class DraftSession(ABC):
     def propose(self, k: int) -> Proposal | None:
         """Draft at most k ≥ 1 tokens (of a tree: levels) after `request.tokens`; None = no drafts.
 
-        Whether a position is drafted may depend on the values drawn before it, never on its own,
-        unless the law is `point`.
+        Unless the law is `point`, whether a position is drafted may depend on the values drawn
+        before it, never on its own.
         """
 
     def close(self) -> None:  # noqa: B027
@@ -119,7 +114,7 @@ class DraftSession(ABC):
 
 
 class WrappingSession(DraftSession):
-    """A session around another one, to which it forwards everything."""
+    """A session around another one."""
 
     def __init__(self, inner: DraftSession) -> None:
         self.inner = inner

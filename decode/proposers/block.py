@@ -1,14 +1,11 @@
 """The block drafter: one pass of its network drafts K tokens (specalign/models/block.py).
 
 Chains: at temperature 0 the argmax tokens, law `point`. Otherwise drawn from q, the processed
-distribution over the draft vocabulary: law `independent`, or `causal` with a Markov head.
+distribution over the draft vocabulary: law `independent`, or `causal` with a Markov head. Trees:
+the most probable paths under q, law `point`; or, for verifiers that test siblings, drawn.
 
-Trees: the most probable paths under q, chosen rather than drawn: law `point` at every temperature.
-For verifiers that test siblings the tree's tokens are drawn instead.
-
-A drawn token is accepted with probability Σ min(p, q), a chosen one with its p: the flatter p and
-q, the better the draw. SmolLM2 on MT-Bench prompts, τ of a tree of five / a chain of four: 1.68 /
-1.45 at temperature 0, 1.56 / 1.55 at 0.6, 1.42 / 1.52 at 1.
+The flatter p and q, the better the draw. SmolLM2 on MT-Bench prompts, τ of a tree of five / a chain
+of four: 1.68 / 1.45 at temperature 0, 1.56 / 1.55 at 0.6, 1.42 / 1.52 at 1.
 """
 
 from __future__ import annotations
@@ -49,9 +46,9 @@ class BlockProposer:
         tree_nodes: tokens of a tree; 0 = a chain; None = a tree of `TREE_NODES` at temperatures up
             to `TREES_UP_TO`, a chain above.
         siblings: above temperature 0 draw the tree's tokens; how siblings are drawn.
-        confidence: stop a chain before the first position that is reached and accepted with a
-            smaller probability than this, by the network's confidence head; at least one token is
-            drafted. The head sees only the tokens before that position, so their law stays.
+        confidence: stop a chain, after its first token, before the first position that is reached
+            and accepted with a smaller probability than this, by the network's confidence head. The
+            head sees only the tokens before that position, so their law stays.
     """
 
     name = "block"
@@ -92,8 +89,6 @@ class BlockProposer:
 
 
 class BlockDrafts(DraftSession):
-    """One request's drafts."""
-
     def __init__(self, proposer: BlockProposer, request: Request) -> None:
         self.proposer, self.network, self.request = proposer, proposer.network, request
         self.law: Law = request.law(proposer)
@@ -142,7 +137,6 @@ class BlockDrafts(DraftSession):
         return head if self.request.history.ahead(0, 1) is NOTHING else None
 
     def _tokens(self, columns: Tensor) -> Tensor:
-        """The tokens of columns of the draft vocabulary."""
         return columns if self.ids is None else self.ids[columns]
 
     def _before(self, first: int, count: int = 1) -> ProcessorState:
@@ -157,7 +151,7 @@ class BlockDrafts(DraftSession):
 
     def _choose_chain(self, hidden_KD: Tensor) -> tuple[Tensor, Tensor | None]:
         """`_choose` position by position, with the Markov bias, as long as the confidence suffices;
-        all at once where a position looks at none before it."""
+        all at once where no position looks at those before it."""
         logits_KV, inputs_Kr = self.network.logits(hidden_KD), self.session.bias_inputs(hidden_KD)
         if inputs_Kr is None and not self.proposer.confidence:
             return self._choose(logits_KV)
@@ -207,7 +201,6 @@ class BlockDrafts(DraftSession):
         return best_first(len(logits_KV), nodes, children)
 
     def _draw_tree(self, hidden_KD: Tensor, nodes: int) -> Proposal:
-        """A tree of drawn tokens; its shape does not depend on them."""
         siblings, generator = self.proposer.siblings, self.request.generator
         assert siblings is not None
         logits_KV, inputs_Kr = self.network.logits(hidden_KD), self.session.bias_inputs(hidden_KD)

@@ -10,11 +10,8 @@ from specalign.rows.tables import kind_of, read_rows
 
 def read_corpus(file: str, target: Target) -> list[list[int]]:
     """The texts of a file, tokenized as plain text: of `.txt` one text; of `.jsonl`, `.json`,
-    `.csv`, `.parquet` the key `text` of each row; `.gz` of the text kinds too.
-
-    Raises:
-        UserError: an unknown kind, broken content, or nothing in it.
-    """
+    `.csv`, `.parquet` the key `text` of each row. Raises UserError for broken content, or nothing
+    in it."""
     path = expand_path(file)
     plain = kind_of(path) == ".txt"
     rows = [{"text": read_text(path)}] if plain else list(read_rows(path))

@@ -1,17 +1,16 @@
 """D²SD (arXiv 2606.04446): two block drafters; the second drafts again from where the first is
 probably wrong.
 
-The first drafts a block. Boundary i assumes that its first i tokens are right and the next one is
-wrong; by the first drafter's confidences c_k = max_v q_k(v) that has the probability r(i) =
-(Π_{k≤i} c_k)·(1 − c_{i+1}). After each of the most probable boundaries the second drafts again,
-given the tokens before it, all in one pass. It is trained with `objective.prefix_decay`.
+Boundary i assumes that the first i tokens of the first draft are right and the next one is wrong;
+by the first drafter's confidences c_k = max_v q_k(v) that has the probability r(i) = (Π_{k≤i}
+c_k)·(1 − c_{i+1}). After each of the most probable boundaries the second drafts again, given the
+tokens before it, all in one pass. It is trained with `objective.prefix_decay`.
 
-All drafts form one tree. At temperature 0, and with `keep_q` off, the most probable tokens are
-chosen and drafts are merged where they share a prefix: law `point`. Otherwise every token is drawn
-from its q, law `causal`; the second drafter's first token after a boundary is an independent
-sibling, with another q, of the first draft's token there. Boundaries are then scored without the
-Markov bias, that is before any token is drawn, so that the tree's shape does not depend on its
-tokens.
+All drafts form one tree. At temperature 0, and with `keep_q` off, tokens are chosen and drafts are
+merged where they share a prefix: law `point`. Otherwise every token is drawn from its q, law
+`causal`; the second drafter's first token is an independent sibling, with another q, of the first
+draft's token there. Boundaries are then scored without the Markov bias, that is before any token is
+drawn, so that the tree's shape does not depend on its tokens.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class WrittenTokens(NamedTuple):
 
 
 class D2SDSession(DraftSession):
-    """One request's drafts. Both networks share the target's cache and tapped layers."""
+    """Both networks share the target's cache and tapped layers."""
 
     def __init__(self, proposer: D2SDDrafter, request: Request) -> None:
         self.proposer, self.request = proposer, request
@@ -175,14 +174,12 @@ class D2SDSession(DraftSession):
 
 
 def boundary_scores(confidence_K: Tensor) -> Tensor:
-    """r(i) = (Π_{k≤i} c_k)·(1 − c_{i+1}), i = 0..K−1, (K,): the probability, by the confidences
-    c_1..c_K, that the first wrong token follows i right ones."""
+    """r(i) of the boundaries i = 0..K−1, (K,), from the confidences c_1..c_K."""
     reached_K = torch.cat((torch.ones_like(confidence_K[:1]), confidence_K[:-1].cumprod(0)))
     return reached_K * (1 - confidence_K)
 
 
 def rank_boundaries(scores_K: Tensor, count: int, lowest: int = 0) -> list[int]:
-    """The `count` boundaries from `lowest` on with the highest scores, ascending; the earlier of
-    equals."""
+    """The `count` boundaries from `lowest` on with the highest scores, ascending."""
     order = scores_K[lowest:].argsort(descending=True, stable=True)[:count] + lowest
     return sorted(order.tolist())

@@ -2,12 +2,10 @@
 2408.05636).
 
 T = 1 draws every position from its own q: law `independent`. With more steps positions are drawn
-given those unmasked before: from left to right that is law `causal`. In the other orders (`random`;
-`confidence`: where q is most peaked, decided before the step draws) the law is `unmasked`. At
-temperature 0 the argmax: law `point`.
-
-Trees (T = 1): the most probable paths under the marginals, law `point`; or drawn, for verifiers
-that test siblings.
+given those unmasked before: from left to right that is law `causal`; in the orders `random` and
+`confidence` (where q is most peaked, decided before the step draws) `unmasked`. At temperature 0
+the argmax: law `point`. Trees (T = 1): the most probable paths under the marginals, law `point`; or
+drawn, for verifiers that test siblings.
 """
 
 from __future__ import annotations
@@ -111,8 +109,6 @@ def follow(context: DiffusionContext, text: list[int]) -> None:
 
 
 class DiffusionDrafts(DiffusionSession[DiffusionProposer]):
-    """One request's drafts."""
-
     def propose(self, k: int) -> Proposal:
         block_K = self.append_masks(k)
         if self.proposer.tree_nodes:
@@ -144,8 +140,8 @@ class DiffusionDrafts(DiffusionSession[DiffusionProposer]):
     def _choose_positions(
         self, logits_KV: Tensor, block_K: Tensor, rank_K: Tensor, count: int
     ) -> Tensor:
-        """The next `count` masked positions, ascending. The choice may look at q, never at what is
-        drawn from it."""
+        """The next `count` masked positions, ascending; a choice by q, never by what is drawn from
+        it."""
         rank_K = rank_K.float()
         if self.proposer.order == "confidence":
             rank_K = -logits_KV.log_softmax(-1).amax(-1)

@@ -25,16 +25,8 @@ from specalign.lm.model import Target
 
 
 class HierarchicalDrafter:
-    """A causal language model with its own cheaper drafter.
-
-    Args:
-        model: M, over the target's vocabulary and on its device.
-        inner: drafts chains for M, of any law, from the text alone.
-        draft_tokens: K, of M's tokens.
-
-    Raises:
-        UserError: when a request begins, another vocabulary or device than the target's.
-    """
+    """A causal language model M with its own cheaper drafter, which drafts chains for M from the
+    text alone. `start` raises UserError for another vocabulary or device than the target's."""
 
     in_rounds = True
 
@@ -58,8 +50,7 @@ class HierarchicalDrafter:
 
 
 class HierarchicalSession(DraftSession):
-    """One request's drafts. `middle` is M's own request: the text followed by M's tokens of this
-    round."""
+    """`middle` is M's own request: the text followed by M's tokens of this round."""
 
     rewinds = True
 

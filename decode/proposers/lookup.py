@@ -2,14 +2,12 @@
 the text's own ending. No model, no training.
 
 Alone, or in front of another drafter: where a long enough ending of the text occurred before, its
-continuation is copied; elsewhere that drafter proposes. A copy costs no drafting, and a text that
-has begun to repeat itself often continues to. After a shorter match the copy is one more path of
-the drafter's tree, where it proposes a tree of chosen tokens.
+continuation is copied; elsewhere that drafter proposes. After a shorter match the copy is one more
+path of the drafter's tree, where it proposes a tree of chosen tokens.
 
 The text so far decides which of them proposes, before anything is drawn, so every proposal keeps
-its own law. A copied token is a draw from the distribution that has all its mass on it. Under
-sampling a copy has the drafter's law with that q, and token verification accepts it with
-probability p.
+its own law. Under sampling a copy has the drafter's law with a q that has all its mass on the
+copied token; token verification accepts it with probability p.
 """
 
 from __future__ import annotations
@@ -24,12 +22,8 @@ from decode.speculation.tree_drafts import prefix_tree
 
 
 class LookupDrafter(Drafter):
-    """Proposes copies from prompt and output.
-
-    Args:
-        draft_tokens: K, how many tokens to copy.
-        longest: the longest ending looked up, in tokens.
-    """
+    """Proposes copies of K = `draft_tokens` tokens after the longest ending, of at most `longest`
+    tokens."""
 
     name = "lookup"
 
@@ -94,10 +88,10 @@ class CopyingDrafter:
 
     Args:
         copy_tokens: length of a copy after the shortest match; every further token that agrees
-            makes it two tokens longer. (SmolLM2's greedy answers to MT-Bench, first 15 tokens of a
-            copy: 2.2 accepted after a match of two, 4.6 after four, 7.7 after nine, 11.6 after
-            twelve and more.)
-        most_tokens: the longest copy. With the last committed token 31 are the 32 rows that
+            makes it two tokens longer. (SmolLM2's greedy answers to MT-Bench: 2.2 tokens of a copy
+            accepted after a match of two, 4.6 after four, 7.7 after nine, 11.6 after twelve and
+            more.)
+        most_tokens: the longest copy. 31 and the last committed token are the 32 rows that
             `specalign.kernels` takes at a time.
     """
 
@@ -117,8 +111,6 @@ class CopyingDrafter:
 
 
 class CopyingSession(WrappingSession):
-    """One request's drafts."""
-
     def __init__(self, drafter: CopyingDrafter, request: Request) -> None:
         super().__init__(drafter.inner.start(request))
         self.drafter, self.law = drafter, drafter.law(request.sampling)

@@ -25,8 +25,6 @@ class MergedDrafter(Drafter):
 
 
 class MergedSession(DraftSession):
-    """One request's drafts."""
-
     def __init__(self, drafter: MergedDrafter, request: Request) -> None:
         self.request, self.limits = request, [one.draft_tokens for one in drafter.drafters]
         self.sessions = [one.start(request) for one in drafter.drafters]

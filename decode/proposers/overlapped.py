@@ -3,12 +3,9 @@ as a draft is proposed, a thread begins the next one, on the guess that the draf
 whole and followed by the drafter's own next token. If the guess is right the next draft costs no
 time; else it is made again.
 
-The law is that of the inner drafter. The next draft is drawn from q after the guessed text, with a
-generator of its own. Whether the guess is right depends on tokens drawn before and on the target,
-so given that it is, the tokens are draws from q.
-
-It needs a drafter on another device than the target, or idle cores: on shared ones each slows the
-other down.
+The law is that of the inner drafter: the next draft is drawn from q after the guessed text, with a
+generator of its own, and whether the guess is right depends on other numbers. It needs a drafter on
+another device than the target, or idle cores.
 """
 
 from __future__ import annotations
@@ -27,13 +24,8 @@ _OWN_STREAM = 0x0A17
 
 
 class OverlappedDrafter:
-    """`inner`, drafting one round ahead.
-
-    Args:
-        inner: drafts chains of at least two tokens from the text alone, and its text can be
-            rewound. Its last drafted token is the guess.
-
-    """
+    """`inner`, drafting one round ahead. It drafts chains of at least two tokens from a text that
+    can be rewound; its last drafted token is the guess."""
 
     in_background = True
 
@@ -50,8 +42,6 @@ class OverlappedDrafter:
 
 
 class OverlappedSession(WrappingSession):
-    """One request's drafts."""
-
     rewinds = True
 
     def __init__(self, drafter: Drafter, request: Request) -> None:
@@ -101,8 +91,7 @@ class OverlappedSession(WrappingSession):
         return self.inner.propose(k)
 
     def _join(self) -> Future[Proposal | None] | None:
-        """Wait for the thread to end, shortly after its draft is done; returns the draft, if there
-        was one."""
+        """Wait for the thread to end; returns its draft, if there was one."""
         self.worker.shutdown()
         ahead, self.ahead = self.ahead, None
         return ahead

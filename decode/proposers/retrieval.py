@@ -2,8 +2,7 @@
 followed the longest suffix of the text that occurred before, in the text itself or in a datastore.
 No model, no training.
 
-The source with the longer match drafts; the text itself if both are equal. Tokens are chosen by
-counts: law `point`.
+The source with the longer match drafts; the text itself if both are equal. Law `point`.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ class RetrievalDrafter(Drafter):
     Args:
         draft_tokens: K, how many tokens to draft ahead, of a tree its levels.
         shortest: nothing is proposed after a match of fewer tokens.
-        tree_nodes: tokens of a tree of the most frequent continuations; 0 = a chain of the most
-            frequent one at each step.
+        tree_nodes: tokens of a tree of the most frequent continuations; 0 = a chain.
         datastore: other texts, as the target's tokens (`decode.proposers.corpus.read_corpus`).
     """
 
@@ -51,8 +49,8 @@ class RetrievalDrafter(Drafter):
 
 
 class RetrievalSession(DraftSession):
-    """One request's drafts. `text`: the automaton of all its tokens; `match`: state and length of
-    their longest ending in the datastore."""
+    """`text`: the automaton of all its tokens; `match`: state and length of their longest ending in
+    the datastore."""
 
     def __init__(self, proposer: RetrievalDrafter, request: Request) -> None:
         self.proposer, self.datastore, self.request = proposer, proposer.datastore, request
@@ -82,8 +80,7 @@ class RetrievalSession(DraftSession):
         return point_proposal(tokens, self.request.target.device, parents)
 
     def _draft_chain(self, source: SuffixAutomaton, state: int, k: int) -> list[int]:
-        """The most frequent continuation at each step; past the end of the text the drafted tokens
-        are continued."""
+        """The most frequent continuation at each step."""
         tokens: list[int] = []
         while len(tokens) < k and (found := source.continuations(state, self.proposer.shortest)):
             tokens.append(found[0].token)

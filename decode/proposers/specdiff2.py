@@ -1,9 +1,9 @@
 """SpecDiff-2 (arXiv 2511.00606): S drafts drawn from one step's marginals at a draft temperature,
 verified in one forward pass.
 
-Merged where they share a prefix they have law `point`: the target's p then selects the draft to
-follow (verifier `self_selection`, as published), or all are followed at once (`point_mass`: never
-fewer tokens). Or each keeps its q: S i.i.d. chains for recursive rejection and traversal.
+Merged where they share a prefix they have law `point`: the target's p selects the draft to follow
+(verifier `self_selection`, as published), or all are followed at once (`point_mass`). Or each keeps
+its q: S i.i.d. chains for recursive rejection and traversal.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ class SpecDiff2Drafter:
     Args:
         draft_tokens: K, default its training's block.
         candidates: S.
-        draft_temperature: of the draws; None = the target's, 1 where that is 0. The paper's is
-            about 1.5.
+        draft_temperature: None = the target's, 1 where that is 0. The paper's is about 1.5.
         keep_q: above temperature 0 keep the drafts separate, each with its q.
     """
 
@@ -61,8 +60,6 @@ class SpecDiff2Drafter:
 
 
 class SpecDiff2Session(DiffusionSession[SpecDiff2Drafter]):
-    """One request's drafts."""
-
     def propose(self, k: int) -> Proposal:
         sampling, generator = self.request.sampling, self.request.generator
         temperature = self.proposer.draft_temperature or sampling.temperature or 1.0

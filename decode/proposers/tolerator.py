@@ -1,9 +1,6 @@
-"""Refined drafts (Tolerator, arXiv 2510.05090): masks are filled as usual; then for some rounds a
-part is masked again and decoded given the rest, so that tokens chosen independently become
-consistent.
-
-The result is not a draw from a known q: law `point`.
-"""
+"""Tolerator (arXiv 2510.05090): masks are filled as usual; then for some rounds a part is masked
+again and decoded given the rest, so that tokens chosen independently become consistent. Law
+`point`."""
 
 from __future__ import annotations
 
@@ -26,8 +23,8 @@ class ToleratorDrafter(Drafter):
     Args:
         draft_tokens: K, default its training's block.
         steps: T, of the filling.
-        rounds: R refining rounds; 0 = none. Round r masks the least confident share cos(π/2·r/R) of
-            the positions, at least one and never all (the paper's annealed rate).
+        rounds: R refining rounds; round r masks the least confident share cos(π/2·r/R) of the
+            positions, at least one and never all (the paper's annealed rate).
     """
 
     name = "tolerator"
@@ -47,8 +44,6 @@ class ToleratorDrafter(Drafter):
 
 
 class ToleratorSession(DiffusionSession[ToleratorDrafter]):
-    """One request's drafts."""
-
     def propose(self, k: int) -> Proposal:
         rounds = self.proposer.rounds if k > 1 else 0
         block_K = self.append_masks(k)

@@ -1,10 +1,6 @@
 """A drafter with its own vocabulary for any target (string-level exact match, arXiv 2502.05202):
 its context is the committed text in its tokens, and the text that it drafts is tokenized for the
-target.
-
-The law is `point`: q is lost in translation, because several drafts in its tokens become one in the
-target's. A wrong translation only costs acceptance, because the target verifies every token.
-"""
+target. Law `point`: q is lost in translation. A wrong translation only costs acceptance."""
 
 from __future__ import annotations
 
@@ -23,23 +19,17 @@ from specalign.models.diffusion_context import DiffusionContext
 from specalign.models.standalone import DiffusionDrafter
 
 LONGEST_CONTEXT = 4096
-"""The longest context, in the drafter's tokens; of a longer text it sees the later half of that."""
+"""In the drafter's tokens; of a longer text it sees the later half of that."""
 OVERLAP = 16
-"""Committed tokens before a draft that are tokenized with it: its first token may depend on the
-word or the run of spaces before it."""
+"""Committed tokens that are tokenized with a draft: its first token may depend on them."""
 UNFINISHED = "\ufffd"
 """Stands for half a character at the end of a text."""
 
 
 class TranslatedDrafter(Drafter):
     """A standalone network with its own tokenizer as a drafter over the target's vocabulary.
-
-    Args:
-        draft_tokens: of the network's own tokens, and the most target tokens in a proposal.
-
-    Raises:
-        UserError: a tokenizer that does not report where in the text its tokens are.
-    """
+    draft_tokens: of the network's own tokens, and the most target tokens in a proposal. Raises
+    UserError for a tokenizer that does not report where in the text its tokens are."""
 
     def __init__(
         self,
@@ -64,8 +54,6 @@ class TranslatedDrafter(Drafter):
 
 
 class TranslatedSession(DraftSession):
-    """One request's drafts."""
-
     rewinds = True
 
     def __init__(self, drafter: TranslatedDrafter, request: Request) -> None:
@@ -121,8 +109,8 @@ class Translator:
         self.opening: list[int] = opening if opening == [drafter.bos_token_id] else []
 
     def to_drafter(self, tokens: list[int]) -> list[int]:
-        """Target tokens as the drafter's. Special tokens that it lacks are written out, so that the
-        turns of a chat stay apart."""
+        """Special tokens that the drafter lacks are written out, so that the turns of a chat stay
+        apart."""
         if self.same:
             return tokens
         if tokens[:1] == [self.target.bos_token_id]:
@@ -131,8 +119,8 @@ class Translator:
         return [*self.opening, *self.drafter(text, add_special_tokens=False)["input_ids"]]
 
     def to_target(self, before: list[int], context: list[int], drafts: list[int]) -> list[int]:
-        """Drafts after a context, in the target's tokens to follow its tokens `before`; perhaps
-        none. An end of sequence becomes the target's."""
+        """Drafts after a context, in the target's tokens to follow its tokens `before`. An end of
+        sequence becomes the target's."""
         if self.same:
             return drafts
         end = self.drafter.eos_token_id
@@ -148,7 +136,6 @@ class Translator:
 
 
 def spell(tokenizer: Any, tokens: list[int]) -> str:
-    """The text of tokens, special ones written out."""
     return tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
 
 

@@ -1,4 +1,4 @@
-"""Rules that change the output's distribution, as published: to compare with, never by default."""
+"""Published rules that change the output's distribution: for comparison, never a default."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from decode.speculation.drafts import Drafts
 from decode.speculation.rules import Outcomes, in_turn, pick_tokens
 
 TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3
-"""Medusa's own setting: accept p(x) > min(ε, δ·exp(−entropy of p))."""
+"""Medusa's own setting."""
 TOP_BETA = 3
 
 
 def typical(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Lossy: accept any token whose probability under p is above a threshold that falls with p's
-    entropy (Medusa, eq. 1)."""
+    """Lossy: accept x if p(x) > min(ε, δ·exp(−entropy of p)) (Medusa, eq. 1)."""
     entropy_BM = -torch.special.xlogy(p_BMV.double(), p_BMV.double()).sum(-1)
     least_BM = (TYPICAL_DELTA * (-entropy_BM).exp()).clamp(max=TYPICAL_EPSILON)
     batch = torch.arange(len(p_BMV), device=p_BMV.device)
@@ -28,8 +27,8 @@ def typical(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 
 def top_beta(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Lossy: accept any of the `TOP_BETA` most probable tokens under p (SpecDec's relaxation,
-    without its bound on the score)."""
+    """Lossy: accept any of p's `TOP_BETA` most probable tokens (SpecDec, without its score
+    bound)."""
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
         own_B1 = r_BV.gather(1, drafts.tokens_BN[:, i : i + 1])
