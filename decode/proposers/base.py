@@ -6,7 +6,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -69,7 +68,7 @@ class Request:
         return couple(q_RV, lambda position: noise(position)[columns], positions), None
 
 
-class Drafter(Protocol):
+class Drafter:
     """What makes proposals; by default its tokens are chosen, not drawn.
 
     For `decode.verify`, a class sets `in_background` if it drafts in another thread, `by_clock` if
@@ -81,6 +80,7 @@ class Drafter(Protocol):
     """K: the most tokens that it drafts per round; of a tree, its levels."""
     draft_nodes: int
     """The most tokens in one proposal: `draft_tokens` unless it drafts trees."""
+    session: type[DraftSession]
 
     def law(self, sampling: Sampling) -> Law:
         """How the tokens of every proposal are drawn."""
@@ -88,6 +88,7 @@ class Drafter(Protocol):
 
     def start(self, request: Request) -> DraftSession:
         """Begin a request, before the target reads its prompt."""
+        return self.session(self, request)
 
 
 class DraftSession(ABC):
@@ -97,6 +98,10 @@ class DraftSession(ABC):
     """Target layers whose outputs `observe` needs."""
     rewinds = False
     """Whether the text may change, or become shorter, between rounds."""
+    proposer: Drafter
+
+    def __init__(self, proposer: Drafter, request: Request) -> None:
+        self.proposer, self.request = proposer, request
 
     def observe(self, output: TargetOutput, kept: int) -> None:  # noqa: B027
         """A target forward whose first `kept` ≥ 1 positions are committed and in the cache."""
@@ -113,12 +118,26 @@ class DraftSession(ABC):
         """The request has ended or failed: wait for background work. May be called repeatedly."""
 
 
-class WrappingSession(DraftSession):
-    """A session around another one."""
+class WrappingDrafter(Drafter):
+    """A drafter around another one, whose law it keeps."""
 
-    def __init__(self, inner: DraftSession) -> None:
-        self.inner = inner
-        self.taps = inner.taps
+    def __init__(self, inner: Drafter, addition: str) -> None:
+        self.inner, self.name = inner, f"{inner.name}+{addition}"
+        self.draft_tokens, self.draft_nodes = inner.draft_tokens, inner.draft_nodes
+
+    def law(self, sampling: Sampling) -> Law:
+        return self.inner.law(sampling)
+
+
+class WrappingSession(DraftSession):
+    """A session around the inner drafter's, which sees the request `seen`."""
+
+    def __init__(
+        self, proposer: WrappingDrafter, request: Request, seen: Request | None = None
+    ) -> None:
+        super().__init__(proposer, request)
+        self.inner = proposer.inner.start(seen or request)
+        self.taps = self.inner.taps
 
     def observe(self, output: TargetOutput, kept: int) -> None:
         self.inner.observe(output, kept)

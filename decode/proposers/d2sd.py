@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from decode.proposers.base import DraftSession, Request
+from decode.proposers.base import Drafter, DraftSession, Request
 from decode.speculation.proposal import DraftProbs, Law, Proposal
 from decode.speculation.sampling import NOTHING, Sampling, apply_penalties, draw, probs
 from decode.speculation.tree import MOST_NODES, chain
@@ -30,50 +30,6 @@ from specalign.common.errors import UserError
 from specalign.lm.model import TargetOutput
 from specalign.models.block import BlockDrafter
 from specalign.models.block_session import BlockSession
-
-
-class D2SDDrafter:
-    """Two trained block drafters of one target.
-
-    Args:
-        second: drafts again after the boundaries; may be `first` itself if that was trained with
-            prefixes: then not after boundary 0, where it would draft the same.
-        boundaries: how many of them, at most all.
-        draft_tokens: K, default the shorter one's block.
-        keep_q: above temperature 0 draw the tokens from q; else choose them there too, which is
-            accepted less often (τ on SmolLM2 drawn and chosen: 1.63 and 1.30 at temperature 1, 1.71
-            and 1.55 at 0.6).
-    """
-
-    name = "d2sd"
-
-    def __init__(
-        self,
-        first: BlockDrafter,
-        second: BlockDrafter,
-        boundaries: int = 4,
-        draft_tokens: int | None = None,
-        keep_q: bool = True,
-    ) -> None:
-        block = min(first.config.block_size, second.config.block_size)
-        self.first, self.second = first.eval(), second.eval()
-        self.draft_tokens = min(draft_tokens or block, block)
-        self.boundaries, self.lowest, self.keep_q = boundaries, int(first is second), keep_q
-        # the branch after boundary i shares its first i tokens with the first draft
-        branches = range(self.draft_tokens - self.lowest, 0, -1)
-        self.draft_nodes = self.draft_tokens + sum(branches[:boundaries])
-        if self.draft_nodes > MOST_NODES:
-            raise UserError(
-                f"boundaries={boundaries} after {self.draft_tokens} tokens: a tree of "
-                f"{self.draft_nodes} nodes, at most {MOST_NODES}; give fewer boundaries or "
-                "draft_tokens"
-            )
-
-    def law(self, sampling: Sampling) -> Law:
-        return "causal" if self.keep_q and not sampling.greedy else "point"
-
-    def start(self, request: Request) -> D2SDSession:
-        return D2SDSession(self, request)
 
 
 class WrittenTokens(NamedTuple):
@@ -88,8 +44,10 @@ class WrittenTokens(NamedTuple):
 class D2SDSession(DraftSession):
     """Both networks share the target's cache and tapped layers."""
 
+    proposer: D2SDDrafter
+
     def __init__(self, proposer: D2SDDrafter, request: Request) -> None:
-        self.proposer, self.request = proposer, request
+        super().__init__(proposer, request)
         self.law: Law = request.law(proposer)
         self.sessions = [
             BlockSession(network, request.cache, request.cache.capacity)
@@ -171,6 +129,48 @@ class D2SDSession(DraftSession):
         q = DraftProbs(torch.cat(qs), ids) if qs else None
         rows = [(n, k) for k, blocks in open_blocks.items() for n in blocks]
         return WrittenTokens(torch.cat(scored), q, rows)
+
+
+class D2SDDrafter(Drafter):
+    """Two trained block drafters of one target.
+
+    Args:
+        second: drafts again after the boundaries; may be `first` itself if that was trained with
+            prefixes: then not after boundary 0, where it would draft the same.
+        boundaries: how many of them, at most all.
+        draft_tokens: K, default the shorter one's block.
+        keep_q: above temperature 0 draw the tokens from q; else choose them there too, which is
+            accepted less often (τ on SmolLM2 drawn and chosen: 1.63 and 1.30 at temperature 1, 1.71
+            and 1.55 at 0.6).
+    """
+
+    name = "d2sd"
+    session = D2SDSession
+
+    def __init__(
+        self,
+        first: BlockDrafter,
+        second: BlockDrafter,
+        boundaries: int = 4,
+        draft_tokens: int | None = None,
+        keep_q: bool = True,
+    ) -> None:
+        block = min(first.config.block_size, second.config.block_size)
+        self.first, self.second = first.eval(), second.eval()
+        self.draft_tokens = min(draft_tokens or block, block)
+        self.boundaries, self.lowest, self.keep_q = boundaries, int(first is second), keep_q
+        # the branch after boundary i shares its first i tokens with the first draft
+        branches = range(self.draft_tokens - self.lowest, 0, -1)
+        self.draft_nodes = self.draft_tokens + sum(branches[:boundaries])
+        if self.draft_nodes > MOST_NODES:
+            raise UserError(
+                f"boundaries={boundaries} after {self.draft_tokens} tokens: a tree of "
+                f"{self.draft_nodes} nodes, at most {MOST_NODES}; give fewer boundaries or "
+                "draft_tokens"
+            )
+
+    def law(self, sampling: Sampling) -> Law:
+        return "causal" if self.keep_q and not sampling.greedy else "point"
 
 
 def boundary_scores(confidence_K: Tensor) -> Tensor:

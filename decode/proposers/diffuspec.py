@@ -1,12 +1,9 @@
-"""DiffuSpec (arXiv 2510.02358): a standalone diffusion drafter's one-pass distributions are
-searched for the best path from left to right, and the draft is as long as recent rounds suggest. No
-training.
+"""DiffuSpec (arXiv 2510.02358): a standalone diffusion drafter's one-pass distributions are searched
+for the best path, and the draft is as long as recent rounds suggest. No training.
 
-A one-pass diffusion draft predicts each position without its neighbours' tokens. The path search
-(CPS, section 4.2) takes a few candidates per position; a beam search finds the path with the best
-mixture of q and a causal model: counts of prompt, output and perhaps a corpus. Adaptive draft
-length (ADL): `decode.proposers.adaptive.AdaptiveLength`. The drafts are searched for, not drawn:
-law `point`.
+The path search (CPS, section 4.2) takes a few candidates per position; a beam search finds the path
+with the best mixture of q and an n-gram model of prompt, output and perhaps a corpus. Adaptive draft
+length (ADL): `decode.proposers.adaptive.AdaptiveLength`. Law `point`.
 """
 
 from __future__ import annotations
@@ -18,8 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from torch import Tensor
 
 from decode.proposers.adaptive import AdaptiveLength
-from decode.proposers.base import Drafter, Request
-from decode.proposers.diffusion import DiffusionSession
+from decode.proposers.base import Request
+from decode.proposers.diffusion import DiffusionSession, StandaloneProposer
 from decode.speculation.proposal import Proposal, point_proposal
 from decode.speculation.sampling import apply_penalties, probs
 from specalign.lm.model import TargetOutput
@@ -38,44 +35,10 @@ WEIGHT = 0.5
 LONGEST = 30
 
 
-class DiffuSpecDrafter(Drafter):
-    """DiffuSpec with a trained standalone drafter over the target's vocabulary.
-
-    Args:
-        draft_tokens: the most tokens that its network drafts well; default its training's block.
-        path_search: CPS; without it each position's most probable token.
-        adaptive_length: ADL; without it always the longest draft.
-        corpus: texts that the n-gram model reads first, as the target's tokens.
-    """
-
-    name = "diffuspec"
-
-    def __init__(
-        self,
-        drafter: DiffusionDrafter,
-        draft_tokens: int | None = None,
-        *,
-        path_search: bool = True,
-        adaptive_length: bool = True,
-        corpus: Iterable[Sequence[int]] = (),
-    ) -> None:
-        self.drafter = drafter.eval()
-        self.path_search, self.adaptive_length = path_search, adaptive_length
-        self.draft_tokens = min(draft_tokens or drafter.config.block_size, LONGEST)
-        self.draft_nodes = self.draft_tokens
-        self.ngrams = NgramModel(drafter.config.vocab_size)
-        for text in corpus:
-            self.ngrams.read(text)
-
-    def start(self, request: Request) -> DiffuSpecSession:
-        return DiffuSpecSession(self, request)
-
-
-class DiffuSpecSession(DiffusionSession[DiffuSpecDrafter]):
-    """One request's drafts."""
-
+class DiffuSpecSession(DiffusionSession):
     rewinds = False
     """The n-gram model cannot unread text."""
+    proposer: DiffuSpecDrafter
 
     def __init__(self, proposer: DiffuSpecDrafter, request: Request) -> None:
         super().__init__(proposer, request)
@@ -85,7 +48,7 @@ class DiffuSpecSession(DiffusionSession[DiffuSpecDrafter]):
 
     def observe(self, output: TargetOutput, kept: int) -> None:
         if self.generated is not None and self.proposer.adaptive_length:
-            self.length.update(self.generated, kept - 1)
+            self.length.observe(self.generated, kept - 1)
         self.generated = None
 
     def propose(self, k: int) -> Proposal:
@@ -100,7 +63,7 @@ class DiffuSpecSession(DiffusionSession[DiffuSpecDrafter]):
 
     def _compute_q(self, k: int) -> Tensor:
         """The processed distributions at the next k positions, (k, V). At temperature 0 those of
-        temperature 1 without top-k, top-p and min-p, as the search compares probabilities."""
+        temperature 1 without truncation, as the search compares probabilities."""
         sampling, before = self.request.sampling, self.request.history.ahead(0, k)
         logits_KV = self.context.denoise(self.append_masks(k))
         if sampling.greedy:
@@ -116,6 +79,36 @@ class DiffuSpecSession(DiffusionSession[DiffuSpecDrafter]):
 
         lattice = find_candidates(q_KV, MASS, CANDIDATES, ends)
         return find_best_path(lattice, score, WEIGHT, BEAM, ends)
+
+
+class DiffuSpecDrafter(StandaloneProposer):
+    """DiffuSpec with a trained standalone drafter over the target's vocabulary.
+
+    Args:
+        draft_tokens: the most tokens that its network drafts well; default its training's block.
+        path_search: CPS; without it each position's most probable token.
+        adaptive_length: ADL; without it always the longest draft.
+        corpus: texts that the n-gram model reads first, as the target's tokens.
+    """
+
+    name = "diffuspec"
+    session = DiffuSpecSession
+
+    def __init__(
+        self,
+        drafter: DiffusionDrafter,
+        draft_tokens: int | None = None,
+        *,
+        path_search: bool = True,
+        adaptive_length: bool = True,
+        corpus: Iterable[Sequence[int]] = (),
+    ) -> None:
+        super().__init__(drafter, draft_tokens)
+        self.draft_tokens = self.draft_nodes = min(self.draft_tokens, LONGEST)
+        self.path_search, self.adaptive_length = path_search, adaptive_length
+        self.ngrams = NgramModel(drafter.config.vocab_size)
+        for text in corpus:
+            self.ngrams.read(text)
 
 
 def find_candidates(q_KV: Tensor, mass: float, most: int, ends: Collection[int]) -> list[Column]:
@@ -167,21 +160,14 @@ def find_best_path(
 
 class NgramModel:
     """Counts of all n-grams of up to `order` tokens, each order smoothed with the next lower one
-    (Dirichlet prior), down to the uniform distribution.
-
-    Args:
-        vocab_size: V.
-        order: n, the tokens of the longest n-gram.
-        strength: s, how many observations the shorter context's distribution is worth.
-        base: a model whose counts are added to this one's; it is not changed.
-    """
+    (Dirichlet prior worth `strength` observations), down to the uniform distribution. `base`: a
+    model whose counts are added; it is not changed."""
 
     def __init__(
         self, vocab_size: int, order: int = 3, strength: float = 1.0, base: NgramModel | None = None
     ) -> None:
         self.vocab_size, self.order, self.strength, self.base = vocab_size, order, strength, base
         self.counts: Counter[tuple[int, ...]] = Counter()
-        """Count of each n-gram."""
         self.followed: Counter[tuple[int, ...]] = Counter()
         """How many tokens followed each context."""
         self._tail: list[int] = []

@@ -21,39 +21,15 @@ from decode.speculation.proposal import Proposal, point_proposal
 from decode.speculation.tree_drafts import best_first
 
 
-class RetrievalDrafter(Drafter):
-    """Proposes what followed in prompt and output, or in a datastore.
-
-    Args:
-        draft_tokens: K, how many tokens to draft ahead, of a tree its levels.
-        shortest: nothing is proposed after a match of fewer tokens.
-        tree_nodes: tokens of a tree of the most frequent continuations; 0 = a chain.
-        datastore: other texts, as the target's tokens (`decode.proposers.corpus.read_corpus`).
-    """
-
-    name = "retrieval"
-
-    def __init__(
-        self,
-        draft_tokens: int = 8,
-        shortest: int = 2,
-        tree_nodes: int = 0,
-        datastore: Datastore | None = None,
-    ) -> None:
-        self.draft_tokens, self.shortest, self.tree_nodes = draft_tokens, shortest, tree_nodes
-        self.draft_nodes = max(draft_tokens, tree_nodes)
-        self.datastore = datastore
-
-    def start(self, request: Request) -> RetrievalSession:
-        return RetrievalSession(self, request)
-
-
 class RetrievalSession(DraftSession):
     """`text`: the automaton of all its tokens; `match`: state and length of their longest ending in
     the datastore."""
 
+    proposer: RetrievalDrafter
+
     def __init__(self, proposer: RetrievalDrafter, request: Request) -> None:
-        self.proposer, self.datastore, self.request = proposer, proposer.datastore, request
+        super().__init__(proposer, request)
+        self.datastore = proposer.datastore
         self.text = TextAutomaton()
         self.match = (ROOT, 0)
         self.indexed = 0
@@ -70,45 +46,62 @@ class RetrievalSession(DraftSession):
             source, (state, length) = self.datastore, self.match
         if length < self.proposer.shortest:
             return None
-        parents: tuple[int, ...] | None = None
-        if self.proposer.tree_nodes:
-            tokens, parents = self._draft_tree(source, state, k)
-        else:
-            tokens = self._draft_chain(source, state, k)
-        if not tokens:
-            return None
-        return point_proposal(tokens, self.request.target.device, parents)
+        tokens, parents = self._draft(source, state, k)
+        return point_proposal(tokens, self.request.target.device, parents) if tokens else None
 
-    def _draft_chain(self, source: SuffixAutomaton, state: int, k: int) -> list[int]:
-        """The most frequent continuation at each step."""
-        tokens: list[int] = []
-        while len(tokens) < k and (found := source.continuations(state, self.proposer.shortest)):
-            tokens.append(found[0].token)
-            if tokens[-1] in self.request.target.eos_ids:
-                break
-            state = found[0].state
-        return tokens
-
-    def _draft_tree(
+    def _draft(
         self, source: SuffixAutomaton, state: int, k: int
-    ) -> tuple[list[int], tuple[int, ...]]:
-        """The nodes with the most frequent paths, by the product of their shares."""
-        most, ends = self.proposer.tree_nodes, self.request.target.eos_ids
+    ) -> tuple[list[int], tuple[int, ...] | None]:
+        """The nodes with the most frequent paths, by the product of their shares; of a chain the
+        most frequent continuation at each step."""
+        ends, shortest = self.request.target.eos_ids, self.proposer.shortest
+        if not self.proposer.tree_nodes:
+            tokens: list[int] = []
+            while len(tokens) < k and (found := source.continuations(state, shortest)):
+                tokens.append(found[0].token)
+                if tokens[-1] in ends:
+                    break
+                state = found[0].state
+            return tokens, None
         # to `best_first` a node is an index into this, which keeps equal tokens apart
         nodes: list[Continuation] = []
 
         def children(level: int, above: Sequence[int | None]) -> list[tuple[list[float], range]]:
             rows = []
             for parent in above:
-                if parent is not None and nodes[parent].token in ends:
-                    found = []
-                else:
+                found: list[Continuation] = []
+                if parent is None or nodes[parent].token not in ends:
                     at = state if parent is None else nodes[parent].state
-                    found = source.continuations(at, self.proposer.shortest)[:most]
+                    found = source.continuations(at, shortest)[: self.proposer.tree_nodes]
                 places = range(len(nodes), len(nodes) + len(found))
                 rows.append(([x.log_share for x in found], places))
                 nodes.extend(found)
             return rows
 
-        chosen, parents = best_first(k, most, children)
+        chosen, parents = best_first(k, self.proposer.tree_nodes, children)
         return [nodes[i].token for i in chosen], parents
+
+
+class RetrievalDrafter(Drafter):
+    """Proposes what followed in prompt and output, or in a datastore.
+
+    Args:
+        draft_tokens: K, how many tokens to draft ahead, of a tree its levels.
+        shortest: nothing is proposed after a match of fewer tokens.
+        tree_nodes: tokens of a tree of the most frequent continuations; 0 = a chain.
+        datastore: other texts, as the target's tokens (`decode.proposers.corpus.read_corpus`).
+    """
+
+    name = "retrieval"
+    session = RetrievalSession
+
+    def __init__(
+        self,
+        draft_tokens: int = 8,
+        shortest: int = 2,
+        tree_nodes: int = 0,
+        datastore: Datastore | None = None,
+    ) -> None:
+        self.draft_tokens, self.shortest, self.tree_nodes = draft_tokens, shortest, tree_nodes
+        self.draft_nodes = max(draft_tokens, tree_nodes)
+        self.datastore = datastore

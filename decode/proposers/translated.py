@@ -26,10 +26,60 @@ UNFINISHED = "\ufffd"
 """Stands for half a character at the end of a text."""
 
 
+class TranslatedSession(DraftSession):
+    rewinds = True
+
+    proposer: TranslatedDrafter
+
+    def __init__(self, proposer: TranslatedDrafter, request: Request) -> None:
+        super().__init__(proposer, request)
+        self.first = 0  # where in the text the network's context begins
+        self.context = self._new_context()
+
+    def _new_context(self) -> CausalContext | DiffusionContext:
+        network = self.proposer.network
+        if isinstance(network, Target):
+            return CausalContext(network, min(network.context_limit, LONGEST_CONTEXT))
+        return DiffusionContext(network, LONGEST_CONTEXT + self.proposer.draft_tokens)
+
+    def propose(self, k: int) -> Proposal | None:
+        translator, request = self.proposer.translator, self.request
+        text = translator.to_drafter(request.tokens)
+        drafts = self._draft(text, self.proposer.draft_tokens)
+        tokens = translator.to_target(request.tokens, text, drafts)
+        # a tokenizer may have more tokens than the model has rows
+        tokens = list(takewhile(lambda token: token < request.target.vocab_size, tokens))[:k]
+        return point_proposal(tokens, request.target.device) if tokens else None
+
+    def _draft(self, text: list[int], k: int) -> list[int]:
+        """At most k argmax drafts after the text, in the network's own tokens."""
+        limit = LONGEST_CONTEXT
+        if isinstance(self.proposer.network, Target):
+            limit = min(limit, self.proposer.network.context_limit) - k
+        if not self.first < len(text) <= self.first + limit:
+            self.first = max(0, len(text) - limit // 2)
+            self.context = self._new_context()
+        text = text[self.first :]
+        if not text:
+            return []
+        if isinstance(self.context, DiffusionContext):
+            follow(self.context, text)
+            masks_K = torch.full((k,), self.context.drafter.mask_id, device=self.context.device)
+            return self.context.denoise(masks_K).argmax(-1).tolist()
+        drafts: list[int] = []
+        unread = self.context.follow(text)
+        for _ in range(k):
+            unread = self.context.read(unread).argmax(-1).tolist()
+            drafts += unread
+        return drafts
+
+
 class TranslatedDrafter(Drafter):
     """A standalone network with its own tokenizer as a drafter over the target's vocabulary.
     draft_tokens: of the network's own tokens, and the most target tokens in a proposal. Raises
     UserError for a tokenizer that does not report where in the text its tokens are."""
+
+    session = TranslatedSession
 
     def __init__(
         self,
@@ -48,55 +98,6 @@ class TranslatedDrafter(Drafter):
         self.network, self.name = network, f"{kind}+translation"
         self.draft_tokens = self.draft_nodes = length
         self.translator = Translator(tokenizer, target.tokenizer)
-
-    def start(self, request: Request) -> TranslatedSession:
-        return TranslatedSession(self, request)
-
-
-class TranslatedSession(DraftSession):
-    rewinds = True
-
-    def __init__(self, drafter: TranslatedDrafter, request: Request) -> None:
-        self.drafter, self.request = drafter, request
-        self.first = 0  # where in the text the network's context begins
-        self.context = self._new_context()
-
-    def _new_context(self) -> CausalContext | DiffusionContext:
-        network = self.drafter.network
-        if isinstance(network, Target):
-            return CausalContext(network, min(network.context_limit, LONGEST_CONTEXT))
-        return DiffusionContext(network, LONGEST_CONTEXT + self.drafter.draft_tokens)
-
-    def propose(self, k: int) -> Proposal | None:
-        translator, request = self.drafter.translator, self.request
-        text = translator.to_drafter(request.tokens)
-        drafts = self._draft(text, self.drafter.draft_tokens)
-        tokens = translator.to_target(request.tokens, text, drafts)
-        # a tokenizer may have more tokens than the model has rows
-        tokens = list(takewhile(lambda token: token < request.target.vocab_size, tokens))[:k]
-        return point_proposal(tokens, request.target.device) if tokens else None
-
-    def _draft(self, text: list[int], k: int) -> list[int]:
-        """At most k argmax drafts after the text, in the network's own tokens."""
-        limit = LONGEST_CONTEXT
-        if isinstance(self.drafter.network, Target):
-            limit = min(limit, self.drafter.network.context_limit) - k
-        if not self.first < len(text) <= self.first + limit:
-            self.first = max(0, len(text) - limit // 2)
-            self.context = self._new_context()
-        text = text[self.first :]
-        if not text:
-            return []
-        if isinstance(self.context, DiffusionContext):
-            follow(self.context, text)
-            masks_K = torch.full((k,), self.context.drafter.mask_id, device=self.context.device)
-            return self.context.denoise(masks_K).argmax(-1).tolist()
-        drafts: list[int] = []
-        unread = self.context.follow(text)
-        for _ in range(k):
-            unread = self.context.read(unread).argmax(-1).tolist()
-            drafts += unread
-        return drafts
 
 
 class Translator:

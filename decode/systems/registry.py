@@ -1,10 +1,5 @@
-"""Every system: its name, source, drafters and options.
-
-A system is a class whose fields are its options, with defaults and limits.
-decode/systems/parsing.py reads `specdiff:gamma=16:steps=4` as an object of such a class;
-decode/systems/construction.py makes its proposer. No torch: commands and reports import this
-module.
-"""
+"""Every system: its name, source, drafters and options, as a class whose fields are the options. No
+torch: commands and reports import this module."""
 
 from __future__ import annotations
 
@@ -20,7 +15,7 @@ from specalign.common.schema import JsonObject
 
 PLAIN, LOOKUP, DRAFTER, COMBINED = "plain", "lookup", "drafter", "combined"
 MAIN = DRAFTER
-"""The system that a verdict begins with and tables print in bold."""
+"""Verdicts begin with it and tables print it in bold."""
 TITLES = {LOOKUP: "Prompt lookup", DRAFTER: "The drafter", COMBINED: "The drafter with lookup"}
 """What sentences call a system; others go by their names."""
 LOSSY = "lossy"
@@ -45,15 +40,13 @@ BLOCK, VARIABLE_PREFIX, DIFFUSION, AUTOREGRESSIVE = ROLES = (
 """The kinds of trained drafters: a block drafter, D²SD's second one, a standalone diffusion
 drafter, a causal language model."""
 ANY = "any"
-"""In place of a kind: the first drafter given, whatever its kind."""
+"""The first drafter given, whatever its kind."""
 
 ALIASES = {"gamma": "draft_tokens", "nodes": "tree_nodes"}
-"""Short spellings of options in method strings."""
 _FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 def option_name(spelling: str) -> str:
-    """An option's name, from any of its spellings."""
     return ALIASES.get(spelling, spelling)
 
 
@@ -91,7 +84,6 @@ class Limits:
 
 
 def option(default: Any, kind: type, **limits: Any) -> Any:
-    """A field of a system. A default of None makes it optional."""
     return field(default=default, metadata={"limits": Limits(kind, default, **limits)})
 
 
@@ -115,15 +107,11 @@ SYSTEMS: dict[str, type[System]] = {}
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A way to decode. A subclass declares one: its docstring is its line in the help, its fields
-    are its options.
+    """A way to decode. A subclass declares one: its docstring is its line in the help.
 
     Class arguments:
-        needs: the kinds of its drafters, or `ANY`. in_all: whether `all` includes it. grid: values
-        that `--tune` tries.
-
-    Raises:
-        UserError: an option out of its range.
+      needs: the kinds of its drafters, or `ANY`. in_all: whether `all` includes it. grid: values
+          that `--tune` tries.
     """
 
     name: ClassVar[str]
@@ -150,7 +138,6 @@ class System:
 
     @classmethod
     def limits(cls) -> dict[str, Limits]:
-        """Its options, with their limits."""
         return {f.name: f.metadata["limits"] for f in fields(cls)}
 
     @property
@@ -165,7 +152,6 @@ class System:
 
     @property
     def branches(self) -> bool:
-        """Whether its drafts may branch."""
         return bool(getattr(self, "tree_nodes", 0))
 
     @property
@@ -324,8 +310,7 @@ class Hierarchical(DraftingSystem, name="hierarchical", needs=(AUTOREGRESSIVE,),
     """a smaller causal model whose own decoding is sped up by a cheaper drafter (arXiv
     2510.19705)"""
 
-    # at 1 the inner drafter has nothing to draft
-    draft_tokens: int = draft_tokens_option(4, least=2)
+    draft_tokens: int = draft_tokens_option(4, least=2)  # at 1 the inner one drafts nothing
     inner: str = option("retrieval", str, choices=("lookup", "retrieval", "diffusion"))
 
     @property

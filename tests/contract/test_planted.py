@@ -295,7 +295,7 @@ def copied_if_drawn() -> list[Patch]:
         copy = original(self, k)
         if copy is None or copy.q is None or float(copy.q.probs.amax(1).min()) < 1:
             return copy
-        drawn = self.inner.propose(min(k, self.drafter.inner.draft_tokens))
+        drawn = self.inner.propose(min(k, self.proposer.inner.draft_tokens))
         return copy.cut(len(drawn)) if drawn and drawn.tokens_K[0] == copy.tokens_K[0] else drawn
 
     return [(CopyingSession, "propose", propose)]
