@@ -59,7 +59,7 @@ class Decoder:
     @property
     def name(self) -> str:
         """The drafter's name; `plain` without one."""
-        return self.drafter.name if self.drafter is not None else "plain"
+        return "plain" if self.drafter is None else self.drafter.name
 
     def verifier_for(self, sampling: Sampling) -> str:
         """The verifier used under these settings. Raises UserError for one that would change the
@@ -204,7 +204,7 @@ def _read_stops(stop: Any) -> tuple[str, ...]:
     return stops
 
 
-def _check_count(name: str, value: Any) -> int:
+def _check_count(name: str, value: object) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise UserError(f"{name}={value!r}: must be a whole number, at least 1")
     return int(value)

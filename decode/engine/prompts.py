@@ -88,24 +88,26 @@ def _text_tokens(
             raise UserError(f"the prompt is not valid Unicode at character {error.start}") from None
     if raw:
         if not isinstance(prompt, str) or tools:
-            raise UserError(
-                "raw=True continues a string as plain text: messages and tools go through the chat "
-                "template"
-            )
+            raise UserError("raw=True continues a string: messages and tools need the template")
         return target.text_tokens(prompt)
-    if isinstance(prompt, str) and not tools:
-        return _apply_template(target, prompt)
-    conversation = _read_conversation(prompt)
-    if tools:
-        if conversation.tools:
-            raise UserError("tools: the conversation declares its own")
-        conversation = replace(conversation, tools=_read_tools(tools))
-    if conversation.prompt != conversation and target.has_chat_template:
-        say_once(
-            "note: a conversation ends with an assistant message: the target answers in a new turn "
-            "after it"
-        )
-    tokens = _apply_template(target, conversation)
+    conversation = prompt
+    if tools or not isinstance(prompt, str):
+        conversation = _read_conversation(prompt)
+        if tools:
+            if conversation.tools:
+                raise UserError("tools: the conversation declares its own")
+            conversation = replace(conversation, tools=_read_tools(tools))
+        if conversation.prompt != conversation and target.has_chat_template:
+            say_once(
+                "note: a conversation ends with an assistant message: the target answers in a new "
+                "turn after it"
+            )
+    try:
+        tokens = target.chat_tokens(conversation)
+    except TemplateError as error:
+        raise UserError(f"the target's chat template refuses these messages: {error}") from None
+    if isinstance(conversation, str):
+        return tokens
     if ignored is None:
         note_ignored(target, conversation)
     else:
@@ -164,10 +166,3 @@ def _read_tools(tools: Any) -> tuple[JsonObject, ...]:
         with in_one_line(f"tools: no JSON schema can be made of {name!r}"):
             schemas.append(get_json_schema(tool))
     return tuple(schemas)
-
-
-def _apply_template(target: Target, prompt: str | Conversation) -> list[int]:
-    try:
-        return target.chat_tokens(prompt)
-    except TemplateError as error:
-        raise UserError(f"the target's chat template refuses these messages: {error}") from None

@@ -19,6 +19,10 @@ from decode.proposers.suffix_automaton import (
 )
 from decode.speculation.proposal import Proposal, point_proposal
 from decode.speculation.tree_drafts import best_first
+from specalign.common.errors import UserError
+from specalign.common.files import expand_path, read_text
+from specalign.lm.model import Target
+from specalign.rows.tables import kind_of, read_rows
 
 
 class RetrievalSession(DraftSession):
@@ -89,7 +93,7 @@ class RetrievalDrafter(Drafter):
         draft_tokens: K, how many tokens to draft ahead, of a tree its levels.
         shortest: nothing is proposed after a match of fewer tokens.
         tree_nodes: tokens of a tree of the most frequent continuations; 0 = a chain.
-        datastore: other texts, as the target's tokens (`decode.proposers.corpus.read_corpus`).
+        datastore: other texts, as the target's tokens (`read_corpus`).
     """
 
     name = "retrieval"
@@ -105,3 +109,23 @@ class RetrievalDrafter(Drafter):
         self.draft_tokens, self.shortest, self.tree_nodes = draft_tokens, shortest, tree_nodes
         self.draft_nodes = max(draft_tokens, tree_nodes)
         self.datastore = datastore
+
+
+def read_corpus(file: str, target: Target) -> list[list[int]]:
+    """The texts of a file, tokenized as plain text: of `.txt` one text; of `.jsonl`, `.json`,
+    `.csv`, `.parquet` the key `text` of each row. Raises UserError for broken content, or nothing
+    in it."""
+    path = expand_path(file)
+    plain = kind_of(path) == ".txt"
+    rows = [{"text": read_text(path)}] if plain else list(read_rows(path))
+    tokens = []
+    for number, row in enumerate(rows, 1):
+        text = row.get("text") if isinstance(row, dict) else None
+        if not isinstance(text, str):
+            raise UserError(f"{path}, row {number}: needs a string under the key 'text'")
+        if text.strip():
+            # half a surrogate pair, which JSON can hold, is no text
+            tokens.append(target.text_tokens(text.encode(errors="replace").decode()))
+    if not tokens:
+        raise UserError(f"{path} holds no text")
+    return tokens

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decode.speculation import lossy_rules, rules
+from decode.speculation import rules
 from decode.speculation.drafts import Drafts, rows_at
 from decode.speculation.proposal import LAWS, SIBLINGS, Proposal
 from decode.speculation.rules import Outcomes, Rule
@@ -37,6 +37,10 @@ from decode.speculation.sampling import draw_at, uniform
 from decode.speculation.tree import chain
 from specalign.common.errors import UserError, nearest
 from specalign.kernels import choice
+
+TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3
+"""Medusa's own setting."""
+TOP_BETA = 3
 
 
 class Verdict(NamedTuple):
@@ -130,6 +134,30 @@ def resolve(outcomes: Outcomes, p_BMV: Tensor, u_B2: Tensor) -> Verdict:
     return Verdict(end_B, draw_at(rest_BV, u_B2[:, 1]))
 
 
+def typical(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
+    """Lossy: accept x if p(x) > min(ε, δ·exp(−entropy of p)) (Medusa, eq. 1)."""
+    entropy_BM = -torch.special.xlogy(p_BMV.double(), p_BMV.double()).sum(-1)
+    least_BM = (TYPICAL_DELTA * (-entropy_BM).exp()).clamp(max=TYPICAL_EPSILON)
+    batch = torch.arange(len(p_BMV), device=p_BMV.device)
+
+    def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
+        p_B = rules.pick_tokens(r_BV, drafts.tokens_BN[:, i])
+        return (p_B > least_BM[batch, above_BN[:, i]]).double(), r_BV
+
+    return rules.in_turn(p_BMV, drafts, test)
+
+
+def top_beta(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
+    """Lossy: accept any of p's `TOP_BETA` most probable tokens (SpecDec, without its score
+    bound)."""
+
+    def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
+        own_B1 = r_BV.gather(1, drafts.tokens_BN[:, i : i + 1])
+        return ((r_BV > own_B1).sum(1) < TOP_BETA).double() * (own_B1[:, 0] > 0), r_BV
+
+    return rules.in_turn(p_BMV, drafts, test)
+
+
 _ANY, _DRAWN = frozenset(LAWS), frozenset({"independent", "causal"})
 _SIBLINGS = frozenset(SIBLINGS)
 
@@ -146,8 +174,8 @@ VERIFIERS: dict[str, Verifier] = {
         Verifier("k_seq", rules.k_seq, _DRAWN, frozenset({"iid"})),
         Verifier("traversal", rules.block, _DRAWN, _SIBLINGS),
         Verifier("gumbel", None, _ANY, _SIBLINGS),
-        Verifier("lossy_typical", lossy_rules.typical, _ANY, _SIBLINGS, lossy=True),
-        Verifier("lossy_top_beta", lossy_rules.top_beta, _ANY, _SIBLINGS, lossy=True),
+        Verifier("lossy_typical", typical, _ANY, _SIBLINGS, lossy=True),
+        Verifier("lossy_top_beta", top_beta, _ANY, _SIBLINGS, lossy=True),
     )
 }
 

@@ -13,14 +13,13 @@ from decode.proposers.adaptive import AdaptiveDrafter, AdaptiveLength, CostAware
 from decode.proposers.autoregressive import AutoregressiveDrafter
 from decode.proposers.base import Drafter
 from decode.proposers.block import BlockProposer
-from decode.proposers.corpus import read_corpus
 from decode.proposers.d2sd import D2SDDrafter
 from decode.proposers.diffusion import DiffusionProposer
 from decode.proposers.diffuspec import DiffuSpecDrafter
 from decode.proposers.hierarchical import HierarchicalDrafter
 from decode.proposers.lookup import CopyingDrafter, LookupDrafter
 from decode.proposers.overlapped import MergedDrafter, OverlappedDrafter
-from decode.proposers.retrieval import RetrievalDrafter
+from decode.proposers.retrieval import RetrievalDrafter, read_corpus
 from decode.proposers.specdiff2 import SpecDiff2Drafter
 from decode.proposers.suffix_automaton import Datastore
 from decode.proposers.tolerator import ToleratorDrafter

@@ -19,10 +19,10 @@ from specalign.models.block import BlockDrafter
 
 class BlockSession:
     """One request's drafting state: the context that the drafter reads, in step with the target's
-    cache.
+    cache. Batch of one.
 
     Call `observe` after every target forward whose first `kept` tokens are committed and in the
-    cache; then `hidden` drafts after the cache's `length` positions. Batch of one.
+    cache; then `hidden` drafts after the cache's `length` positions.
     """
 
     def __init__(self, drafter: BlockDrafter, cache: KVCache, capacity: int) -> None:
@@ -106,11 +106,9 @@ class BlockSession:
 
     @without_gradients
     def hidden_of_blocks(self, tokens_NR: Tensor) -> Tensor:
-        """Hidden states of the drafts of N blocks that all follow the cached context, in one pass:
-        (N, K, D).
-
-        The blocks do not see each other. `tokens_NR`: from `BlockDrafter.masked`.
-        """
+        """Hidden states (N, K, D) of the drafts of N blocks `tokens_NR`
+        (`BlockDrafter.mask_blocks`) that all follow the cached context and do not see each other,
+        in one pass."""
         return self._draft(self.drafter.target.embed(tokens_NR))
 
     def _draft(self, embedded_NRD: Tensor) -> Tensor:

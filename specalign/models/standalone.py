@@ -34,8 +34,8 @@ class DiffusionConfig:
     block_size: K, the tokens of a block in training; decoding may draft fewer or more. vocab_size:
     the target's. prediction: `log_score` (SEDD) or `logits`; both give the same q. window: clean
     tokens before a block that a network of full attention reads. mask_id: of a DDiT, if it is not
-    the last id. mask_rates: of a published checkpoint (BD3-LM's clipped schedule), written when it
-    is saved. network: its architecture, to tell one checkpoint from another.
+    the last id. mask_rates: of a published checkpoint (BD3-LM's clipped schedule). network: its
+    architecture, to tell one checkpoint from another.
     """
 
     block_size: int
@@ -64,19 +64,11 @@ class DiffusionConfig:
 
 
 class DiffusionDrafter(nn.Module):
-    """q as training and decoding see it.
-
-    Args:
-        config: its `vocab_size` is the target's, or that of the drafter's own tokenizer.
-        padded: the network may have more rows than its tokenizer has tokens; those are never
-            predicted.
-
-    Raises:
-        UserError: a network over another vocabulary than the config's, or a mask outside it.
-    """
+    """q as training and decoding see it. `padded`: the network may have more rows than its
+    tokenizer has tokens; those are never predicted. Raises UserError for a network over another
+    vocabulary than the config's, or a mask outside it."""
 
     draft_vocab: Tensor | None = None
-    """None: it drafts over the whole vocabulary."""
 
     def __init__(
         self,
@@ -133,8 +125,6 @@ class DiffusionDrafter(nn.Module):
         """The σ at which this share of tokens is expected to be masked."""
         most = float(self.schedule.mask_probability(torch.ones((), dtype=torch.float64)))
         return -torch.log1p(-most * share)
-
-    # ---- over packed rows, with gradients ----
 
     def block_rows(
         self, batch: Batch, anchors: Anchors, noisy: Corrupted, annealed: Annealed | None = None
@@ -217,12 +207,9 @@ class DiffusionDrafter(nn.Module):
             see = see & annealed(see.shape[-1])[0]
         return self.hidden(noisy.tokens_t, sigma_BL, batch.positions_BL, see[:, None]), sigma_BL
 
-    # ---- the network ----
-
     def hidden(
         self, tokens: Tensor, sigma: Tensor, positions: Tensor, see: Tensor | None
     ) -> Tensor:
-        """What `logits` reads, (B, L, D)."""
         return self.network.hidden(tokens, sigma, positions_BL=positions, see=see)
 
     def logits(self, hidden: Tensor, sigma: Tensor) -> Tensor:
@@ -241,11 +228,9 @@ class DiffusionDrafter(nn.Module):
 
 def prefix_block_mask(document_BL: Tensor, anchors_index_BA: Tensor, block_size: int) -> Tensor:
     """The attention mask of training rows [L clean tokens, A blocks of K noisy ones], as in cached
-    drafting: bool (B, 1, L+A·K, L+A·K).
-
-    A clean token sees those of its document up to itself (padding, document < 0, only itself);
-    block a its anchor's document up to and including the anchor, and itself in both directions.
-    """
+    drafting: bool (B, 1, L+A·K, L+A·K). A clean token sees those of its document up to itself
+    (padding only itself); block a its anchor's document up to and including the anchor, and itself
+    in both directions."""
     length, device = document_BL.shape[1], document_BL.device
     index_L = torch.arange(length, device=device)
     block_N = torch.arange(anchors_index_BA.shape[1] * block_size, device=device) // block_size
