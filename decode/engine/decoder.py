@@ -97,9 +97,8 @@ class Decoder:
             UserError: a wrong argument, or a verifier that would change the output's distribution.
         """
         if stream is not None and not callable(stream):
-            raise UserError(
-                f"stream={stream!r}: must be a function; to iterate: for piece in decoder.stream(…)"
-            )
+            hint = "to iterate: for piece in decoder.stream(…)"
+            raise UserError(f"stream={stream!r}: must be a function; {hint}")
         tokens = self._read_prompt(prompt, options)
         return self._engines([tokens], max_new_tokens, stream, options)[0].run()
 
@@ -189,9 +188,8 @@ class Decoder:
         verifier = self.verifier_for(sampling)
         check_banned(sampling, self.target)
         if sampling.min_new_tokens > limit:
-            raise UserError(
-                f"min_new_tokens={sampling.min_new_tokens}: more than max_new_tokens={limit}"
-            )
+            least = sampling.min_new_tokens
+            raise UserError(f"min_new_tokens={least}: more than max_new_tokens={limit}")
         return Engine(self.target, tokens, limit, sampling, self.drafter, verifier, stops, stream)
 
 
@@ -217,10 +215,7 @@ def _list_prompts(prompts: Any) -> list[Prompt]:
     found = [] if single else list(prompts)
     first = found[0] if found else None
     if single or (isinstance(first, Mapping) and ("role" in first or is_message(dict(first)))):
-        raise UserError(
-            "generate_batch takes a list of prompts (texts, conversations or token lists), not "
-            f"{short(prompts, 60)}"
-        )
+        raise UserError(f"generate_batch takes a list of prompts, not {short(prompts, 60)}")
     return found
 
 

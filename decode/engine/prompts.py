@@ -57,10 +57,8 @@ def prompt_tokens(
         raise UserError("the prompt is empty")
     limit = target.context_limit
     if len(tokens) >= limit:
-        raise UserError(
-            f"the prompt has {len(tokens)} tokens: the target's context of {limit} leaves no room "
-            "for an answer"
-        )
+        size = f"the prompt has {len(tokens)} tokens"
+        raise UserError(f"{size}: the target's context of {limit} leaves no room for an answer")
     return tokens
 
 
@@ -139,10 +137,8 @@ def _read_tokens(prompt: Any, vocab_size: int) -> list[int]:
     if tokens.ndim == 2 and len(tokens) == 1:
         tokens = tokens[0]
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
-        raise UserError(
-            f"the prompt must be text, messages or one row of tokens, not {short(prompt, 60)} "
-            "(generate_batch takes several)"
-        )
+        kinds = "text, messages or one row of tokens (generate_batch takes several)"
+        raise UserError(f"the prompt must be {kinds}, not {short(prompt, 60)}")
     for token in (int(tokens.min()), int(tokens.max())):
         if not 0 <= token < vocab_size:
             raise UserError(f"prompt token {token} is not within 0..{vocab_size - 1}")
@@ -152,9 +148,7 @@ def _read_tokens(prompt: Any, vocab_size: int) -> list[int]:
 
 def _read_tools(tools: Any) -> tuple[JsonObject, ...]:
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
-        raise UserError(
-            f"tools must be a list of JSON schemas or functions, not {short(tools, 60)}"
-        )
+        raise UserError(f"tools must be a list of schemas or functions, not {short(tools, 60)}")
     schemas: list[JsonObject] = []
     for tool in tools:
         if isinstance(tool, Mapping):

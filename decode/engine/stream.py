@@ -45,10 +45,7 @@ class Stream(AbstractContextManager["Stream"]):
     def output(self) -> Generation:
         """The output with its counts and times. Raises UserError before the end."""
         if not self._engine.out.finish:
-            raise UserError(
-                "the stream has not ended: iterate to its end, or close() it, before reading its "
-                "output"
-            )
+            raise UserError("the stream has not ended: iterate to its end, or close() it, first")
         return self._engine.out
 
 

@@ -189,10 +189,8 @@ class BlockProposer(Drafter):
         confidence: float = 0.0,
     ) -> None:
         if confidence and (network.confidence is None or tree_nodes != 0):
-            raise UserError(
-                f"confidence={confidence:g} needs tree_nodes=0 and a drafter with a confidence "
-                "head (recipe=smollm2_confidence)"
-            )
+            needed = "tree_nodes=0 and a confidence head (recipe=smollm2_confidence)"
+            raise UserError(f"confidence={confidence:g} needs {needed}")
         self.network, self.siblings, self.confidence = network.eval(), siblings, confidence
         self.tree_nodes = tree_nodes
         block = network.config.block_size

@@ -163,11 +163,8 @@ class D2SDDrafter(Drafter):
         branches = range(self.draft_tokens - self.lowest, 0, -1)
         self.draft_nodes = self.draft_tokens + sum(branches[:boundaries])
         if self.draft_nodes > MOST_NODES:
-            raise UserError(
-                f"boundaries={boundaries} after {self.draft_tokens} tokens: a tree of "
-                f"{self.draft_nodes} nodes, at most {MOST_NODES}; give fewer boundaries or "
-                "draft_tokens"
-            )
+            size = f"a tree of {self.draft_nodes} nodes, more than {MOST_NODES}"
+            raise UserError(f"boundaries={boundaries} after {self.draft_tokens} tokens: {size}")
 
     def law(self, sampling: Sampling) -> Law:
         return "causal" if self.keep_q and not sampling.greedy else "point"

@@ -52,11 +52,20 @@ class DiffuSpecSession(DiffusionSession):
         self.generated = None
 
     def propose(self, k: int) -> Proposal:
-        search, ends = self.proposer.path_search, self.request.target.eos_ids
-        if search:
-            self.ngrams.extend(self.request.tokens[len(self.context.tokens) :])
+        tokens, ends = self.request.tokens, self.request.target.eos_ids
+        if self.proposer.path_search:
+            self.ngrams.extend(tokens[len(self.context.tokens) :])
+        last = tokens[-self.ngrams.order :]
+
+        def score(path: tuple[int, ...], tokens: Sequence[int]) -> list[float]:
+            return self.ngrams.log_probs([*last, *path], tokens)
+
         q_KV = self._compute_q(min(k, self.length.tokens))
-        path = self._search(q_KV) if search else q_KV.argmax(-1).tolist()
+        if self.proposer.path_search:
+            lattice = find_candidates(q_KV, MASS, CANDIDATES, ends)
+            path = find_best_path(lattice, score, WEIGHT, BEAM, ends)
+        else:
+            path = q_KV.argmax(-1).tolist()
         self.generated = next((i for i, token in enumerate(path) if token in ends), len(path))
         # nothing follows an end of sequence
         return point_proposal(path[: self.generated + 1], self.context.device)
@@ -69,16 +78,6 @@ class DiffuSpecSession(DiffusionSession):
         if sampling.greedy:
             return apply_penalties(logits_KV, sampling, before, overwrite=True).softmax(-1)
         return probs(logits_KV, sampling, before, overwrite=True)
-
-    def _search(self, q_KV: Tensor) -> list[int]:
-        ends = self.request.target.eos_ids
-        last = self.request.tokens[-self.ngrams.order :]
-
-        def score(path: tuple[int, ...], tokens: Sequence[int]) -> list[float]:
-            return self.ngrams.log_probs([*last, *path], tokens)
-
-        lattice = find_candidates(q_KV, MASS, CANDIDATES, ends)
-        return find_best_path(lattice, score, WEIGHT, BEAM, ends)
 
 
 class DiffuSpecDrafter(StandaloneProposer):

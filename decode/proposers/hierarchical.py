@@ -35,10 +35,8 @@ class HierarchicalSession(DraftSession):
         model, target = proposer.model, request.target
         check_vocabulary(model, target)
         if model.device != target.device:
-            raise UserError(
-                f"drafter {model.spec!r} is on {model.device}, target {target.spec!r} on "
-                f"{target.device}: a hierarchical drafter needs the same device"
-            )
+            devices = f"drafter {model.spec!r} is on {model.device}, target on {target.device}"
+            raise UserError(f"{devices}: a hierarchical drafter needs the same device")
         self.law: Law = request.law(proposer)
         capacity = request.cache.capacity + proposer.inner.draft_tokens
         self.context = CausalContext(model, capacity)

@@ -61,10 +61,8 @@ class SpecDiff2Drafter(StandaloneProposer):
         super().__init__(drafter, draft_tokens)
         self.draft_nodes = candidates * self.draft_tokens
         if self.draft_nodes > MOST_NODES:
-            raise UserError(
-                f"candidates={candidates}: at most {MOST_NODES // self.draft_tokens} with "
-                f"{self.draft_tokens} tokens each"
-            )
+            most, size = MOST_NODES // self.draft_tokens, self.draft_tokens
+            raise UserError(f"candidates={candidates}: at most {most} with {size} tokens each")
         self.candidates = candidates
         self.draft_temperature, self.keep_q = draft_temperature, keep_q
 

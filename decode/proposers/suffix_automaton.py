@@ -55,12 +55,6 @@ class SuffixAutomaton(ABC):
         more = self._more.get(state)
         return NOWHERE if more is None else more.get(token, NOWHERE)
 
-    def successors(self, state: int) -> list[tuple[int, int]]:
-        """All (token, state) that follow, in order of first occurrence."""
-        if self._token[state] == _UNSET:
-            return []
-        return [(self._token[state], self._to[state]), *self._more.get(state, {}).items()]
-
     def extend(self, token: int) -> None:
         new, at = self._add_state(self.length[self.last] + 1), self.last
         self.ends[new] = 1
@@ -88,7 +82,8 @@ class SuffixAutomaton(ABC):
         equals; if nothing did, what followed their longest suffix, of at least `shortest` tokens,
         that has some."""
         while state != NOWHERE and self.length[state] >= shortest:
-            found = [x for x in self.successors(state) if x[0] != END]
+            found = [(self._token[state], self._to[state]), *self._more.get(state, {}).items()]
+            found = [x for x in found if x[0] not in (END, _UNSET)]
             if len(found) == 1:  # its share needs no count
                 return [Continuation(0.0, *found[0])]
             if found:

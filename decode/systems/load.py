@@ -125,9 +125,7 @@ def _make_decoder(
     if not isinstance(target, Target):
         target = load_target(spec, *place, decoding=True, **model)
     elif model["template_kwargs"] or model["system"] is not None:
-        raise UserError(
-            "template_kwargs and system belong to load_target: this target is loaded already"
-        )
+        raise UserError("template_kwargs and system belong to load_target: the target is loaded")
     if note:
         say(note, error=True)
     if given is None or isinstance(given, str):

@@ -136,10 +136,8 @@ class Sweep:
         known = {key for m in methods for key in m.system.limits().keys() - m.given}
         for key in self.values:
             if option_name(key) not in known:
-                raise UserError(
-                    f"--sweep: no method here leaves the option {key!r} open"
-                    f"{nearest(key, _spellings(known))}"
-                )
+                hint = nearest(key, _spellings(known))
+                raise UserError(f"--sweep: no method here leaves the option {key!r} open{hint}")
 
     def of(self, method: Method) -> list[Method]:
         """The method once for each combination of values of the options that it leaves open."""

@@ -64,12 +64,11 @@ class Limits:
         """Raises UserError for a value out of range."""
         if value is None and self.default is None:
             return
-        if self.choices:
-            if value not in self.choices:
-                raise UserError(f"{key}={value!r} is unknown{nearest(str(value), self.choices)}")
-        elif self.kind in (int, float) and not (
-            isinstance(value, int | float) and self.least <= value <= self.most
-        ):
+        if self.choices and value not in self.choices:
+            raise UserError(f"{key}={value!r} is unknown{nearest(str(value), self.choices)}")
+        numeric = self.kind in (int, float)
+        inside = isinstance(value, int | float) and self.least <= value <= self.most
+        if numeric and not inside:
             raise UserError(f"{key}={value!r}: must be a number, {self.least:g} to {self.most:g}")
 
     def parse(self, key: str, text: str) -> Any:
@@ -87,17 +86,9 @@ def option(default: Any, kind: type, **limits: Any) -> Any:
     return field(default=default, metadata={"limits": Limits(kind, default, **limits)})
 
 
-def draft_tokens_option(default: int | None = None, least: int = 1) -> Any:
-    """γ, the drafts per round. None: as many as the drafter was trained for."""
-    return option(default, int, least=least, most=MOST_NODES)
-
-
-def tree_nodes_option(default: int | None = 0) -> Any:
-    """Drafts verified per round, as a tree; 0: a chain."""
-    return option(default, int, least=0, most=MOST_NODES)
-
-
-def count_option(default: int, least: int = 1) -> Any:
+def count_option(default: int | None = None, least: int = 1) -> Any:
+    """A number of drafts, nodes, steps, …; of `draft_tokens`, γ, None: as many as the drafter was
+    trained for; of `tree_nodes` 0: a chain."""
     return option(default, int, least=least, most=MOST_NODES)
 
 
@@ -201,8 +192,8 @@ class Plain(System, name=PLAIN, in_all=False):
 class GivenDrafter(DraftingSystem, name=DRAFTER, needs=(ANY,), in_all=False):
     """the first drafter given, whatever its kind"""
 
-    draft_tokens: int | None = draft_tokens_option()
-    tree_nodes: int | None = tree_nodes_option(None)  # None: by temperature
+    draft_tokens: int | None = count_option()
+    tree_nodes: int | None = count_option(None, least=0)  # None: by temperature
     steps: int = count_option(1)
     order: str = option(ORDERS[0], str, choices=ORDERS)
 
@@ -216,7 +207,7 @@ class Combined(GivenDrafter, name=COMBINED, needs=(ANY,), in_all=False):
 class Lookup(DraftingSystem, name=LOOKUP, grid=_TO_16):
     """prompt lookup: copies what followed the last occurrence of the text's ending"""
 
-    draft_tokens: int = draft_tokens_option(8)
+    draft_tokens: int = count_option(8)
     longest: int = count_option(3)
 
 
@@ -224,9 +215,9 @@ class Retrieval(CorpusSystem, name="retrieval", grid=_TO_16):
     """what most often followed the longest earlier occurrence of the ending, in the text or a
     corpus (arXiv 2411.10666, 2311.08252)"""
 
-    draft_tokens: int = draft_tokens_option(8)
+    draft_tokens: int = count_option(8)
     shortest: int = count_option(2)
-    tree_nodes: int = tree_nodes_option()
+    tree_nodes: int = count_option(0, least=0)
 
 
 class Autoregressive(
@@ -234,21 +225,21 @@ class Autoregressive(
 ):
     """speculative decoding with a smaller causal language model (arXiv 2211.17192, 2302.01318)"""
 
-    draft_tokens: int = draft_tokens_option(4)
+    draft_tokens: int = count_option(4)
 
 
 class BlockSystem(DraftingSystem, name=BLOCK, needs=(BLOCK,), grid=_TO_16):
     """the block drafter, a chain, which its confidence head may stop early"""
 
-    draft_tokens: int | None = draft_tokens_option()
+    draft_tokens: int | None = count_option()
     confidence: float = option(0.0, float, least=0, most=1)
 
 
 class BlockTree(DraftingSystem, name="block_tree", needs=(BLOCK,), grid={"nodes": (3, 5, 8, 16)}):
     """the block drafter, a tree of its most probable paths"""
 
-    draft_tokens: int | None = draft_tokens_option()
-    tree_nodes: int = tree_nodes_option(5)
+    draft_tokens: int | None = count_option()
+    tree_nodes: int = count_option(5, least=0)
 
 
 class SpecDiff(
@@ -259,10 +250,10 @@ class SpecDiff(
 ):
     """SpecDiff: masks after the text, unmasked in a few steps (arXiv 2408.05636)"""
 
-    draft_tokens: int | None = draft_tokens_option()
+    draft_tokens: int | None = count_option()
     steps: int = count_option(1)
     order: str = option(ORDERS[0], str, choices=ORDERS)
-    tree_nodes: int = tree_nodes_option()
+    tree_nodes: int = count_option(0, least=0)
 
 
 class SpecDiff2(
@@ -271,7 +262,7 @@ class SpecDiff2(
     """SpecDiff-2: several one-step drafts, of which the target's p selects one (arXiv
     2511.00606)"""
 
-    draft_tokens: int | None = draft_tokens_option()
+    draft_tokens: int | None = count_option()
     candidates: int = count_option(8)
     draft_temperature: float | None = option(None, float, least=MIN_TEMPERATURE, most=100)
     keep_q: bool = option(False, bool)
@@ -289,7 +280,7 @@ class DiffuSpec(CorpusSystem, name="diffuspec", needs=(DIFFUSION,), grid=_TO_16)
     """DiffuSpec: a path through one step's candidates that an n-gram model finds plausible (arXiv
     2510.02358)"""
 
-    draft_tokens: int | None = draft_tokens_option()
+    draft_tokens: int | None = count_option()
     path_search: bool = option(True, bool)
     adaptive_length: bool = option(True, bool)
 
@@ -300,7 +291,7 @@ class D2SD(
     """D²SD: a second block drafter drafts again after the first one's likeliest mistakes (arXiv
     2606.04446)"""
 
-    draft_tokens: int | None = draft_tokens_option()
+    draft_tokens: int | None = count_option()
     boundaries: int = count_option(4)
     keep_q: bool = option(True, bool)
     branches = True
@@ -310,7 +301,7 @@ class Hierarchical(DraftingSystem, name="hierarchical", needs=(AUTOREGRESSIVE,),
     """a smaller causal model whose own decoding is sped up by a cheaper drafter (arXiv
     2510.19705)"""
 
-    draft_tokens: int = draft_tokens_option(4, least=2)  # at 1 the inner one drafts nothing
+    draft_tokens: int = count_option(4, least=2)  # at 1 the inner one drafts nothing
     inner: str = option("retrieval", str, choices=("lookup", "retrieval", "diffusion"))
 
     @property
@@ -322,7 +313,7 @@ class Double(CorpusSystem, name="double", needs=(AUTOREGRESSIVE,), grid={"gamma"
     """Double: retrieval for drafter and target, drafting while the target verifies (arXiv
     2601.05524)"""
 
-    draft_tokens: int = draft_tokens_option(4)
+    draft_tokens: int = count_option(4)
     branches = True
 
 
@@ -331,7 +322,7 @@ class Duo(DraftingSystem, name="duo", needs=(AUTOREGRESSIVE,), grid=_TO_8):
     2503.00784)"""
 
     controller: str = option("cost", str, choices=CONTROLLERS)
-    draft_tokens: int = draft_tokens_option(8)
+    draft_tokens: int = count_option(8)
     device: str | None = option(None, str)
 
 
@@ -340,7 +331,7 @@ class Tolerator(
 ):
     """Tolerator: drafts are filled in, then masked again in part and refined (arXiv 2510.05090)"""
 
-    draft_tokens: int | None = draft_tokens_option()
+    draft_tokens: int | None = count_option()
     steps: int = count_option(1)
     rounds: int = count_option(2, least=0)
 
@@ -348,7 +339,7 @@ class Tolerator(
 class SpecDec(DraftingSystem, name="specdec_lossy", needs=(DIFFUSION,), grid=_TO_8):
     """SpecDec's relaxed verification of a diffusion draft: LOSSY (arXiv 2203.16487)"""
 
-    draft_tokens: int | None = draft_tokens_option()
+    draft_tokens: int | None = count_option()
 
     @property
     def verifier_name(self) -> str:

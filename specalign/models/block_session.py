@@ -37,17 +37,13 @@ class BlockSession:
         self._repeated: RepeatedCall | None = None
         self._layers = tuple(config.target_layer_ids)
         self.own: KVCache | None = None  # taps: the drafter's keys and values of the context
+        self.taps: tuple[int, ...] = ()  # layers whose outputs `observe` needs
         if config.context == "taps":
-            value = config.value_dim or config.head_dim
+            self.taps, value = self._layers, config.value_dim or config.head_dim
             shapes = [LayerShape(config.num_key_value_heads, config.head_dim, value)]
             weight = drafter.norm.weight
             shapes *= len(drafter.blocks)
             self.own = KVCache(shapes, 1, capacity, weight.dtype, weight.device)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Layers whose outputs `observe` needs."""
-        return () if self.own is None else self._layers
 
     @without_gradients
     def observe(self, hidden_BLD: Tensor, taps_BLFD: Tensor | None, kept: int) -> None:

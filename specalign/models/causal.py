@@ -62,6 +62,7 @@ class CausalDrafter(nn.Module):
         self._takes_positions = "position_ids" in inspect.signature(body.forward).parameters
         # in lists, so that they are neither submodules nor parameters
         self._target, self._body = [target], [body]
+        self.has_targets_head = own is None
         self._own = None if own is None else [weight_VD.detach() for weight_VD in own]
 
     @property
@@ -77,10 +78,6 @@ class CausalDrafter(nn.Module):
     def embedding_VD(self) -> Tensor:
         """The frozen input embedding, (V, D)."""
         return self._frozen(0)
-
-    @property
-    def has_targets_head(self) -> bool:
-        return self._own is None
 
     def _frozen(self, which: int) -> Tensor:
         """Embedding or head: its own, on the device of its parameters, or the target's."""

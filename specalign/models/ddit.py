@@ -46,6 +46,8 @@ class DDiT(nn.Module):
 
         self.vocab_size, self.mask_token_id = config.vocab_size, config.vocab_size - 1
         self.attention, self.block_size = config.attention, config.block_size
+        # clean tokens enter the cache in multiples of this: a block sees all of itself
+        self.kept_at_once = config.block_size or 1
 
     def forward(self, tokens_BL: Tensor, sigma: Tensor | None = None, **options: Any) -> Tensor:
         """f, (B, L, V); arguments of `hidden`."""
@@ -115,11 +117,6 @@ class DDiT(nn.Module):
         c, weight = self.config, self.vocab_embed.embedding
         shape = LayerShape(c.n_heads, c.head_dim, c.head_dim)
         return KVCache([shape] * c.n_blocks, rows, capacity, weight.dtype, weight.device)
-
-    @property
-    def kept_at_once(self) -> int:
-        """Clean tokens enter the cache in multiples of this: a block sees all of itself."""
-        return self.config.block_size or 1
 
     @torch.no_grad()
     def denoise(

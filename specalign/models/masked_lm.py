@@ -39,7 +39,7 @@ class MaskedLM(nn.Module):
         self._dtype: torch.dtype | None = None
         self.vocab_size = int(model.config.vocab_size)
         self.mask_token_id, self.attention = family.mask_token_id, family.attention
-        self.block_size = family.block_size
+        self.block_size, self.kept_at_once = family.block_size, family.block_size or 1
         if target:
             model.set_input_embeddings(nn.Identity())
             model.set_output_embeddings(nn.Identity())
@@ -171,11 +171,6 @@ class MaskedLM(nn.Module):
         width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         shape = LayerShape(heads, width, width)
         return KVCache([shape] * c.num_hidden_layers, 1, capacity, self.dtype, self.model.device)
-
-    @property
-    def kept_at_once(self) -> int:
-        """Clean tokens enter the cache in multiples of this: a block sees all of itself."""
-        return self.family.block_size or 1
 
     @torch.no_grad()
     def denoise(

@@ -81,7 +81,14 @@ class DiffusionDrafter(nn.Module):
         self.network, self.config = network, config
         self._target = [target]  # in a list, so that it is no submodule
         self.schedule = schedule(**config.schedule)
-        size = network.vocab_size
+        self.vocab_size = size = network.vocab_size  # a mask beyond the target's included
+        # a clean prefix does not see what follows, so that its keys can be cached
+        self.cached = network.attention == "prefix_causal"
+        # the blocks by which a block-causal network sees (BD3-LM, SDAR), 0 for others; they can be
+        # cached if they are not conditioned on σ
+        self.block = network.block_size
+        by_sigma = isinstance(network, DDiT) and network.config.time_input == "sigma"
+        self.caches_blocks = bool(self.block) and not by_sigma
         self.mask_id = network.mask_token_id if config.mask_id is None else config.mask_id
         unscaled = isinstance(network, DDiT) and not network.config.scale_by_sigma
         if config.prediction == "log_score" and unscaled:
@@ -90,36 +97,12 @@ class DiffusionDrafter(nn.Module):
             raise UserError(f"mask_id={self.mask_id} is not within 0..{size - 1}")
         extra = size - config.vocab_size
         if extra not in (0, 1) and not (padded and extra > 0):
-            raise UserError(
-                f"the drafter has {size} tokens with its mask, target {target.spec!r} has "
-                f"{config.vocab_size} without: a drafter with its own vocabulary needs its "
-                "tokenizer (--drafter-tokenizer)"
-            )
+            sizes = f"{size} tokens with its mask, the target {config.vocab_size} without"
+            raise UserError(f"the drafter has {sizes}; it needs its tokenizer, --drafter-tokenizer")
 
     @property
     def target(self) -> Target:
         return self._target[0]
-
-    @property
-    def vocab_size(self) -> int:
-        """The network's, a mask beyond the target's vocabulary included."""
-        return self.network.vocab_size
-
-    @property
-    def cached(self) -> bool:
-        """Whether a clean prefix does not see what follows, so that its keys can be cached."""
-        return self.network.attention == "prefix_causal"
-
-    @property
-    def block(self) -> int:
-        """The blocks by which a block-causal network sees (BD3-LM, SDAR); 0 for others."""
-        return self.network.block_size
-
-    @property
-    def caches_blocks(self) -> bool:
-        """Whether a block-causal network's blocks can be cached: not if conditioned on σ."""
-        n = self.network
-        return bool(self.block) and not (isinstance(n, DDiT) and n.config.time_input == "sigma")
 
     def sigma_for_mask_fraction(self, share: Tensor) -> Tensor:
         """The σ at which this share of tokens is expected to be masked."""
