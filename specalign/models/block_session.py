@@ -18,10 +18,10 @@ from specalign.models.block import BlockDrafter
 
 class BlockSession:
     """One request's drafting state: the context that the drafter reads, in step with the target's
-    cache.
+    cache. Batch of one.
 
     Call `observe` after every target forward whose first `kept` tokens are committed and in the
-    cache; then `hidden` drafts after the cache's `length` positions. Batch of one.
+    cache; then `hidden` drafts after the cache's `length` positions.
     """
 
     def __init__(self, drafter: BlockDrafter, cache: KVCache, capacity: int) -> None:
@@ -36,17 +36,13 @@ class BlockSession:
         self._repeated: RepeatedCall | None = None
         self._layers = tuple(config.target_layer_ids)
         self.own: KVCache | None = None  # taps: the drafter's keys and values of the context
+        self.taps: tuple[int, ...] = ()  # layers whose outputs `observe` needs
         if config.context == "taps":
-            value = config.value_dim or config.head_dim
+            self.taps, value = self._layers, config.value_dim or config.head_dim
             shapes = [LayerShape(config.num_key_value_heads, config.head_dim, value)]
             weight = drafter.norm.weight
             shapes *= len(drafter.blocks)
             self.own = KVCache(shapes, 1, capacity, weight.dtype, weight.device)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Layers whose outputs `observe` needs."""
-        return () if self.own is None else self._layers
 
     @torch.no_grad()
     def observe(self, hidden_BLD: Tensor, taps_BLFD: Tensor | None, kept: int) -> None:
@@ -105,11 +101,9 @@ class BlockSession:
 
     @torch.no_grad()
     def hidden_of_blocks(self, tokens_NR: Tensor) -> Tensor:
-        """Hidden states of the drafts of N blocks that all follow the cached context, in one pass:
-        (N, K, D).
-
-        The blocks do not see each other. `tokens_NR`: from `BlockDrafter.masked`.
-        """
+        """Hidden states (N, K, D) of the drafts of N blocks `tokens_NR`
+        (`BlockDrafter.mask_blocks`) that all follow the cached context and do not see each other,
+        in one pass."""
         return self._draft(self.drafter.target.embed(tokens_NR))
 
     def _draft(self, embedded_NRD: Tensor) -> Tensor:
