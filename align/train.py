@@ -13,11 +13,10 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from align.config.hardware import main_process
+from align.config.hardware import is_launched, main_process
 from align.config.launching import (
     RESUMES,
     adopt_slurm,
-    is_launched,
     run_processes,
     use_deterministic_products,
 )

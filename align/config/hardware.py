@@ -9,7 +9,6 @@ from importlib.util import find_spec
 
 from align.config.option import require
 from align.config.recipe import Recipe
-from specalign.common.schema import JsonObject
 
 
 def main_process() -> bool:
@@ -54,27 +53,27 @@ def check_devices(recipe: Recipe) -> None:
     """Raises UserError for a GPU that is missing, or for more processes than this machine can run
     or a launcher started."""
     launch, gpus = recipe.launch, gpu_count()
-    device = f"target.device={recipe.target.device}"
-    option = device if recipe.target.device.startswith("cuda") else "launch.accelerator=gpu"
-    needs_gpu = launch.accelerator == "gpu" or recipe.target.device.startswith("cuda")
-    require(
-        gpus or not needs_gpu, f"{option}: torch sees no GPU (launch.accelerator=cpu runs here)"
-    )
+    wants_cuda = recipe.target.device.startswith("cuda")
+    option = f"target.device={recipe.target.device}" if wants_cuda else "launch.accelerator=gpu"
+    needs_gpu = launch.accelerator == "gpu" or wants_cuda
+    no_gpu = f"{option}: torch sees no GPU (launch.accelerator=cpu runs here)"
+    require(gpus or not needs_gpu, no_gpu)
+    given = f"launch.devices={launch.devices}"
     if accelerator(recipe) == "gpu":
-        require(launch.devices <= gpus, f"launch.devices={launch.devices}: torch sees {gpus} GPUs")
+        require(launch.devices <= gpus, f"{given}: torch sees {gpus} GPUs")
     else:
         most = 4 * (os.cpu_count() or 1)
-        require(
-            launch.devices <= most,
-            f"launch.devices={launch.devices}: at most {most} processes on this CPU",
-        )
-    if "RANK" in os.environ and "LOCAL_RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        require(launch.devices <= most, f"{given}: at most {most} processes on this CPU")
+    if is_launched():
         world = int(os.environ["WORLD_SIZE"])
-        require(
-            world == recipe.processes,
-            f"launch.devices={launch.devices} × launch.num_nodes={launch.num_nodes}: a launcher "
-            f"started {world} processes",
-        )
+        nodes = f"launch.num_nodes={launch.num_nodes}"
+        started = f"{given} × {nodes}: a launcher started {world} processes"
+        require(world == recipe.processes, started)
+
+
+def is_launched() -> bool:
+    """Whether a launcher has started this process and set its rank."""
+    return {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys()
 
 
 def devices(recipe: Recipe) -> int | list[int]:
@@ -89,11 +88,3 @@ def target_device(recipe: Recipe) -> str:
         return "cpu"
     chosen = devices(recipe)
     return f"cuda:{chosen[0] if isinstance(chosen, list) else os.environ.get('LOCAL_RANK') or 0}"
-
-
-def target_placement(recipe: Recipe) -> JsonObject:
-    """Arguments of `load_target` for training: a target to be sharded is loaded on the host, with
-    transformers' own layers."""
-    if recipe.target.parallel == "replicate":
-        return {"device": target_device(recipe)}
-    return {"device": "cpu", "fast": False}

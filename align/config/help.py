@@ -15,7 +15,6 @@ COMMON_KEYS = (
     "trainer.max_steps", "trainer.max_minutes",
 )  # fmt: skip
 """Keys of the short help."""
-_WIDTH = 110
 
 
 def help_text(prog: str, description: str, every: bool = True) -> str:
@@ -28,26 +27,20 @@ def help_text(prog: str, description: str, every: bool = True) -> str:
     for name in names:
         is_toy = name.startswith("debug_") and name != "debug_block"
         if every or not (is_toy or name.removeprefix("smollm2_") in {*names} - {name}):
-            lines += _columns(f"  {name}", 36 if every else 28, _first_comment(name))
+            first, _, _ = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")
+            lines += _columns(f"  {name}", 36 if every else 28, first.lstrip("# "))
     lines += ["", "  --print: show the resolved recipe; --help-all: all recipes and keys"]
     lines += ["", "keys:" if every else "common keys:"]
     for key in keys().values() if every else [keys()[name] for name in COMMON_KEYS]:
-        default = "null" if key.default is None else json.dumps(key.default)
+        title = f"  {key.name}={json.dumps(key.default)}"
         if every:
-            lines += [f"  {key.name}={default}", f"      {type_name(key.type)}: {key.doc}"]
+            lines += [title, f"      {type_name(key.type)}: {key.doc}"]
         else:
-            lines += _columns(f"  {key.name}={default}", 34, key.doc)
+            lines += _columns(title, 34, key.doc)
     return "\n".join(lines)
-
-
-def _first_comment(recipe: str) -> str:
-    first = (FOLDER / f"{recipe}.yaml").read_text(encoding="utf-8").partition("\n")[0]
-    return first.lstrip("# ") if first.startswith("#") else ""
 
 
 def _columns(name: str, column: int, text: str) -> list[str]:
     """A name, and a text that starts in a column."""
     first = name.ljust(column - 1) + " "
-    return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=" " * column) or [
-        name
-    ]
+    return textwrap.wrap(text, 110, initial_indent=first, subsequent_indent=" " * column)

@@ -9,29 +9,20 @@ import re
 import sys
 from collections.abc import Sequence
 
+from align.config.hardware import is_launched
 from align.config.recipe import Recipe
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
 from specalign.common.text import say
 
 RESUMES = "rerun the command to resume from the newest checkpoint"
-_REPORTED = (2, 130)
-"""Exit codes of a process that has printed its own message: wrong input, interrupted."""
 
 
 def use_deterministic_products() -> None:
-    """Make fp32 matrix products on a CPU independent of the number of threads. Call before torch is
-    imported.
-
-    MKL's default order of summation depends on the threads, which changes about one sampled text in
-    eight. Its strict mode costs no measurable time. An existing value of `MKL_CBWR` is kept.
-    """
+    """Make fp32 products on a CPU independent of the number of threads, at no measurable cost:
+    MKL's default order of summation changes about one sampled text in eight. Call before torch is
+    imported; an existing value of `MKL_CBWR` is kept."""
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
-
-
-def is_launched() -> bool:
-    """Whether a launcher has started this process and set its rank."""
-    return {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys()
 
 
 def adopt_slurm() -> None:
@@ -55,11 +46,12 @@ def thread_share(processes: int) -> int:
 
 
 def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> int:
-    """Run a command in one process per device of this machine, and end them all when one fails.
-    Returns the exit code. `module`: the command, as `python -m` takes it. Raises UserError: a run
-    over several machines whose variables do not say which machine this is."""
-    rendezvous = _choose_rendezvous(recipe.launch.num_nodes)
-    os.environ.setdefault("OMP_NUM_THREADS", str(thread_share(recipe.launch.devices)))
+    """Run a command, named as `python -m` takes it, in one process per device of this machine, and
+    end them all when one fails. Returns the exit code. Raises UserError: see `_choose_rendezvous`.
+    """
+    nodes, devices = recipe.launch.num_nodes, recipe.launch.devices
+    rendezvous = _choose_rendezvous(nodes)
+    os.environ.setdefault("OMP_NUM_THREADS", str(thread_share(devices)))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     logging.disable()  # the launcher reports each signal and exit code by several records
 
@@ -67,7 +59,6 @@ def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    nodes, devices = recipe.launch.num_nodes, recipe.launch.devices
     config = LaunchConfig(nodes, nodes, nproc_per_node=devices, max_restarts=0, **rendezvous)
     try:
         elastic_launch(config, sys.executable)("-m", module, *arguments)
@@ -76,7 +67,7 @@ def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> int:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code = failure.exitcode
-        if code in _REPORTED:
+        if code in (2, 130):  # wrong input, interrupted: the process has printed its own message
             return code
         ended = failure.signal_name() if code < 0 else f"exit code {code}"
         say(f"error: rank {rank} of {recipe.processes} ended with {ended}; {RESUMES}", error=True)
@@ -86,17 +77,16 @@ def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> int:
 
 def _choose_rendezvous(nodes: int) -> JsonObject:
     """How processes connect: through a free port on one machine, else through the environment's
-    variables."""
+    variables. Raises UserError if they are missing."""
     if nodes == 1:
         return {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": str(os.getpid())}
     env = os.environ
     missing = sorted({"NODE_RANK", "MASTER_ADDR", "MASTER_PORT"} - env.keys())
     if missing or not env["NODE_RANK"].isdecimal():
-        names = ", ".join(sorted(missing)) or "a number in NODE_RANK"
         raise UserError(
-            f"launch.num_nodes={nodes}: missing {names}; start the command on every machine with"
-            f" NODE_RANK=0…{nodes - 1} and the first machine's MASTER_ADDR and MASTER_PORT"
-            " (torchrun and srun set them)"
+            f"launch.num_nodes={nodes}: missing {', '.join(missing) or 'a number in NODE_RANK'}; "
+            f"start the command on every machine with NODE_RANK=0…{nodes - 1} and the first "
+            "machine's MASTER_ADDR and MASTER_PORT (torchrun and srun set them)"
         )
     return {
         "rdzv_backend": "static",

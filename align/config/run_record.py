@@ -23,13 +23,11 @@ _CHANGEABLE = (
     "trainer.logger", "trainer.log_every", "trainer.milestones", "stage", "drafter.train",
 )  # fmt: skip
 """Keys that may change when a run resumes: where and how far it runs and what it reports.
-Checkpoints and data know their target; the last two are compared with the checkpoint
-(`align.training.checkpoints.check_same_run`)."""
+Checkpoints check their target and the last two."""
 
 
 def save_run_record(recipe: Recipe, argv: Sequence[str] | None = None) -> None:
-    """Write recipe.yaml (recipe=PATH repeats the run) and versions.json into the output folder.
-    `argv`: the command line; default: this process's."""
+    """Write recipe.yaml (recipe=PATH repeats the run) and versions.json into the output folder."""
     folder = Path(recipe.output)
     record = {**training_versions(), "argv": list(sys.argv[1:] if argv is None else argv)}
     write_text(folder / "recipe.yaml", dump_yaml(resolve(recipe)))
@@ -37,8 +35,8 @@ def save_run_record(recipe: Recipe, argv: Sequence[str] | None = None) -> None:
 
 
 def check_record(recipe: Recipe) -> None:
-    """Check that the run that `trainer.resume=auto` resumes started with the same keys, except
-    `_CHANGEABLE`. Raises UserError: it started with others, or its record can't be read."""
+    """Raises UserError if the run that `trainer.resume=auto` resumes started with other keys,
+    except `_CHANGEABLE`, or its record can't be read."""
     output = Path(recipe.output)
     path = output / "recipe.yaml"
     has_run = path.is_file() and any((output / "checkpoints").glob("step-*.ckpt"))

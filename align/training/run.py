@@ -9,7 +9,7 @@ from pathlib import Path
 import lightning
 import torch
 
-from align.config.hardware import main_process, target_placement
+from align.config.hardware import main_process, target_device
 from align.config.launching import thread_share
 from align.config.recipe import Recipe
 from align.config.run_record import save_run_record
@@ -33,6 +33,7 @@ from align.training.schedule import count_text_rows
 from align.training.store_outputs import check_stored
 from align.training.trainer import build_trainer, read_settings
 from specalign.common.errors import UserError
+from specalign.common.schema import JsonObject
 from specalign.common.text import say
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
@@ -44,7 +45,10 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     The step itself, data → forward → loss, is `DrafterModule.training_step`. Raises UserError:
     wrong input. NonFiniteLoss, Interrupted: training stopped early."""
     quiet = quiet or not main_process()
-    target = load_target(recipe.target.name, **target_placement(recipe), **recipe.target_options)
+    placement: JsonObject = {"device": "cpu", "fast": False}  # to be sharded
+    if recipe.target.parallel == "replicate":
+        placement = {"device": target_device(recipe)}
+    target = load_target(recipe.target.name, **placement, **recipe.target_options)
     drafter, supply, resume = _open(recipe, target, quiet)
     if resume is not None:
         checkpoints.check_same_run(resume, drafter.config.to_dict(), read_settings(recipe))

@@ -18,7 +18,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
 from torch import nn
 
-from align.config.launching import is_launched
+from align.config.hardware import is_launched
 from align.config.recipe import Recipe
 from align.training.parallel.sharded import Sharded
 from specalign.common.files import load_tensors, naming

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from align.config.launching import adopt_slurm, is_launched, run_processes
+from align.config.hardware import is_launched
+from align.config.launching import adopt_slurm, run_processes
 from align.config.parser import load_recipe
 from specalign.common.errors import UserError
 
