@@ -10,10 +10,11 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from align.outputs.row import RowKey, RowOutputs
 from specalign.common.errors import UserError, system_number
 from specalign.common.files import write_atomically, write_json
 from specalign.common.schema import JsonObject, read_object
@@ -21,9 +22,17 @@ from specalign.common.text import say
 from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
 
-_HEADER_BYTES = 128
-"""Bytes of a file's header for one tensor, at most."""
+Row = dict[str, Tensor]
+"""One row: hidden, key.N, value.N, taps for the drafter; log_z, best and log_p (of the next token)
+at its L places."""
+RowKey = tuple[str, float]
+"""A hash of a row's text and layout, and the temperature of p."""
 _OTHER = "give another trainer.features_path"
+
+
+def count_bytes(row: Row) -> int:
+    """The bytes of a row's numbers."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in row.values())
 
 
 def describe_outputs(target: Target, config: BlockConfig | None, dtype: str) -> JsonObject:
@@ -73,28 +82,24 @@ class OutputStore:
     def __contains__(self, key: RowKey) -> bool:
         return self._path(key).exists()
 
-    def get(self, key: RowKey) -> RowOutputs | None:
-        """A row, or None. A damaged one is removed.
-
-        Raises:
-            OSError: the system can't read it now.
-        """
+    def get(self, key: RowKey, device: torch.device) -> Row | None:
+        """A row, or None. A damaged one is removed. Raises OSError: the system can't read it now."""
         path = self._path(key)
         if not path.exists():
             return None
         try:
-            return RowOutputs.from_named(load_file(path))
-        except (SafetensorError, OSError, KeyError) as error:
+            return {name: tensor.to(device) for name, tensor in load_file(path).items()}
+        except (SafetensorError, OSError) as error:
             if system_number(error) not in (None, errno.ENOENT):  # too many open files, for example
                 raise
             say(f"warning: {path} is damaged ({error}) and counts as not stored", error=True)
             path.unlink(missing_ok=True)
             return None
 
-    def put(self, key: RowKey, row: RowOutputs) -> None:
+    def put(self, key: RowKey, row: Row) -> None:
         """Store a row if there is room, else set `full`."""
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in row.to_named().items()}
-        size = row.bytes + _HEADER_BYTES * (len(tensors) + 1)
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in row.items()}
+        size = count_bytes(row) + 128 * (len(tensors) + 1)  # with the file's header, at most
         if self.full or self.bytes + size > self.limit:
             self.full = True
             return

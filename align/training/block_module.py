@@ -29,10 +29,7 @@ class BlockDrafterModule(DrafterModule):
 
     def draw_prefixes(self, step: Step) -> Tensor | None:
         """The number of clean tokens at each block's start while training, (B, A); None = always 0.
-
-        Drawn from each row's place in the stream, so that resumed runs and any number of processes
-        draw the same.
-        """
+        Drawn from each row's place in the stream."""
         decay = self.recipe.objective.prefix_decay
         if decay == 0:
             return None
@@ -40,11 +37,9 @@ class BlockDrafterModule(DrafterModule):
         return clean_prefixes(step.anchors, decay, step.batch.tokens_BL.shape[1], generators)
 
     def model_step(self, step: Step, temperature: float) -> RowStatistics:
-        """Statistics (B, A, K) of one micro-batch of whole drafts, with p at `temperature`."""
         return self.block_statistics(step, temperature, None)
 
     def draft_statistics(self, step: Step) -> tuple[RowStatistics, Tensor, Tensor]:
-        """Statistics, positions in the loss and anchors in τ, after `draw_prefixes`."""
         clean_BA = self.draw_prefixes(step)
         s = self.block_statistics(step, self.recipe.objective.temperature, clean_BA)
         if clean_BA is None:
@@ -60,12 +55,10 @@ class BlockDrafterModule(DrafterModule):
         outputs = self.target_outputs(step, temperature)
         hidden = drafter(batch, outputs.features, anchors, clean_BA)
         factors = drafter.markov_factors(batch, anchors, hidden)
-        drafted = DraftRows(
-            hidden.flatten(0, 2),
-            self.used_rows(step, outputs).flatten(),
-            None if factors is None else factors[0].flatten(0, 2),
-            None if factors is None else factors[1],
-        )
+        drafted = DraftRows(hidden.flatten(0, 2), self.used_rows(step, outputs).flatten())
+        if factors is not None:
+            drafted.z_Rr = factors[0].flatten(0, 2)
+            drafted.basis_rV = factors[1]
         statistics = row_statistics(
             drafted,
             outputs.places,

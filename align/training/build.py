@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -23,7 +22,6 @@ from align.training.checkpoints import Checkpoint
 from align.training.diffusion_module import DiffusionDrafterModule
 from align.training.model_card import RunNumbers, write_card
 from specalign.common.checksums import CHECKSUMS, write_checksums
-from specalign.common.errors import UserError
 from specalign.folder.chat import Chat
 from specalign.folder.trained_chat import save_chat
 from specalign.formats.block import load_drafter, save_drafter
@@ -63,18 +61,11 @@ def needs_vocabulary(options: DrafterConfig) -> bool:
 def draft_vocab(
     recipe: Recipe, target: Target, supply: Supply, resume: Checkpoint | None
 ) -> Tensor | None:
-    """The token ids that a drafter may propose, ascending; None = all.
-
-    A resumed run uses its checkpoint's: more data may have changed the frequencies.
-    """
-    saved = None if resume is None else resume.seal.draft_vocab
-    if resume is None or saved is None:
+    """The token ids that a drafter may propose, ascending; None = all. A resumed run uses its
+    checkpoint's: more data may have changed the frequencies."""
+    if resume is None or resume.seal.draft_vocab is None:
         return frequent_tokens(supply.training, target, recipe.drafter.draft_vocab, supply.text)
-    if not all(a < b for a, b in pairwise([-1, *saved, target.vocab_size])):
-        raise UserError(
-            f"{resume.path}: its draft_vocab is not an ascending list of the target's tokens"
-        )
-    return torch.tensor(saved)
+    return torch.tensor(resume.seal.draft_vocab)
 
 
 def conditioning(options: DrafterConfig, target: Target) -> BlockConfig | None:
@@ -88,14 +79,12 @@ def conditioning(options: DrafterConfig, target: Target) -> BlockConfig | None:
 
 def save_trained(module: DrafterModule, supply: Supply, steps: int, name: str = "drafter") -> Path:
     """Write the drafter and its card to <output>/NAME; returns the folder."""
-    recipe, drafter, progress = module.recipe, module.drafter, module.progress
+    recipe, drafter = module.recipe, module.drafter
     folder = Path(recipe.output) / name
     trained = module.trained_parameters()
     run = RunNumbers(
         steps=steps,
-        tokens_seen=progress.tokens_seen,
-        positions=progress.positions,
-        minutes=progress.seconds / 60,
+        progress=module.progress,
         parameters=sum(w.numel() for key, w in module.final_weights.items() if key in trained),
         validation=module.validation_numbers,
         coverage=coverage(supply.training, drafter.draft_vocab, drafter.target),

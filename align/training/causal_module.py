@@ -26,17 +26,13 @@ class CausalDrafterModule(DrafterModule):
         drafter, outputs = self.drafter, self.target_outputs(step, temperature)
         hidden_PD = drafter(step.batch).flatten(0, 1)[outputs.used_P]
         place_P = torch.arange(len(hidden_PD), device=hidden_PD.device)
-        wanted, chunk = self.objective.wanted, self.recipe.objective.chunk_rows
+        places, wanted = outputs.places, self.objective.wanted
         if drafter.has_targets_head:
-            rows = DraftRows(hidden_PD, place_P)
-            shape = (len(hidden_PD),)
-            found = row_statistics(
-                rows, outputs.places, drafter.head_weight_VD, None, shape, wanted, chunk
-            )
+            rows, head_VD = DraftRows(hidden_PD, place_P), drafter.head_weight_VD
+            chunk = self.recipe.objective.chunk_rows
+            found = row_statistics(rows, places, head_VD, None, place_P.shape, wanted, chunk)
         else:
-            head_VD = drafter.target.head_weight_VD
-            found = logit_statistics(
-                drafter.logits(hidden_PD), place_P, outputs.places, head_VD, wanted
-            )
+            logits_PV, head_VD = drafter.logits(hidden_PD), drafter.target.head_weight_VD
+            found = logit_statistics(logits_PV, place_P, places, head_VD, wanted)
         at_BAK = self.used_rows(step, outputs)
         return found.map(lambda value_P: value_P[at_BAK])

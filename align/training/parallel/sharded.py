@@ -1,5 +1,4 @@
-"""FSDP2 for the drafter: `torch.distributed.fsdp.fully_shard` for weights, gradients and the
-optimizer's state."""
+"""FSDP2 for the drafter: weights, gradients and the optimizer's state are sharded."""
 
 from __future__ import annotations
 
@@ -14,9 +13,6 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
-
-STEPS = ("training_step", "validation_step")
-"""Methods of a module that use its weights."""
 
 
 class Sharded(ModelParallelStrategy):
@@ -46,7 +42,7 @@ class Sharded(ModelParallelStrategy):
                 register_fsdp_forward_method(layer, method)
         # the rest is used by more methods than forward: gather it for a whole step
         fully_shard(module, mesh=mesh, reshard_after_forward=True, offload_policy=policy)
-        for method in STEPS:
+        for method in ("training_step", "validation_step"):
             register_fsdp_forward_method(module, method)
 
     def model_to_device(self) -> None:

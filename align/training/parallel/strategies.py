@@ -25,15 +25,15 @@ from specalign.common.files import load_tensors, naming
 from specalign.common.schema import JsonObject
 
 
+def _on_cpu() -> bool:
+    return os.environ.get("DS_ACCELERATOR") == "cpu"
+
+
 class Zero(DeepSpeedStrategy):
     """DeepSpeed's ZeRO, also with gloo on CPUs, which Lightning refuses."""
 
-    @property
-    def on_cpu(self) -> bool:
-        return os.environ.get("DS_ACCELERATOR") == "cpu"
-
     def setup_environment(self) -> None:
-        if not self.on_cpu:
+        if not _on_cpu():
             super().setup_environment()
             return
         assert self.accelerator is not None
@@ -41,30 +41,24 @@ class Zero(DeepSpeedStrategy):
         self.setup_distributed()
 
     def setup_distributed(self) -> None:
-        if not self.on_cpu:
+        if not _on_cpu():
             super().setup_distributed()
             return
-        reset_seed()
-        self.set_world_ranks()
-        self._disable_shared_memory()
-        self._init_deepspeed_distributed()
-
-    @staticmethod
-    def _disable_shared_memory() -> None:
-        """Use gloo's reductions. DeepSpeed compiles its own at the first start, and a kill
-        meanwhile leaves a lock at which all later starts wait forever."""
         import deepspeed.ops
 
-        compatible = getattr(deepspeed.ops, "__compatible_ops__", {})
-        compatible["deepspeed_shm_comm"] = False
+        reset_seed()
+        self.set_world_ranks()
+        # gloo's reductions: DeepSpeed compiles its own at the first start, and a kill meanwhile
+        # leaves a lock at which all later starts wait forever
+        getattr(deepspeed.ops, "__compatible_ops__", {})["deepspeed_shm_comm"] = False
+        self._init_deepspeed_distributed()
 
     @property
     def root_device(self) -> torch.device:
-        return torch.device("cpu", 0) if self.on_cpu else super().root_device
+        return torch.device("cpu", 0) if _on_cpu() else super().root_device
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> JsonObject:
-        """DeepSpeed would unpickle any object; `load_zero` builds only tensors and DeepSpeed's
-        own."""
+        """As DeepSpeed's, which would unpickle any object, with `load_zero`."""
         self.deepspeed_engine.checkpoint_engine.load = load_zero
         return super().load_checkpoint(checkpoint_path, weights_only)
 
@@ -103,8 +97,7 @@ class SafeCheckpoints(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: JsonObject, path: Any, storage_options: Any | None = None
     ) -> None:
-        """Lightning writes to the temporary folder first, which may be small and keeps the file
-        after a kill."""
+        """Lightning would write to the temporary folder first, which may be small."""
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
         with naming(Path(path)):
@@ -168,8 +161,9 @@ def checkpoint_kind(recipe: Recipe) -> str:
     """The kind of checkpoint; runs can resume only from their own kind."""
     if recipe.launch.strategy == "fsdp":
         return "fsdp"
-    deepspeed = recipe.launch.strategy.startswith("deepspeed")
-    return f"{recipe.launch.strategy} on {recipe.processes} processes" if deepspeed else "one file"
+    if is_one_file(recipe.launch.strategy):
+        return "one file"
+    return f"{recipe.launch.strategy} on {recipe.processes} processes"
 
 
 def is_one_file(strategy: str) -> bool:

@@ -20,8 +20,7 @@ from specalign.models.target_features import TargetFeatures, target_features
 
 
 def _move(target: Target, device: torch.device) -> None:
-    """Move what is not sharded to the device. Copies, so that mapped files and shared buffers are
-    freed."""
+    """Move what is not sharded to the device, by copies that free mapped files and buffers."""
     places: dict[object, Tensor] = {}  # tied weights stay tied
     for tensor in (*target.model.parameters(), *target.model.buffers()):
         if not isinstance(tensor, DTensor) and not tensor.is_meta:
@@ -58,11 +57,19 @@ class AbsentTarget:
 
 class SharedTarget:
     """The frozen target, sharded over the processes of a run: each layer is gathered for its
-    forward pass over the process's own rows. Raises UserError: a target that can't be sharded like
-    this."""
+    forward pass over the process's own rows. Raises UserError: a target that can't be sharded."""
 
     def __init__(self, target: Target, device: torch.device) -> None:
-        self._check(target)
+        problem = ""
+        if target.anatomy.recurrent:
+            problem = "has recurrent states"
+        elif target.anatomy.apart:  # processes would run the layers a different number of times
+            problem = "has absolute positions, so texts run one by one"
+        elif any(not p.is_floating_point() for p in target.model.parameters()):
+            problem = "is quantised"
+        if problem:
+            given = f"target.parallel=fsdp: target {target.spec!r} {problem}"
+            raise UserError(f"{given} (target.parallel=replicate)")
         self.device = device
         target.hash  # noqa: B018 (cached before the weights are gone)
         target.unfuse()
@@ -73,21 +80,6 @@ class SharedTarget:
         rest = {p for p in target.body.parameters() if not isinstance(p, DTensor)}
         fully_shard(target.body, mesh=mesh, ignored_params=rest)
         _move(target, device)
-
-    @staticmethod
-    def _check(target: Target) -> None:
-        problem = ""
-        if target.anatomy.recurrent:
-            problem = "has recurrent states"
-        elif target.anatomy.apart:  # processes would run the layers a different number of times
-            problem = "has absolute positions, so texts run one by one"
-        elif any(not p.is_floating_point() for p in target.model.parameters()):
-            problem = "is quantised"
-        if problem:
-            raise UserError(
-                f"target.parallel=fsdp: target {target.spec!r} {problem} (target.parallel="
-                "replicate)"
-            )
 
     def features(self, target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
         """`target_features` of this process's rows, called by all processes at once."""

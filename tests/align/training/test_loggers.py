@@ -1,48 +1,12 @@
-"""The shipped sweep, under the real `wandb sweep` and `wandb agent`, against a stand-in on loopback."""
+"""A run's W&B id, and its table of metrics."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from align.config.recipe_files import FOLDER
 from align.training.loggers import MetricsFile, find_run_id
-
-
-def environment(folder: Path, url: str) -> dict[str, str]:
-    """What a user's shell has, with the stand-in for a service and `python` of this environment first on the path."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
-    return {
-        **kept,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(FOLDER.parent),
-        "HOME": str(folder),
-        "WANDB_BASE_URL": url,
-        "WANDB_API_KEY": "0" * 40,
-        "WANDB_ENTITY": "nobody",
-        "WANDB_PROJECT": "drafters",
-        "WANDB_ERROR_REPORTING": "false",  # nothing leaves this machine
-        "OMP_NUM_THREADS": "1",
-    }
-
-
-def wandb(words: list[str], folder: Path, url: str) -> str:
-    run = subprocess.run(
-        [sys.executable, "-m", "wandb", *words],
-        cwd=folder,
-        env=environment(folder, url),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    output = run.stdout + run.stderr
-    assert run.returncode == 0, output
-    return output
 
 
 def test_a_run_goes_on_under_its_own_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

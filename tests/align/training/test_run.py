@@ -6,6 +6,7 @@ import csv
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from align.config.parser import load_recipe
 from align.data.synthesis import synthesize
 from align.training.base_module import DrafterModule
 from align.training.run import train
+from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 from tests.builders import train_debug_block as run
 
@@ -218,3 +220,24 @@ def test_a_confidence_head_is_taught_to_a_drafter_that_stays_what_it_was(
             float(r["validation/loss"]) for r in csv.DictReader(file) if r["validation/loss"]
         ]
     assert validated[-1] < 0.95 * validated[0]
+
+
+def test_a_run_resumes_with_the_row_after_the_last_one(
+    tmp_path: Path, debug_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    step = DrafterModule.on_train_batch_start
+
+    def record(module: DrafterModule, batch: Any, index: int) -> None:
+        read.extend(batch.places)
+        step(module, batch, index)
+
+    monkeypatch.setattr(DrafterModule, "on_train_batch_start", record)
+    run(tmp_path, debug_data, "trainer.max_steps=2", "trainer.batch_size=4")
+    checkpoint = tmp_path / "checkpoints" / "step-2.ckpt"
+    words = ["recipe=debug_block", f"output={tmp_path}", f"data.path={debug_data}"]
+    words += ["trainer.max_steps=3", f"trainer.resume={checkpoint}"]
+    train(load_recipe([*words, "trainer.batch_size=4"]), quiet=True)
+    assert read == [*range(12)]
+    with pytest.raises(UserError, match="saved under trainer.batch_size=4; give the same"):
+        train(load_recipe([*words, "trainer.batch_size=2"]), quiet=True)
