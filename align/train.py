@@ -14,12 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from align.config.hardware import is_launched, main_process
-from align.config.launching import (
-    RESUMES,
-    adopt_slurm,
-    run_processes,
-    use_deterministic_products,
-)
+from align.config.launching import RESUMES, adopt_slurm, run_processes, use_deterministic_products
 from align.config.parser import parse_command
 from align.config.preflight import check_training
 from align.config.recipe import Recipe

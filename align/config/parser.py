@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, get_args, get_type_hints
 
-from align.config.arguments import (
-    COMMAND_LINE,
-    as_text,
-    convert_value,
-    read_arguments,
-    read_value,
-)
+from align.config.arguments import COMMAND_LINE, as_text, convert_value, read_arguments, read_value
 from align.config.data import DataConfig
 from align.config.hardware import gpu_count
 from align.config.help import help_text

@@ -94,21 +94,13 @@ def test_text_then_own_words(tmp_path: Path, at: int) -> None:
     """One command from nothing, stopped and gone on with: the weights of one that found all of its data."""
     (tmp_path / "text.txt").write_text("".join(f"line {i} of the text\n" for i in range(90)))
     (tmp_path / "prompts.txt").write_text("".join(f"{i} words\n" for i in range(20)))
-    words = [
-        "recipe=debug_block",
-        f"data.text=[{tmp_path}/text.txt]",
-        "data.exclude=[]",
-    ]
+    words = ["recipe=debug_block", f"data.text=[{tmp_path}/text.txt]", "data.exclude=[]"]
     words += [
         f"data.prompts={tmp_path}/prompts.txt",
         "data.near_duplicate_threshold=2",
         "data.samples=20",
     ]
-    words += [
-        "data.batch_size=5",
-        "data.length=48",
-        "trainer.checkpoint_every=2",
-    ]
+    words += ["data.batch_size=5", "data.length=48", "trainer.checkpoint_every=2"]
     words += ["data.max_answer_tokens=12", "trainer.validate_every=12"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     recipe = load_recipe([*words, f"output={whole}"])
