@@ -1,8 +1,7 @@
 """`python -m align.plan recipe=NAME …`: what a recipe will take, before it starts.
 
-Parameters, memory, time and expected τ. Says what does not fit, with the key to change, and exits
-with code 1 then. The target's config.json is enough. On the machine that has the weights, a short
-pilot measures the time; --hardware plans the memory of another one.
+Parameters, memory, time and expected τ, and what does not fit, with the key to change (exit code 1).
+The target's config.json is enough. Where its weights are, a short pilot measures the time.
 """
 
 from __future__ import annotations

@@ -61,9 +61,7 @@ class DrafterConfig(Section):
         False, "block: a head that predicts each position's acceptance (objective.terms.confidence)"
     )
     train: Literal["all", "confidence_head"] = option("all", "block: what is not frozen")
-    mask_token_id: int | None = option(
-        None, "row of the target's embedding used as mask; null = an unused one", low=0
-    )
+    mask_token_id: int | None = option(None, "embedding row of the mask; null = unused", low=0)
     attention: Literal["prefix_causal", "full"] = option(
         "prefix_causal", "standalone: a clean prefix sees its past (cached), or all (as published)"
     )
@@ -83,16 +81,12 @@ class DrafterConfig(Section):
     prediction: Literal["log_score", "logits"] = option(
         "log_score", "standalone: the network's output: SEDD's log-score or MDLM's logits"
     )
-    share_embedding: bool = option(
-        True, "masked_lm: the target's embedding and head, frozen and not stored; else copies"
-    )
+    share_embedding: bool = option(True, "masked_lm: the target's embedding and head; else copies")
     lora_rank: int = option(
         0, "masked_lm: rank of low-rank updates; 0 = train everything", low=0, high=2**16
     )
     lora_alpha: float | None = option(None, "their scale; null = twice the rank", above=0)
-    lora_targets: list[str] = option(
-        ["q_proj", "k_proj", "v_proj", "o_proj"], "name endings of the linear layers to update"
-    )
+    lora_targets: list[str] = option(["q_proj", "k_proj", "v_proj", "o_proj"], "layers to update")
 
     @property
     def standalone(self) -> bool:

@@ -78,10 +78,8 @@ def flatten_all(values: Values, where: str) -> Values:
 
 def insert_kinds(layers: list[Layer]) -> list[Layer]:
     """Replace each layer's `kinds` by its section for this drafter, after that layer.
-
     `drafter.kind: auto` becomes the kind of `drafter.init`; a missing drafter, which preflight
-    reports, counts as a block drafter. Raises UserError.
-    """
+    reports, counts as a block drafter. Raises UserError."""
     given = {key: value for _, flat in layers for key, value in flat.items()}
     kind = str(given.get("drafter.kind", "block"))
     context = str(given.get("drafter.context", "shared_kv"))

@@ -39,28 +39,18 @@ class TrainerConfig(Section):
     validate_every: int = option(200, "steps between validations", low=1)
     validation_rows: int = option(16, "packed rows to validate on", low=1)
     checkpoint_every: int = option(200, "steps between checkpoints", low=1)
-    milestones: list[int] = option(
-        [], "text tokens after which the drafter is also saved, in milestones/TOKENS", low=1
-    )
+    milestones: list[int] = option([], "text tokens after which to save a drafter, too", low=1)
     keep_checkpoints: int = option(2, "checkpoints to keep", low=1)
     resume: str = option("auto", "auto = newest complete checkpoint, never, or a path")
-    keep_features_gb: float = option(
-        0.0, "memory for the target's outputs between epochs, in GB per process; 0 = off", low=0
-    )
-    features_gb: float = option(
-        0.0, "disk for outputs of align.features or the first epoch, in GB in all; 0 = off", low=0
-    )
-    features_path: str | None = option(
-        None, "folder of stored outputs; default: features in the output folder"
-    )
+    keep_features_gb: float = option(0.0, "memory for outputs, GB per process; 0 = off", low=0)
+    features_gb: float = option(0.0, "disk for the target's outputs, GB in all; 0 = off", low=0)
+    features_path: str | None = option(None, "their folder; default: features in the output folder")
     features_dtype: Literal["fp16", "bf16", "fp32"] = option(
         "fp16", "type of cached or stored outputs; what overflows fp16 stays fp32"
     )
     logger: list[str] = option(["csv"], "any of csv, tensorboard, wandb (which includes csv)")
     log_every: int = option(10, "steps between progress lines", low=1)
-    max_minutes: float | None = option(
-        None, "stop after this time, with the learning rate decayed by then", above=0
-    )
+    max_minutes: float | None = option(None, "stop after this time, decayed by then", above=0)
 
     def validate(self) -> None:
         for name in self.logger:

@@ -50,11 +50,7 @@ def trial_ids(recipe: Recipe) -> list[str]:
 def separate_trial(recipe: Recipe, typed: Collection[str]) -> None:
     """Give a W&B trial its own output folder, and a text folder shared by trials with equal data
     settings: all trials of a sweep run one command, and generating text costs more than training.
-
-    Args:
-        recipe: changed in place: `output`, and `data.path` if it has none.
-        typed: the dotted keys of the command line, which include those that the sweep changes.
-    """
+    `typed`: the dotted keys of the command line, which include those that the sweep changes."""
     ids = trial_ids(recipe)
     output = Path(recipe.output)
     if not ids or output.parts[-len(ids) :] == tuple(ids):  # a trial's own recipe.yaml

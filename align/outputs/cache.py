@@ -1,7 +1,5 @@
-"""The target's outputs over the training text, computed every time or kept in memory or on disk.
-
-The target is frozen, so later epochs can skip its forward pass.
-"""
+"""The target's outputs over the training text, computed every time or kept in memory or on disk,
+so that later epochs skip the target's forward pass."""
 
 from __future__ import annotations
 
@@ -106,11 +104,8 @@ class TargetOutputCache:
 
     Args:
         config: of the drafter; None = it reads only the last hidden state.
-        options: `keep_features_gb` of memory, `features_gb` of disk, their `features_dtype`.
-        folder: where rows are stored. writers: processes that store.
-
-    Raises:
-        UserError: the folder holds outputs of something else.
+        folder: where rows are stored; UserError if it holds outputs of something else.
+        writers: processes that store.
     """
 
     def __init__(

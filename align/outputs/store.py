@@ -1,9 +1,6 @@
-"""The target's outputs on disk, a safetensors file per row.
-
-`manifest.json` describes what the rows are outputs of. Files are named by a row's content and
-written under another name first, so a kill leaves no half row, and rows serve every run that packs
-them.
-"""
+"""The target's outputs on disk, a safetensors file per row, named by the row's content and written
+under another name first, so a kill leaves no half row, and rows serve every run that packs them.
+`manifest.json` describes what they are outputs of."""
 
 from __future__ import annotations
 
@@ -47,15 +44,11 @@ def describe_outputs(target: Target, config: BlockConfig | None, dtype: str) -> 
 
 
 class OutputStore:
-    """Rows on disk, up to a limit of bytes.
+    """Rows on disk, up to a limit of bytes; further rows are not stored.
 
     Args:
-        folder: created with the first row. description: from `describe_outputs`.
-        gigabytes: limit of all rows, 1e9 bytes each; further rows are not stored.
-        writers: the number of processes that share the remaining room evenly.
-
-    Raises:
-        UserError: the folder holds outputs of something else.
+        folder: created with the first row; UserError if it holds outputs of something else.
+        gigabytes: limit, 1e9 bytes each. writers: processes that share the remaining room evenly.
     """
 
     def __init__(

@@ -27,12 +27,9 @@ from specalign.models.ddit import DDiT
 
 @dataclass(frozen=True)
 class DrafterSizes:
-    """Counts of numbers, not bytes.
-
-    parameters: its own, without the target's embedding and head. trained: with gradient and
-    optimizer state. drafted: tokens per draft. rows: of a block's input. context: numbers of the
-    target's that it reads per token.
-    """
+    """Counts of numbers, not bytes. parameters: its own, without the target's embedding and head.
+    trained: with gradient and optimizer state. drafted: tokens per draft. rows: of a block's input.
+    context: numbers of the target's that it reads per token."""
 
     kind: str
     parameters: int

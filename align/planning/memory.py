@@ -26,12 +26,9 @@ FILL = 0.93
 
 @dataclass(frozen=True)
 class TextSize:
-    """The text that a recipe trains on.
-
-    samples: in all; written: of these, already there. tokens: of a sample on average; answers:
-    their share that is answer. kept: share of written samples that is kept. source: how it is
-    known.
-    """
+    """The text that a recipe trains on. samples: in all; written: of these, already there. tokens:
+    of a sample on average; answers: their share that is answer. kept: share of written samples that
+    is kept. source: how it is known."""
 
     samples: int
     written: int = 0

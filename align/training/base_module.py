@@ -26,9 +26,8 @@ from align.outputs.cache import (
 )
 from align.training.metrics import TrainingProgress, ValidationSums
 from align.training.optimizer import EMA, learning_rate, make_optimizer, set_rate
-from align.training.parallel.sharded import Sharded
+from align.training.parallel.sharded import AbsentTarget, Sharded, SharedTarget
 from align.training.parallel.strategies import Zero
-from align.training.parallel.target import AbsentTarget, SharedTarget
 from specalign.common.batch import Step
 from specalign.common.rng import random_state, seed_global, set_random_state
 from specalign.common.schema import JsonObject
@@ -51,12 +50,8 @@ class Interrupted(RuntimeError):
 
 
 class DrafterModule(lightning.LightningModule, ABC):
-    """Trains a drafter towards its target on packed rows.
-
-    Args:
-        drafter: q; knows its target p.
-        text_rows: of other text, which come first.
-    """
+    """Trains a drafter, which knows its target, on packed rows. text_rows: of other text, which
+    come first."""
 
     drafter: Drafter
 

@@ -2,8 +2,7 @@
 the target's p.
 
 One causal pass over a packed row gives q at every position, so the K positions of an anchor are K
-positions of the row. Teacher-forced on the target's own text, q is what decoding drafts from after
-accepted drafts: expected τ is unbiased (align/losses/acceptance.py).
+positions of the row. On the target's own text expected τ is unbiased (align/losses/acceptance.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Complete checkpoints of a run, and the one to resume from.
 
-A checkpoint is `step-N.ckpt` (a file, or a folder under DeepSpeed) with a seal `step-N.json`. It is
-saved under another name, renamed when complete, and sealed last. The seal holds the run's settings
-and the hashes of the files.
+A checkpoint is `step-N.ckpt` (a file, or a folder under DeepSpeed), renamed when complete, with a
+seal `step-N.json`, written last, of the run's settings and the hashes of the files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Packed rows with anchors, as a function of (seed, step): resuming is starting at another step.
-
-A step's global batch depends neither on the number of processes nor on the number of micro-batches.
-"""
+A step's global batch depends neither on the number of processes nor on that of micro-batches."""
 
 from __future__ import annotations
 
@@ -30,11 +28,9 @@ _VALIDATION_SEED = 0x7A11D
 
 @dataclass(frozen=True)
 class StepSampler:
-    """Batch sampler of places from step `start` on, one list per micro-batch.
-
-    Step s takes the places s·G … s·G+G−1 of the stream, split into `accumulate` micro-batches, each
-    split into `world` slices of `batch_size` rows, one per process. steps: optimizer steps in all.
-    """
+    """Batch sampler of places from step `start` on, one list per micro-batch. Step s takes the
+    places s·G … s·G+G−1 of the stream, split into `accumulate` micro-batches, each split into
+    `world` slices of `batch_size` rows, one per process. steps: optimizer steps in all."""
 
     steps: int
     batch_size: int
@@ -72,12 +68,8 @@ def make_batch(
     seed: int,
     width: int = 0,
 ) -> tuple[Batch, Anchors]:
-    """Stack rows with random anchors, drawn from (seed, key).
-
-    Args:
-        anchors: per row. width: the least number of anchor columns; more are kept only if a row
-            uses them.
-    """
+    """Stack rows with `anchors` random anchors each, drawn from (seed, key). width: the least number
+    of anchor columns; more are kept only if a row uses them."""
     parts = [
         sample_anchors(collate([row]), anchors, block_size, keyed_generator(seed, 2, key))
         for row, key in zip(rows, keys, strict=True)
@@ -94,9 +86,9 @@ def make_batch(
 def validation_rows(samples: ShardSamples, length: int, count: int, exact: bool) -> HeldOutRows:
     """At most `count` held-out rows, kinds of text in turn, independent of the run's seed.
 
-    `greedy` text was generated at temperature 0 and estimates τ of greedy decoding; `sampling` text
-    at temperature 1 and, if `exact`, without top-p and top-k estimates τ of sampling. Each estimate
-    is unbiased only on its own text.
+    `greedy` text, generated at temperature 0, estimates τ of greedy decoding; `sampling` text, at
+    temperature 1 and, if `exact`, without top-p and top-k, that of sampling. Each estimate is
+    unbiased only on its own text.
     """
     greedy = samples.temperature == 0
     sampling = (samples.temperature == 1) & exact
@@ -112,12 +104,8 @@ def validation_rows(samples: ShardSamples, length: int, count: int, exact: bool)
 
 
 class RowsModule(lightning.LightningDataModule):
-    """Training and validation rows of a data folder.
-
-    Args:
-        stream: training rows. validation: held-out samples. block_size: K.
-        exact: text was sampled without top-p and top-k.
-    """
+    """Training and validation rows: of `stream`, and of `validation`, held-out samples. block_size:
+    K. exact: text was sampled without top-p and top-k."""
 
     def __init__(
         self,

@@ -16,12 +16,10 @@ WINDOW = ("loss", "accepted", "anchors", "batches")
 
 @dataclass
 class TrainingProgress:
-    """Progress of a run over all its parts and processes; the same in every process.
-
-    positions: drafted positions in the loss. tokens_seen: text tokens. seconds: time trained.
-    window: sums since the last progress line. stop_wanted: this process received a signal.
-    stopping: one of the processes did, and all know.
-    """
+    """Progress of a run over all its parts and processes; the same in every process. positions:
+    drafted positions in the loss. tokens_seen: text tokens. seconds: time trained. window: sums
+    since the last progress line. stop_wanted: this process received a signal. stopping: one of the
+    processes did, and all know."""
 
     positions: int = 0
     tokens_seen: int = 0
@@ -108,12 +106,9 @@ class ValidationSums:
         return torch.cat([part.flatten() for part in parts])
 
     def numbers(self, vector: Tensor) -> dict[str, float]:
-        """Metrics from vectors summed over processes; without anchors there is no τ.
-
-        `acceptance_k` is the mean β given the text before it; `kept_…_k` the share of drafts
-        accepted up to position k, which sum to τ − 1. Standard errors treat anchors as independent,
-        which those of one text are not quite.
-        """
+        """Metrics from vectors summed over processes; without anchors there is no τ. `acceptance_k` is
+        the mean β given the text before it; `kept_…_k` the share of drafts accepted up to position
+        k, which sum to τ − 1. Standard errors treat anchors as independent."""
         sizes = [t.numel() for t in (self._loss, self._accepted, self._positions, self._bound)]
         loss, accepted, positions, bound = vector.split(sizes)
         numbers = {"loss": float(loss[0] / loss[1].clamp_min(1))}

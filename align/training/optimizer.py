@@ -24,8 +24,7 @@ _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 def learning_rate(t: TrainerConfig, step: int, seconds: float) -> float:
     """Linear warm-up, then cosine decay to the minimum at max_steps, or at max_minutes if that
-    comes first. A function of the steps and the seconds trained, so no scheduler has to be saved.
-    """
+    comes first: a function of steps and seconds, so that no scheduler has to be saved."""
     if step < t.warmup_steps:
         return t.learning_rate * (step + 1) / t.warmup_steps
     done = (step - t.warmup_steps) / max(1, t.max_steps - t.warmup_steps)
@@ -66,11 +65,9 @@ def is_matrix(name: str, parameter: nn.Parameter) -> bool:
 
 
 class MuonAdamW(torch.optim.AdamW):
-    """Muon for the groups with `muon`, AdamW for the others, with one state.
-
-    Updates are orthogonalised momentum (Jordan et al., 2024), scaled to the size of AdamW's steps
-    (Liu et al., arXiv 2502.16982, eq. 4). In bf16 the steps equal those of `torch.optim.Muon` bit
-    for bit. `dtype`: the compute type of the orthogonalisation."""
+    """Muon for the groups with `muon`, AdamW for the others, with one state. Updates are
+    orthogonalised momentum (Jordan et al., 2024), scaled to the size of AdamW's steps (Liu et al.,
+    arXiv 2502.16982, eq. 4); in bf16 they equal `torch.optim.Muon`'s bit for bit."""
 
     def __init__(self, groups: list[dict[str, object]], dtype: torch.dtype, **options: Any) -> None:
         super().__init__(groups, **options)

@@ -48,10 +48,9 @@ from specalign.lm.model import Target
 
 
 def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:
-    """Run a recipe to its end and save the drafter to <output>/drafter.
-
-    The step itself, data → forward → loss, is `DrafterModule.training_step`. Raises UserError:
-    wrong input. NonFiniteLoss, Interrupted: training stopped early."""
+    """Run a recipe to its end and save the drafter to <output>/drafter. The step itself is
+    `DrafterModule.training_step`. Raises UserError: wrong input. NonFiniteLoss, Interrupted:
+    training stopped early."""
     quiet = quiet or not main_process()
     placement: JsonObject = {"device": "cpu", "fast": False}  # to be sharded
     if recipe.target.parallel == "replicate":
@@ -90,10 +89,8 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
 
 
 def _open(recipe: Recipe, target: Target, quiet: bool) -> tuple[Drafter, Supply, Checkpoint | None]:
-    """The drafter, its data, and the checkpoint to resume from.
-
-    What can fail without data comes first: generating them may take hours.
-    """
+    """The drafter, its data, and the checkpoint to resume from. What can fail without data comes
+    first: generating them may take hours."""
     options = recipe.drafter
     if needs_vocabulary(options):
         conditioning(options, target)
