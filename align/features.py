@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from align.config.launching import use_deterministic_products
+from align.config.hardware import use_deterministic_products
 from align.config.parser import parse_command
 from align.config.preflight import check_training
 from specalign.common.claims import Claim

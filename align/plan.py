@@ -13,8 +13,7 @@ STARTED = time.monotonic()
 
 from dataclasses import replace  # noqa: E402
 
-from align.config.help import help_text  # noqa: E402
-from align.config.parser import load_recipe  # noqa: E402
+from align.config.parser import help_text, load_recipe  # noqa: E402
 from align.config.preflight import check_file  # noqa: E402
 from specalign.common.commands import OptionParser, path  # noqa: E402
 from specalign.common.errors import UserError, cli  # noqa: E402

@@ -1,16 +1,19 @@
-"""Reading a recipe: recipes/NAME.yaml and the files that it starts from, then the command line."""
+"""Reading a recipe: recipes/NAME.yaml and the files that it starts from, then the command line; and
+the help of the commands that take one."""
 
 from __future__ import annotations
 
+import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, get_args, get_type_hints
 
 from align.config.arguments import COMMAND_LINE, as_text, convert_value, read_arguments, read_value
 from align.config.data import DataConfig
 from align.config.hardware import gpu_count
-from align.config.help import help_text
 from align.config.recipe import GROUPS, Recipe, keys, resolve
 from align.config.recipe_files import (
+    FOLDER,
     Layer,
     find,
     flatten_all,
@@ -20,9 +23,10 @@ from align.config.recipe_files import (
 )
 from align.config.trainer import TrainerConfig
 from align.config.wandb_runs import read_agent_parameters, separate_trial
+from specalign.common.commands import command
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
-from specalign.common.schema import JsonObject
+from specalign.common.schema import JsonObject, type_name
 from specalign.common.strict_yaml import dump_yaml
 from specalign.common.text import say, short
 
@@ -30,6 +34,11 @@ _MAPPINGS = ("objective.terms", "data.template_kwargs")
 """Keys whose entries can be given one by one: `objective.terms.forward_kl=1`."""
 _REQUIRED = "???"
 """In a recipe's file: the user must give this value."""
+COMMON_KEYS = (
+    "output", "target.name", "data.samples", "data.prompts", "data.path", "drafter.init", "drafter.block_size",
+    "trainer.max_steps", "trainer.max_minutes",
+)  # fmt: skip
+"""Keys of the short help."""
 Sections = dict[str, JsonObject]
 """The values of each section."""
 
@@ -146,3 +155,35 @@ def _shorten_to_run(sections: Sections, values: Mapping[str, Value]) -> None:
     if precedes("data.batch_size", "data.samples"):
         batch_size = data.get("batch_size", DataConfig.batch_size)
         data["batch_size"] = min(batch_size, max(1, data["samples"]))
+
+
+# ---- help ----
+
+
+def help_text(prog: str, description: str, every: bool = True) -> str:
+    """Usage, recipes and keys; unless `every`, without most keys, toy recipes and recipes that
+    repeat another for SmolLM2."""
+    usage = f"usage: {command(prog)} recipe=NAME [key=value …] [--print]"
+    purpose = " ".join(description.split()).rpartition("…`: ")[2]
+    lines = [usage, "", purpose, "", "recipes (recipe=NAME, or a path to a .yaml):"]
+    names = list_recipes()
+    for name in names:
+        is_toy = name.startswith("debug_") and name != "debug_block"
+        if every or not (is_toy or name.removeprefix("smollm2_") in {*names} - {name}):
+            first, _, _ = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")
+            lines += _columns(f"  {name}", 36 if every else 28, first.lstrip("# "))
+    lines += ["", "  --print: show the resolved recipe; --help-all: all recipes and keys"]
+    lines += ["", "keys:" if every else "common keys:"]
+    for key in keys().values() if every else [keys()[name] for name in COMMON_KEYS]:
+        title = f"  {key.name}={json.dumps(key.default)}"
+        if every:
+            lines += [title, f"      {type_name(key.type)}: {key.doc}"]
+        else:
+            lines += _columns(title, 34, key.doc)
+    return "\n".join(lines)
+
+
+def _columns(name: str, column: int, text: str) -> list[str]:
+    """A name, and a text that starts in a column."""
+    first = name.ljust(column - 1) + " "
+    return textwrap.wrap(text, 110, initial_indent=first, subsequent_indent=" " * column)

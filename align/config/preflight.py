@@ -11,8 +11,7 @@ from align.config.drafter import DrafterConfig
 from align.config.hardware import check_devices, check_packages
 from align.config.option import require
 from align.config.recipe import Recipe
-from align.config.recipe_files import list_recipes
-from align.config.run_record import check_record
+from align.config.recipe_files import check_record, list_recipes
 from specalign.common.claims import check_folder
 from specalign.common.commands import command
 from specalign.common.errors import UserError, check_all

@@ -11,16 +11,15 @@ from torch.distributed.tensor import DTensor
 
 from align.config.drafter import DrafterConfig
 from align.config.recipe import Recipe
-from align.data.draft_vocab import coverage, frequent_tokens
+from align.data.draft_vocab import frequent_tokens
 from align.data.supply import Supply
 from align.makers.block import block_config, make_block
 from align.makers.standalone import make_causal, make_standalone
 from align.training.base_module import Drafter, DrafterModule
-from align.training.block_module import BlockDrafterModule
-from align.training.causal_module import CausalDrafterModule
+from align.training.block_module import BlockDrafterModule, CausalDrafterModule
 from align.training.checkpoints import Checkpoint
 from align.training.diffusion_module import DiffusionDrafterModule
-from align.training.model_card import RunNumbers, write_card
+from align.training.model_card import write_card
 from specalign.common.checksums import CHECKSUMS, write_checksums
 from specalign.folder.chat import Chat
 from specalign.folder.trained_chat import save_chat
@@ -81,15 +80,7 @@ def save_trained(module: DrafterModule, supply: Supply, steps: int, name: str = 
     """Write the drafter and its card to <output>/NAME; returns the folder."""
     recipe, drafter = module.recipe, module.drafter
     folder = Path(recipe.output) / name
-    trained = module.trained_parameters()
-    run = RunNumbers(
-        steps=steps,
-        progress=module.progress,
-        parameters=sum(w.numel() for key, w in module.final_weights.items() if key in trained),
-        validation=module.validation_numbers,
-        coverage=coverage(supply.training, drafter.draft_vocab, drafter.target),
-    )
-    card = write_card(recipe, drafter.config, supply.manifest, run, supply.text_manifest)
+    card = write_card(module, supply, steps)
     (folder / CHECKSUMS).unlink(missing_ok=True)  # until the new weights are complete
     if isinstance(drafter, BlockDrafter):
         _save_block(drafter, recipe, module.final_weights, folder, card)

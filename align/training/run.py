@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import lightning
 import torch
 
-from align.config.hardware import accelerator, devices, main_process, target_device
-from align.config.launching import thread_share
+from align.config.hardware import (
+    RESUMES,
+    accelerator,
+    devices,
+    main_process,
+    target_device,
+    thread_share,
+)
 from align.config.recipe import Recipe
-from align.config.run_record import save_run_record
+from align.config.recipe_files import save_run_record
+from align.config.wandb_runs import trial_note
 from align.data.supply import Supply, open_supply
 from align.training import checkpoints
-from align.training.base_module import Drafter, DrafterModule
+from align.training.base_module import Drafter, DrafterModule, Interrupted, NonFiniteLoss
 from align.training.build import (
     MODULES,
     conditioning,
@@ -34,9 +43,11 @@ from align.training.parallel.strategies import (
     build_plugins,
     build_strategy,
     checkpoint_kind,
+    is_lost_peer,
     is_one_file,
 )
 from align.training.store_outputs import check_stored, count_text_rows
+from specalign.common.claims import Claim
 from specalign.common.commands import command
 from specalign.common.errors import UserError
 from specalign.common.hub import DEFAULT_TARGET
@@ -45,6 +56,35 @@ from specalign.common.text import say
 from specalign.folder.chat import Chat
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
+
+
+def run_command(recipe: Recipe, argv: Sequence[str]) -> None:
+    """`align.train`: claim the folders and train. Raises SystemExit if training stopped early, which
+    is reported."""
+    try:
+        with ExitStack() as claims:
+            if main_process():
+                claims.enter_context(Claim(Path(recipe.output), "output"))
+                if recipe.trainer.features_gb:
+                    claims.enter_context(Claim(recipe.features_folder, "trainer.features_path"))
+                note = trial_note(recipe)
+                if note:
+                    say(note, error=True)
+            train(recipe, argv=argv)
+    except (NonFiniteLoss, Interrupted) as stop:
+        if not main_process():  # it stopped with the others: not a crash to its launcher
+            raise SystemExit(0) from None
+        failed = isinstance(stop, NonFiniteLoss)
+        say(f"error: {stop}" if failed else str(stop), error=True)
+        raise SystemExit(1 if failed else 130) from None
+    except RuntimeError as error:
+        if not is_lost_peer(error):
+            raise
+        # the launcher's signal ends this process too
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if main_process():
+            say(f"error: another process has failed or stopped responding; {RESUMES}", error=True)
+        raise SystemExit(1) from None
 
 
 def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:

@@ -11,8 +11,7 @@ from align.config.recipe import Recipe
 from align.data.packing import collate
 from align.data.stream import RowStream
 from align.data.supply import open_supply
-from align.outputs.cache import TargetOutputCache, row_key
-from align.outputs.store import OutputStore
+from align.outputs.cache import OutputStore, TargetOutputCache, row_key
 from align.training.build import conditioning
 from align.training.datamodule import HeldOutRows, validation_rows
 from specalign.common.batch import Batch

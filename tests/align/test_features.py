@@ -9,7 +9,7 @@ import torch
 
 from align import features
 from align.config.parser import load_recipe
-from align.outputs.store import Row
+from align.outputs.cache import Row
 from align.training.run import train
 from specalign.common.errors import UserError
 from tests.builders import read_weights as weights

@@ -29,6 +29,13 @@ def _on_cpu() -> bool:
     return os.environ.get("DS_ACCELERATOR") == "cpu"
 
 
+def _import_deepspeed() -> Any:
+    """Late: it takes seconds, and other strategies do without."""
+    import deepspeed
+
+    return deepspeed
+
+
 class Zero(DeepSpeedStrategy):
     """DeepSpeed's ZeRO, also with gloo on CPUs, which Lightning refuses."""
 
@@ -44,13 +51,12 @@ class Zero(DeepSpeedStrategy):
         if not _on_cpu():
             super().setup_distributed()
             return
-        import deepspeed.ops
-
         reset_seed()
         self.set_world_ranks()
         # gloo's reductions: DeepSpeed compiles its own at the first start, and a kill meanwhile
         # leaves a lock at which all later starts wait forever
-        getattr(deepspeed.ops, "__compatible_ops__", {})["deepspeed_shm_comm"] = False
+        ops = _import_deepspeed().ops
+        getattr(ops, "__compatible_ops__", {})["deepspeed_shm_comm"] = False
         self._init_deepspeed_distributed()
 
     @property
@@ -68,26 +74,26 @@ class Zero(DeepSpeedStrategy):
         if not self.zero_stage_3:
             yield
             return
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if write else None):
+        zero, rank = _import_deepspeed().zero, 0 if write else None
+        with zero.GatheredParameters(parameters, modifier_rank=rank):
             yield
 
 
 def load_zero(path: str, map_location: Any = None) -> Any:
     """A file of a ZeRO checkpoint: tensors and DeepSpeed's own objects. Raises ForeignObject: it
     names another class or function."""
-    from deepspeed.runtime.fp16.loss_scaler import LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
+    deepspeed = _import_deepspeed()
+    stages = deepspeed.runtime.zero.config.ZeroStageEnum
+    scaler = deepspeed.runtime.fp16.loss_scaler.LossScaler
+    fragment = deepspeed.utils.tensor_fragment.fragment_address
 
     def member(kind: Any, name: str) -> Any:
-        if kind is not ZeroStageEnum or name not in ZeroStageEnum.__members__:
+        if kind is not stages or name not in stages.__members__:
             raise UnpicklingError("GLOBAL getattr was not an allowed global")
-        return ZeroStageEnum[name]
+        return stages[name]
 
     # some releases of Python 3.11 pickle an enum's member as getattr(its class, its name)
-    allowed = (LossScaler, ZeroStageEnum, fragment_address, (member, "builtins.getattr"))
+    allowed = (scaler, stages, fragment, (member, "builtins.getattr"))
     return load_tensors(Path(path), allowed, map_location=map_location)
 
 

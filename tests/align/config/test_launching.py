@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from align.config.hardware import is_launched
-from align.config.launching import adopt_slurm, run_processes
+from align.config.hardware import adopt_slurm, is_launched, run_processes
 from align.config.parser import load_recipe
 from specalign.common.errors import UserError
 
@@ -45,7 +44,7 @@ def test_several_machines_need_to_know_which_is_the_first(clean: pytest.MonkeyPa
 
 
 ALIKE = """
-from align.config.launching import use_deterministic_products
+from align.config.hardware import use_deterministic_products
 use_deterministic_products()
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention

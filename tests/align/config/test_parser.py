@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from align.config.drafter import LOSS_NAMES
-from align.config.help import help_text
-from align.config.parser import load_recipe, parse_command
+from align.config.parser import help_text, load_recipe, parse_command
 from align.config.recipe import keys
 from align.config.recipe_files import FOLDER, list_recipes
 from specalign.common.errors import UserError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from align.config.parser import load_recipe
-from align.config.run_record import check_record, save_run_record
+from align.config.recipe_files import check_record, save_run_record
 from specalign.common.errors import UserError
 
 

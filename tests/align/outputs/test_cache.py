@@ -12,8 +12,13 @@ from align.config.trainer import TrainerConfig
 from align.data import packing
 from align.data import shards as data
 from align.makers.block import from_target
-from align.outputs.cache import TargetOutputCache, TargetOutputs, compute_target_outputs
-from align.outputs.store import Row, count_bytes
+from align.outputs.cache import (
+    Row,
+    TargetOutputCache,
+    TargetOutputs,
+    compute_target_outputs,
+    count_bytes,
+)
 from align.training.datamodule import make_batch
 from specalign.common.batch import Batch, Step
 from specalign.common.errors import UserError

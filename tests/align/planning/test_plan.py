@@ -11,8 +11,7 @@ import torch
 from align.config.parser import load_recipe
 from align.data.packing import collate
 from align.data.supply import open_supply
-from align.outputs.cache import compute_row
-from align.outputs.store import count_bytes
+from align.outputs.cache import compute_row, count_bytes
 from align.planning.drafter_sizes import plan_drafter_sizes
 from align.planning.memory import CACHE, KEPT, feature_bytes
 from align.planning.plan import TrainingPlan, find_hardware, make_plan, render_plan
