@@ -79,7 +79,7 @@ def _is_argument(argument: str, only_flags: bool) -> bool:
     return argument.startswith("--") or is_pair and not only_flags
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
     """Write a JSON value as an argument's text."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 

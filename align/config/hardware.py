@@ -139,14 +139,15 @@ def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     logging.disable()  # the launcher reports each signal and exit code by several records
 
-    from torch.distributed.launcher import api
+    from torch.distributed.elastic.multiprocessing import SignalException, errors
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    config = api.LaunchConfig(nodes, nodes, nproc_per_node=devices, max_restarts=0, **rendezvous)
+    config = LaunchConfig(nodes, nodes, nproc_per_node=devices, max_restarts=0, **rendezvous)
     try:
-        api.elastic_launch(config, sys.executable)("-m", module, *arguments)
-    except api.SignalException:
+        elastic_launch(config, sys.executable)("-m", module, *arguments)
+    except SignalException:
         return 130
-    except api.ChildFailedError as error:
+    except errors.ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code = failure.exitcode
         if code in (2, 130):  # wrong input, interrupted: the process has printed its own message

@@ -171,7 +171,7 @@ def list_trials(sweep: SweepFile, count: int | None, seed: int) -> list[dict[str
     return [{key: _format_value(value) for key, value in trial.items()} for trial in trials]
 
 
-def _format_value(value: Any) -> str:
+def _format_value(value: object) -> str:
     """A value as a recipe argument: text as it is, everything else as JSON, which is YAML."""
     return value if isinstance(value, str) else json.dumps(value)
 

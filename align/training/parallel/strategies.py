@@ -63,7 +63,9 @@ class Zero(DeepSpeedStrategy):
     def root_device(self) -> torch.device:
         return torch.device("cpu", 0) if _on_cpu() else super().root_device
 
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> JsonObject:
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> JsonObject:
         """As DeepSpeed's, which would unpickle any object, with `load_zero`."""
         self.deepspeed_engine.checkpoint_engine.load = load_zero
         return super().load_checkpoint(checkpoint_path, weights_only)
@@ -79,21 +81,22 @@ class Zero(DeepSpeedStrategy):
             yield
 
 
-def load_zero(path: str, map_location: Any = None) -> Any:
+def load_zero(path: str, map_location: object = None) -> Any:
     """A file of a ZeRO checkpoint: tensors and DeepSpeed's own objects. Raises ForeignObject: it
     names another class or function."""
+    from deepspeed.utils.tensor_fragment import fragment_address
+
     deepspeed = _import_deepspeed()
     stages = deepspeed.runtime.zero.config.ZeroStageEnum
     scaler = deepspeed.runtime.fp16.loss_scaler.LossScaler
-    fragment = deepspeed.utils.tensor_fragment.fragment_address
 
-    def member(kind: Any, name: str) -> Any:
+    def member(kind: Any, name: str) -> object:
         if kind is not stages or name not in stages.__members__:
             raise UnpicklingError("GLOBAL getattr was not an allowed global")
         return stages[name]
 
     # some releases of Python 3.11 pickle an enum's member as getattr(its class, its name)
-    allowed = (scaler, stages, fragment, (member, "builtins.getattr"))
+    allowed = (scaler, stages, fragment_address, (member, "builtins.getattr"))
     return load_tensors(Path(path), allowed, map_location=map_location)
 
 
@@ -101,7 +104,7 @@ class SafeCheckpoints(TorchCheckpointIO):
     """One-file checkpoints: read without unpickling objects, written in place."""
 
     def save_checkpoint(
-        self, checkpoint: JsonObject, path: Any, storage_options: Any | None = None
+        self, checkpoint: JsonObject, path: str | Path, storage_options: object = None
     ) -> None:
         """Lightning would write to the temporary folder first, which may be small."""
         buffer = io.BytesIO()
@@ -110,7 +113,7 @@ class SafeCheckpoints(TorchCheckpointIO):
             Path(path).write_bytes(buffer.getbuffer())
 
     def load_checkpoint(
-        self, path: Any, map_location: Any = None, weights_only: bool | None = None
+        self, path: str | Path, map_location: object = None, weights_only: bool | None = None
     ) -> JsonObject:
         return load_tensors(Path(path), map_location=map_location or "cpu")
 
