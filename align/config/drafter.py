@@ -99,7 +99,8 @@ class DrafterConfig(Section):
         has_init = self.init is not None
         for name in ("confidence_head", "convolution", "markov", "block_layout"):
             value = getattr(self, name)
-            require(is_block or not value, f"drafter.{name}={value} needs drafter.kind=block")
+            given = f"drafter.{name}={str(value).lower()}"
+            require(is_block or not value, f"{given} needs drafter.kind=block")
         require(
             self.attention_bias is None or (is_block and not has_init),
             "drafter.attention_bias needs drafter.kind=block without drafter.init",
