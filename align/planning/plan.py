@@ -23,11 +23,12 @@ from align.planning.memory import (
     plan_writing,
     read_text_size,
 )
-from align.planning.pilot import StageSeconds
+from align.planning.pilot import StageSeconds, run_pilot, scale_seconds
 from align.planning.target_sizes import TargetSizes, read_target_sizes
 from align.planning.tau import ExpectedTau, predict_tau
 from specalign.common.errors import UserError, nearest
 from specalign.common.provenance import machine, memory_bytes
+from specalign.common.text import say
 from specalign.lm.dtypes import has_fast_bf16
 
 GIB = 2**30
@@ -145,6 +146,15 @@ def make_plan(recipe: Recipe, hardware: Hardware, text: TextSize | None = None) 
             plan.tau[how] = tau
     plan.misfits = _list_misfits(plan)
     return plan
+
+
+def measure_plan(plan: TrainingPlan, importing: float) -> TrainingPlan:
+    """The plan with what a pilot on this machine finds. `importing`: see `scale_seconds`."""
+    say("running a short pilot …", error=True)
+    pilot = run_pilot(plan.recipe, plan.text)
+    measured = make_plan(plan.recipe, plan.hardware, pilot.text)
+    measured.seconds = scale_seconds(plan.recipe, measured.text, pilot, importing)
+    return measured
 
 
 def _list_misfits(plan: TrainingPlan) -> list[str]:
