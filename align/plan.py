@@ -1,6 +1,6 @@
 """`python -m align.plan recipe=NAME …`: what a recipe will take, before it starts.
 
-Parameters, memory, time and expected τ, and what does not fit, with the key to change (exit code 1).
+Parameters, memory, time, expected τ, and what does not fit, with the key to change (exit code 1).
 The target's config.json is enough. Where its weights are, a short pilot measures the time.
 """
 

@@ -1,9 +1,9 @@
 """`python -m align.sweep FILE.yaml [key=value …]`: run a W&B sweep file on this machine, without an
 account.
 
-Runs the grid, or random trials (--method random --count N), each in its own folder. Rerun to resume:
-finished trials are skipped, failed ones run again. The table has 95% intervals, over seeds if `seed`
-is swept.
+Runs the grid, or random trials (--method random --count N), each in its own folder. Rerun the
+command to resume: finished trials are skipped, failed ones run again. The table has 95% intervals,
+over seeds if `seed` is swept.
 """
 
 from __future__ import annotations

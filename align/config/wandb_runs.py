@@ -118,7 +118,7 @@ def is_offline() -> bool:
 
 
 def check_login(recipe: Recipe) -> None:
-    """Raises UserError if an online run has no credentials. W&B itself would ask at the terminal."""
+    """Raises UserError if an online run has no credentials, for which W&B itself would ask."""
     if "wandb" not in recipe.trainer.logger or is_offline():
         return
     import wandb

@@ -127,9 +127,9 @@ def describe_outputs(target: Target, config: BlockConfig | None, dtype: str) -> 
 
 
 class OutputStore:
-    """Rows on disk, up to a limit of bytes; further rows are not stored. A safetensors file per row,
-    named by its content and written under another name first, so a kill leaves no half row, and
-    rows serve every run that packs them. `manifest.json` describes what they are outputs of.
+    """Rows on disk, up to a limit of bytes; further rows are not stored. A safetensors file per
+    row, named by its content and written under another name first, so a kill leaves no half row,
+    and rows serve every run that packs them. `manifest.json` describes what they are outputs of.
 
     Args:
         folder: created with the first row; UserError if it holds outputs of something else.
@@ -161,7 +161,7 @@ class OutputStore:
         return self._path(key).exists()
 
     def get(self, key: RowKey, device: torch.device) -> Row | None:
-        """A row, or None. A damaged one is removed. Raises OSError: the system can't read it now."""
+        """A row, or None; a damaged one is removed. Raises OSError: not readable now."""
         path = self._path(key)
         if not path.exists():
             return None

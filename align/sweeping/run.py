@@ -1,5 +1,5 @@
-"""A sweep file in W&B's format, run on this machine: its trials one after another, each as a process
-of `align.train` in its own folder, and their table."""
+"""A sweep file in W&B's format, run on this machine: its trials one after another, each a process of
+`align.train` in its own folder, and their table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from specalign.common.strict_yaml import parse_yaml
 from specalign.common.text import markdown_text, say, short
 
 KEYS = (
-    "method", "metric", "parameters", "command", "program", "run_cap", "name", "description", "project", "entity",
+    "method", "metric", "parameters", "command", "program", "run_cap", "name", "description",
+    "project", "entity",
 )  # fmt: skip
 PARAMETER_KEYS = ("value", "values", "min", "max", "distribution")
 RANGES = ("uniform", "int_uniform", "log_uniform_values")

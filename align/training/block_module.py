@@ -1,5 +1,5 @@
-"""Training by the objective's terms: of block drafters, a block after each anchor, conditioned on the
-target, through its head; and of autoregressive drafters."""
+"""Training by the objective's terms: of block drafters, a block after each anchor, conditioned on
+the target, through its head; and of autoregressive drafters."""
 
 from __future__ import annotations
 

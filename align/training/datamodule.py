@@ -68,8 +68,8 @@ def make_batch(
     seed: int,
     width: int = 0,
 ) -> tuple[Batch, Anchors]:
-    """Stack rows with `anchors` random anchors each, drawn from (seed, key). width: the least number
-    of anchor columns; more are kept only if a row uses them."""
+    """Stack rows with `anchors` random anchors each, drawn from (seed, key). width: the least
+    number of anchor columns; more are kept only if a row uses them."""
     parts = [
         sample_anchors(collate([row]), anchors, block_size, keyed_generator(seed, 2, key))
         for row, key in zip(rows, keys, strict=True)

@@ -2,7 +2,7 @@
 
     pretrain    whole rows, each document after a clean prefix: the diffusion loss, per token
     finetune    blocks after clean prefixes, as in decoding: the diffusion loss, summed over a block
-    calibrate   the same + λ · the terms of the objective (distillation towards the target) at masked positions
+    calibrate   the same + λ · the objective's terms (distillation) at masked positions
 
 The diffusion loss is SEDD's denoising score entropy or MDLM's bound. All stages validate the bound
 on held-out blocks given the text before them, and expected τ and acceptance of one-step drafts.
@@ -84,8 +84,8 @@ class DiffusionDrafterModule(DrafterModule):
         self, f_RV: Tensor, noisy: Corrupted, at: Tensor, score: bool | None = None
     ) -> Tensor:
         """The diffusion loss of the rows f at the positions `at`, (R,). `score` False: the bound,
-        whatever the training loss. For a network that predicts logits both are equal: normalised, their
-        score has Z = 1 (RADD, arXiv 2406.03736)."""
+        whatever the training loss. For a network that predicts logits both are equal: normalised,
+        their score has Z = 1 (RADD, arXiv 2406.03736)."""
         # fp64: near t = 1 the rates of cosine and geometric schedules lose four digits in fp32
         times = noisy.times.double()[..., None].expand(noisy.valid.shape)[at]
         importance = noisy.importance[..., None].expand(noisy.valid.shape)[at]

@@ -106,9 +106,9 @@ class ValidationSums:
         return torch.cat([part.flatten() for part in parts])
 
     def numbers(self, vector: Tensor) -> dict[str, float]:
-        """Metrics from vectors summed over processes; without anchors there is no τ. `acceptance_k` is
-        the mean β given the text before it; `kept_…_k` the share of drafts accepted up to position
-        k, which sum to τ − 1. Standard errors treat anchors as independent."""
+        """Metrics from vectors summed over processes; without anchors there is no τ. `acceptance_k`
+        is the mean β given the text before it; `kept_…_k` the share of drafts accepted up to
+        position k, which sum to τ − 1. Standard errors treat anchors as independent."""
         sizes = [t.numel() for t in (self._loss, self._accepted, self._positions, self._bound)]
         loss, accepted, positions, bound = vector.split(sizes)
         numbers = {"loss": float(loss[0] / loss[1].clamp_min(1))}

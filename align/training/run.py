@@ -59,8 +59,8 @@ from specalign.lm.model import Target
 
 
 def run_command(recipe: Recipe, argv: Sequence[str]) -> None:
-    """`align.train`: claim the folders and train. Raises SystemExit if training stopped early, which
-    is reported."""
+    """`align.train`: claim the folders and train. Raises SystemExit if training stopped early,
+    which is reported."""
     try:
         with ExitStack() as claims:
             if main_process():

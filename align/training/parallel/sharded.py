@@ -1,4 +1,4 @@
-"""FSDP2: the drafter's weights, gradients and optimizer state are sharded, and the frozen target."""
+"""FSDP2 for the drafter's weights, gradients and optimizer state, and for the frozen target."""
 
 from __future__ import annotations
 
