@@ -95,30 +95,16 @@ def _describe(
     recipe: Recipe, config: BlockConfig | DiffusionConfig | CausalConfig
 ) -> tuple[str, str, str]:
     """Library, title and a paragraph."""
-    target, size, drafter = config.target, config.block_size, recipe.drafter
-    start = "random weights" if drafter.init is None else markdown_text(_name(drafter.init))
+    target, size, init = config.target, config.block_size, recipe.drafter.init
+    start = "" if init is None else f" Training started from {markdown_text(_name(init))}."
+    if isinstance(config, BlockConfig):
+        text = f"Drafts {size} tokens in one pass, conditioned on that target, whose embedding it uses."
+        return "block-drafter", f"a block-diffusion drafter for {target}", text + start
     if isinstance(config, DiffusionConfig):
-        kind = "DDiT" if drafter.kind == "ddit" else "masked language model"
-        text = (
-            f"A {kind} ({drafter.attention} attention) that reads tokens alone; trained in blocks "
-            f"of {size}, stage {recipe.stage}. Its vocabulary is that target's."
-        )
-        return "diffusion-drafter", f"a standalone diffusion drafter for {target}", text
-    layers = config.layers if isinstance(config, CausalConfig) else config.init_layer_ids
-    if layers and (drafter.init is None and drafter.init_from_target):
-        start = f"the target's layers {', '.join(map(str, layers))}"
-    if isinstance(config, CausalConfig):
-        text = (
-            f"It started from {start}; its embedding and head were not trained. transformers opens "
-            f"this folder as it is. τ below is for drafts of {size} tokens."
-        )
-        return "transformers", f"a small causal language model that drafts for {target}", text
-    text = (
-        f"Drafts {size} tokens in one pass, conditioned on the target (`{config.context}`, target "
-        f"layers {', '.join(map(str, config.target_layer_ids))}). Useful with that target alone, "
-        f"whose embedding it uses. Its layers started from {start}."
-    )
-    return "block-drafter", f"a block-diffusion drafter for {target}", text
+        text = f"Reads tokens alone, of that target's vocabulary; trained in blocks of {size}."
+        return "diffusion-drafter", f"a standalone diffusion drafter for {target}", text + start
+    text = f"transformers opens this folder as it is. τ below is for drafts of {size} tokens."
+    return "transformers", f"a small causal language model that drafts for {target}", text + start
 
 
 def _describe_validation(validation: dict[str, float]) -> dict[str, str]:
