@@ -17,6 +17,7 @@ from align.config.hardware import (
 )
 from align.config.parser import parse_command
 from align.config.preflight import check_training
+from align.config.recipe import Recipe
 from align.config.wandb_runs import check_login
 from align.data.text_sources import check_sources
 from align.training.checkpoints import check_named
@@ -39,14 +40,18 @@ def main(argv: list[str] | None = None) -> None:
     use_deterministic_products()
     if recipe.processes > 1 and not is_launched():
         code = run_processes(recipe, "align.train", arguments)
-        if code:
-            raise SystemExit(code)
-        return
+    else:
+        code = _train(recipe, arguments)
+    if code:
+        raise SystemExit(code)
+
+
+def _train(recipe: Recipe, arguments: list[str]) -> int:
     # imported late: torch, Lightning and transformers take seconds
     from align.training.run import run_command
 
     try:
-        run_command(recipe, arguments)
+        return run_command(recipe, arguments)
     except UserError:
         if not main_process():
             # the main process usually reports the same error first, and the launcher ends this one

@@ -58,9 +58,9 @@ from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 
 
-def run_command(recipe: Recipe, argv: Sequence[str]) -> None:
-    """`align.train`: claim the folders and train. Raises SystemExit if training stopped early,
-    which is reported."""
+def run_command(recipe: Recipe, argv: Sequence[str]) -> int:
+    """`align.train`: claim the folders and train. Returns the exit code: training that stopped
+    early is reported."""
     try:
         with ExitStack() as claims:
             if main_process():
@@ -71,12 +71,13 @@ def run_command(recipe: Recipe, argv: Sequence[str]) -> None:
                 if note:
                     say(note, error=True)
             train(recipe, argv=argv)
+        return 0
     except (NonFiniteLoss, Interrupted) as stop:
         if not main_process():  # it stopped with the others: not a crash to its launcher
-            raise SystemExit(0) from None
+            return 0
         failed = isinstance(stop, NonFiniteLoss)
         say(f"error: {stop}" if failed else str(stop), error=True)
-        raise SystemExit(1 if failed else 130) from None
+        return 1 if failed else 130
     except RuntimeError as error:
         if not is_lost_peer(error):
             raise
@@ -84,7 +85,7 @@ def run_command(recipe: Recipe, argv: Sequence[str]) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if main_process():
             say(f"error: another process has failed or stopped responding; {RESUMES}", error=True)
-        raise SystemExit(1) from None
+        return 1
 
 
 def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:
