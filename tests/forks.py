@@ -23,7 +23,7 @@ LIMIT_S = 600
 PRELOADED = [
     "torch", "transformers.models.llama.modeling_llama", "datasets", "lightning.pytorch", "deepspeed", "align.train",
     "align.training.run", "align.outputs.cache", "align.data.synthesis", "decode.evaluation.session", "decode.systems.load",
-    "decode.evaluation.render", "decode.exporting.parity",
+    "decode.evaluation.render", "decode.exporting.exports",
 ]  # fmt: skip
 
 

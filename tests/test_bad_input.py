@@ -149,7 +149,7 @@ KEYS = st.one_of(st.sampled_from(sorted(keys())), ANY_TEXT)
 RECIPES = st.one_of(st.just("debug_block"), st.sampled_from(sorted(list_recipes())), WORDS)
 
 
-@settings(max_examples=60, **REPEATABLE)
+@settings(max_examples=30, **REPEATABLE)
 @given(command=st.sampled_from([train, synthesize, plan]), recipe=RECIPES, key=KEYS, value=WORDS)
 def test_recipe_keys(inputs: Path, command: Any, recipe: str, key: str, value: str) -> None:
     end = "--no-pilot" if command is plan else "--print"

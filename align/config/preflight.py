@@ -18,7 +18,7 @@ from specalign.common.errors import UserError, check_all
 from specalign.common.files import check_ordinary
 from specalign.common.hub import check_obtainable, is_hub_id, local_path, missing
 from specalign.common.schema import read_object
-from specalign.formats.layouts import is_block
+from specalign.formats.kinds import is_block
 from specalign.lm.names import WHEELS, check_name
 
 Check = Callable[[], object]

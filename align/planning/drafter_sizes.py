@@ -18,7 +18,7 @@ from specalign.common.errors import UserError
 from specalign.common.hub import model_folder
 from specalign.common.schema import JsonObject, read_config
 from specalign.formats.masked_lm import from_config
-from specalign.formats.sedd_mdlm_config import read_plan
+from specalign.formats.sedd_mdlm import read_plan
 from specalign.lm.slabs import LayerShape
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
@@ -120,7 +120,7 @@ def _size_ddit(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
     if options.init is not None:
         values = read_init_config(options.init)
         family = str(values.get("model_type") or "sedd")
-        config = read_plan(values, family, f"drafter.init={options.init!r}").config
+        config = read_plan(values, family, f"drafter.init={options.init!r}")[0]
     with torch.device("meta"):
         count = _count_parameters(DDiT(config))
     width = config.hidden_size

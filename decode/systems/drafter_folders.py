@@ -13,8 +13,7 @@ from specalign.common.files import expand_path
 from specalign.common.hub import hub_id, is_hub_id, local_path, missing, model_folder
 from specalign.common.provenance import CHECKOUT
 from specalign.common.schema import read_object
-from specalign.formats.kinds import RECORD, kind_of_config
-from specalign.formats.layouts import layout_of, made_for
+from specalign.formats.kinds import RECORD, kind_of_config, layout_of, made_for
 from specalign.lm.names import DEFAULT_TARGET, WHEELS, check_name
 
 AUTO = "auto"

@@ -121,7 +121,10 @@ def test_text_then_own_words(tmp_path: Path, at: int) -> None:
 @pytest.mark.parametrize("recipe", ["debug_block", "debug_autoregressive"])
 def test_a_target_in_bf16(tmp_path: Path, recipe: str) -> None:
     """What machines with fast bf16 do by themselves: before the first step, and whether views are kept or not."""
+    (tmp_path / "prompts.txt").write_text("".join(f"{i} words\n" for i in range(20)))
     common = [f"recipe={recipe}", "target.dtype=bfloat16", f"data.path={tmp_path / 'data'}"]
+    common += [f"data.prompts={tmp_path}/prompts.txt", "data.near_duplicate_threshold=2"]
+    common += ["data.samples=20", "data.max_answer_tokens=8", "data.length=48"]
     synthesize(
         load_recipe(common), load_target("debug", dtype="bfloat16"), tmp_path / "data", quiet=True
     )

@@ -121,6 +121,16 @@ def test_a_file_of_prompts(tmp_path: Path) -> None:
     assert loaded.name == "mine" and loaded.prompts[0].category == "x"
 
 
+def test_a_folder_of_prompts_gives_what_is_held_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_lines(tmp_path / "part_train.jsonl", [{"prompt": "a"}])
+    assert [p.content for p in load_prompts_file(tmp_path).prompts] == ["a"]
+    write_lines(tmp_path / "part_test.jsonl", [{"prompt": "b"}])
+    assert [p.content for p in load_prompts_file(tmp_path).prompts] == ["b"]
+    assert "left out: part_train.jsonl\n" in capsys.readouterr().err
+
+
 def test_limit_spreads_over_the_suite() -> None:
     prompts = [Prompt(str(i), "x") for i in range(80)]
     assert [p.id for p in choose(prompts, 4)] == ["0", "20", "40", "60"]
