@@ -26,12 +26,9 @@ from specalign.lm.opening import check_asked, empty_model, quiet_loading
 
 @dataclass(frozen=True)
 class TargetSizes:
-    """Counts of numbers, not bytes.
-
-    parameters: all, a tied head counted once. layers: of each layer. cached: numbers that the
-    layers cache per token. linears: name, inputs and outputs of the linear layers of the last
-    layer. has_weights: the weights are on this machine.
-    """
+    """Counts of numbers, not bytes. parameters: all, a tied head counted once. layers: of each
+    layer. cached: by the layers per token. linears: name, inputs and outputs of the linear layers
+    of the last layer. has_weights: the weights are on this machine."""
 
     spec: str
     architecture: str

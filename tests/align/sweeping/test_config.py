@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from align.sweeping.config import list_trials, read_sweep
+from align.sweeping.run import list_trials, read_sweep
 from specalign.common.errors import UserError
 
 GOOD = """
