@@ -3,12 +3,15 @@ verdict on one page.
 
 Six exact checks, on rounds that decoding really ran:
 
-    rows         what verification received is the distribution of a fresh, cache-less forward pass, processed by transformers
+    rows         what verification received is the distribution of a fresh, cache-less forward pass,
+                 processed by transformers
     proposals    drafts are distributed as the q that is reported with them
     rule         the verifier turns any p and q into exactly p
     randomness   every random number comes from the request's own generator and is used once
-    commit       the text is the accepted path and the next token of each round, and ends where it must
-    end_to_end   greedy text equals plain decoding's and transformers' generate; the joint law of four sampled tokens is p's
+    commit       the text is the accepted path and the next token of each round, and ends where it
+                 must
+    end_to_end   greedy text equals plain decoding's and transformers' generate; the joint law of
+                 four sampled tokens is p's
 
 Exit code 1 when a difference is found that rounding does not explain; replay.json then runs the
 batch of the first one again. `--self-test` plants classic bugs in the running engine, one
@@ -21,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from decode.cli import Parser, parse_whole, path
-from decode.verification.pair import LIMIT, NEW_TOKENS, VerifyConfig, check
+from decode.verification.pair import LIMIT, NEW_TOKENS, VerifyConfig
 from decode.verification.verdict import read_replay, write_verdict
 from specalign.common.claims import Claim
 from specalign.common.errors import cli
@@ -30,46 +33,33 @@ from specalign.common.text import say
 
 def parser() -> Parser:
     """The command's options."""
-    p = Parser(
-        prog="python -m decode.verify",
-        description="Is speculative decoding with this pair lossless, here? Exit code 1 when it is not.",
-    )
+    about = "Is speculative decoding with this pair lossless, here? Exit code 1 when it is not."
+    p = Parser(prog="python -m decode.verify", description=about)
     add = p.add_argument
     p.add_target_options(dtype=False)
     dtypes = ("float32", "bfloat16", "float16", "auto")
     add("--dtype", choices=dtypes, default="float32", help="of the target (default float32)")
     p.add_chat_options()
     drafter = "a drafter's folder, or lookup (default: the shipped one, for the default target)"
-    methods = (
-        "systems by name, as decode.eval has them, or all; --drafter may then name several: "
-        "KIND=FOLDER,…"
-    )
+    several = "--drafter may then name several: KIND=FOLDER,…"
     vocabulary = "of a standalone drafter whose vocabulary is not the target's"
     add("--drafter", help=drafter)
-    add("--methods", help=methods)
+    add("--methods", help=f"systems by name, as decode.eval has them, or all; {several}")
     add("--drafter-tokenizer", metavar="FOLDER", help=vocabulary)
     p.add_prompt_options("the prompts (default mtbench)")
-    for name, least, default, about in (
+    for name, least, default, what in (
         ("--limit", 1, LIMIT, "prompts of each suite, evenly spread"),
         ("--max-new-tokens", 4, NEW_TOKENS, "the length of greedy texts"),
     ):
         count = parse_whole(least, 100_000)
-        add(name, type=count, default=default, metavar="N", help=f"{about} (default {default})")
+        add(name, type=count, default=default, metavar="N", help=f"{what} (default {default})")
     self_test = "then plant classic bugs in the engine, and report which check catches each"
+    replay = "run the batch of a replay.json again, with the options of its run"
+    out = Path("runs/verify")
     add("--self-test", action="store_true", help=self_test)
-    add(
-        "--replay",
-        type=path,
-        metavar="FILE",
-        help="run the batch of a replay.json again, with the options of its run",
-    )
-    add(
-        "--out",
-        type=path,
-        metavar="DIR",
-        default=Path("runs/verify"),
-        help="verdict.md and verdict.json go there (default runs/verify)",
-    )
+    add("--replay", type=path, metavar="FILE", help=replay)
+    written = f"verdict.md and verdict.json go there (default {out})"
+    add("--out", type=path, metavar="DIR", default=out, help=written)
     return p
 
 
@@ -84,22 +74,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given = {**options, **paths, "self_test": False, "out": given["out"]}
     config = VerifyConfig(**given)
     with Claim(config.out, "--out"):
-        prompts = check(config)
+        prompts = config.load_prompts()
         from decode.verification.run import verify
 
         tallies, pair = verify(config, prompts, say, only)
-        asked = {
-            key: str(value) if isinstance(value, Path) else value
-            for key, value in vars(config).items()
-        }
+        different = any(tally.findings for tally in tallies)
         tested = []
-        if config.self_test and not any(tally.findings for tally in tallies):
+        if config.self_test and not different:
             from decode.verification.self_test import plant_all
 
             tested = plant_all(config, prompts, say)
-        say("\n" + write_verdict(config.out, tallies, pair, asked, tested))
+        say("\n" + write_verdict(config.out, tallies, pair, vars(config), tested))
     say(f"Verdict: {config.out / 'verdict.md'}")
-    if any(tally.findings for tally in tallies):
+    if different:
         raise SystemExit(1)
 
 

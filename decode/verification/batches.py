@@ -11,35 +11,46 @@ from decode.engine.decoder import Decoder
 from decode.engine.detokenizer import UNFINISHED
 from decode.engine.engine import PREFILL_CHUNK
 from decode.speculation.sampling import Sampling
-from decode.verification.checks import Asked
-from decode.verification.pair import Case, Cases
+from decode.verification.cases import Cases
 from specalign.common.schema import JsonObject
 from specalign.lm.model import Target
 
-SHORT = 8
-"""Tokens of a prompt, counted from its end, that most requests continue."""
+SHORT = 8  # tokens of a prompt, counted from its end, that most requests continue
 LONG, PAST_WINDOW, LONGEST = 320, 40, 2048
 """The least length of the long prompt, which exceeds the largest window of attention by at least so
 many tokens, up to the longest."""
-LONG_TEXT = 64
-"""Tokens of the long text."""
-TOGETHER = 5
-"""Requests in one target forward."""
+LONG_TEXT = 64  # tokens of the long text
+TOGETHER = 5  # requests in one target forward
 TWO_TOKENS = (0, 0, 0, 1, 0, 1, 1, 1, 0, 0, 0, 1)
 """A prompt of two tokens in which every three of them occur. In a text of two tokens long paths are
 accepted, and whatever it ends with can be copied."""
-CHUNK = 96
-"""Tokens of a prompt in one forward pass of the long contexts, so that there are several."""
-MOST_HALVES = 128
-"""Half characters of a vocabulary among which two are sought that are one character."""
-EVEN = 10.0
-"""A temperature at which tokens of very different probabilities occur."""
+CHUNK = 96  # tokens of a prompt in one forward pass of the long contexts, so that there are several
+MOST_HALVES = 128  # half characters of a vocabulary among which two are sought that are one
+EVEN = 10.0  # a temperature at which tokens of very different probabilities occur
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: what `Decoder.generate` is asked for. eos, context: in place of the target's
+    own."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    new: int
+    stop: tuple[str, ...] = ()
+    eos: tuple[int, ...] | None = None
+    context: int | None = None
+
+    @property
+    def ending(self) -> tuple[tuple[int, ...] | None, int | None, tuple[str, ...]]:
+        """What requests of one call have in common."""
+        return self.eos, self.context, self.stop
 
 
 @dataclass(frozen=True)
 class RequestBatch:
-    """Requests that are decoded together: `name` says which, `size` how many in one forward pass,
-    `chunk` how many tokens of a prompt."""
+    """Requests that are decoded together, `size` in one forward pass, `chunk` tokens of a prompt.
+    Those that share a call stand next to one another."""
 
     name: str
     decoder: Decoder
@@ -48,29 +59,25 @@ class RequestBatch:
     chunk: int = PREFILL_CHUNK
 
     def __post_init__(self) -> None:
-        """Put requests with the same ends and context next to one another: they are decoded in one
-        call."""
-        kinds = list(dict.fromkeys(map(ending, self.asked)))
-        ordered = sorted(self.asked, key=lambda one: kinds.index(ending(one)))
+        kinds = [one.ending for one in self.asked]
+        ordered = sorted(self.asked, key=lambda one: kinds.index(one.ending))
         object.__setattr__(self, "asked", tuple(ordered))
-
-
-def ending(one: Asked) -> tuple[tuple[int, ...] | None, int | None, tuple[str, ...]]:
-    """How a request ends."""
-    return one.eos, one.context, one.stop
 
 
 def settings(seed: int, common: Sequence[int]) -> list[Sampling]:
     """Every option of a request at two values or more, and all together. `common`: tokens that the
     target likes to say."""
     options: list[JsonObject] = [
-        {"temperature": 0.3}, {}, {"temperature": 1.7}, {"top_k": 4}, {"top_k": 50}, {"top_p": 0.5}, {"top_p": 0.9}, {"min_p": 0.02},
-        {"min_p": 0.3}, {"repetition_penalty": 1.4}, {"repetition_penalty": 0.8}, {"presence_penalty": 0.8}, {"presence_penalty": -0.6},
-        {"banned": tuple(common[:1])}, {"banned": tuple(common[:3])}, {"min_new_tokens": 3}, {"min_new_tokens": 7},
+        {"temperature": 0.3}, {}, {"temperature": 1.7}, {"top_k": 4}, {"top_k": 50},
+        {"top_p": 0.5}, {"top_p": 0.9}, {"min_p": 0.02}, {"min_p": 0.3},
+        {"repetition_penalty": 1.4}, {"repetition_penalty": 0.8},
+        {"presence_penalty": 0.8}, {"presence_penalty": -0.6},
+        {"banned": tuple(common[:1])}, {"banned": tuple(common[:3])},
+        {"min_new_tokens": 3}, {"min_new_tokens": 7},
     ]  # fmt: skip
     together = {
-        "top_k": 30, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.2, "presence_penalty": 0.4, "banned": tuple(common[1:2]),
-        "min_new_tokens": 5,
+        "top_k": 30, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.2,
+        "presence_penalty": 0.4, "banned": tuple(common[1:2]), "min_new_tokens": 5,
     }  # fmt: skip
     options += [{**together, "temperature": 0.6}, {**together, "temperature": 1.3, "top_p": 0.8}]
     return [
@@ -79,15 +86,10 @@ def settings(seed: int, common: Sequence[int]) -> list[Sampling]:
 
 
 class Requests:
-    """The batches of a run.
+    """The batches of a run. `short`: the ends of the prompts; `common`: tokens of greedy texts, the
+    most frequent first; `letters`: two tokens that are drafted often."""
 
-    Attributes:
-        short: the ends of the prompts.
-        common: tokens of greedy texts, the most frequent first. letters: two tokens that are
-            drafted often.
-    """
-
-    def __init__(self, target: Target, prompts: Sequence[list[int]]) -> None:
+    def __init__(self, target: Target, prompts: list[list[int]]) -> None:
         self.target, self.prompts = target, prompts
         self.short = [prompt[-SHORT:] for prompt in sorted(prompts, key=len)]
         self.common: list[int] = []
@@ -103,7 +105,7 @@ class Requests:
             yield RequestBatch(f"{name}: sampled", decoder, self.at(chosen))
             yield RequestBatch(f"{name}: two tokens", decoder, self.of_letters(2000))
         for case in cases.compared:
-            cold = [replace(one, temperature=0.0) for one in every[9::2]]
+            cold = [replace(one, temperature=0.0) for one in every[len(every) // 2 :: 2]]
             yield RequestBatch(f"{case.name}: greedy", cases.open(case), self.at(cold))
             both = (*self.at(every[1::5]), *self.of_letters(2000))
             yield RequestBatch(f"{case.name}: coupled", cases.open(case, "gumbel"), both)
@@ -112,7 +114,9 @@ class Requests:
             yield RequestBatch(f"{case.name}: ends", cases.open(case), tuple(self.ends(plain)))
         for case in cases.drawn[:1]:
             yield self._long_context(case.name, cases.open(case, "gumbel"), Sampling(1.0, seed=7))
-            yield self._long_text(case, cases.open(case), every[-1])
+            long = Asked(tuple(self.short[0]), every[-1], LONG_TEXT)
+            name = f"{case.name}, {case.verifier}: long text"
+            yield RequestBatch(name, cases.open(case), (long,), 1)
 
     def at(self, chosen: Sequence[Sampling]) -> tuple[Asked, ...]:
         """A request at each of the settings."""
@@ -129,35 +133,34 @@ class Requests:
     def of_letters(self, seed: int) -> tuple[Asked, ...]:
         """Requests whose texts consist of two tokens: one setting and consecutive seeds."""
         prompt = tuple(self.letters[i] for i in TWO_TOKENS)
-        own = Sampling(1.0, seed=seed, banned=self._all_but(self.letters))
+        own = self._of_tokens(self.letters, 1.0, seed)
         return tuple(Asked(prompt, replace(own, seed=seed + i), 14) for i in range(3))
 
-    def _all_but(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        return tuple(i for i in range(self.target.vocab_size) if i not in tokens)
+    def _of_tokens(self, tokens: Sequence[int], temperature: float, seed: int) -> Sampling:
+        """Settings under which a text consists of these tokens alone."""
+        banned = tuple(i for i in range(self.target.vocab_size) if i not in tokens)
+        return Sampling(temperature, seed=seed, banned=banned)
 
     def _long_context(self, name: str, decoder: Decoder, sampling: Sampling) -> RequestBatch:
-        """The longest prompt, or if it is short, all of them, one after the other and again; and
-        its second half."""
+        """The longest prompt, or if it is short, all of them again and again; and its second
+        half."""
         names = ("sliding_window", "attention_chunk_size")
         window = max(getattr(self.target.config, name, None) or 0 for name in names)
         room = max(LONG, min(window + PAST_WINDOW, LONGEST))
         room = min(room, self.target.context_limit - 16)
         long = max(self.prompts, key=len)
         if len(long) < room:
-            together = [token for prompt in self.prompts for token in prompt]
+            together = sum(self.prompts, [])
             long = (together * (1 + room // len(together)))[:room]
         asked = tuple(Asked(tuple(x), sampling, 10) for x in (long, long[-len(long) // 2 :]))
         return RequestBatch(f"{name}: long context", decoder, asked, 2, CHUNK)
 
-    def _long_text(self, case: Case, decoder: Decoder, sampling: Sampling) -> RequestBatch:
-        asked = Asked(tuple(self.short[0]), sampling, LONG_TEXT)
-        return RequestBatch(f"{case.name}, {case.verifier}: long text", decoder, (asked,), 1)
-
     def ends(self, plain: Decoder) -> Iterator[Asked]:
         """Requests that end in every way, at every place of a block."""
+        tokenizer, size = self.target.tokenizer, self.target.vocab_size
         given = tuple(self.short[0])
         text = plain.generate(list(given), max_new_tokens=12).tokens
-        unused = next(i for i in range(self.target.vocab_size - 1, 0, -1) if i not in text)
+        unused = next(i for i in range(size - 1, 0, -1) if i not in text)
         words = self.target.decode(text)
         for new in (5, 3, 2, 1):
             yield Asked(given, Sampling(), new)
@@ -171,34 +174,23 @@ class Requests:
             yield Asked(given, Sampling(), 12, stop=(words[start : start + 4],))
         stops = (words[12:15] or "x", "never there", words[6:9] or "y")
         yield Asked(given, Sampling(), 12, stop=stops)
-        yield from self._special_ends(given)
+        for special in [i for i in tokenizer.all_special_ids if i < size][:1]:
+            own = self._of_tokens([special, *self.letters], 1.0, 3)
+            name = str(tokenizer.convert_ids_to_tokens(special))
+            yield Asked(given, own, 12, stop=(name,), eos=())
         yield from self.half_characters()
-
-    def _special_ends(self, given: tuple[int, ...]) -> Iterator[Asked]:
-        """Stop strings of a special token, and of a special token after text."""
-        tokenizer, size = self.target.tokenizer, self.target.vocab_size
-        special = next((i for i in tokenizer.all_special_ids if i < size), None)
-        if special is None:
-            return
-        own = Sampling(1.0, seed=3, banned=self._all_but([special, *self.letters]))
-        name = tokenizer.convert_ids_to_tokens(special)
-        yield Asked(given, own, 12, stop=(str(name),), eos=())
 
     def half_characters(self) -> Iterator[Asked]:
         """Texts of the two halves of a character: rounds, and requests, end between them. In pairs:
         every second request of a batch is streamed."""
-        halves = self._halves()
-        own = Sampling(EVEN, seed=0, banned=self._all_but(halves))
-        for new in range(3, 9) if halves else ():
-            for seed in (new, new + 100):
-                yield Asked(tuple(halves * 3), replace(own, seed=seed), new, eos=())
-
-    def _halves(self) -> list[int]:
-        """Two tokens that are one character together; none if the tokenizer has no such tokens."""
         decode = self.target.decode
         every = (i for i in range(self.target.vocab_size) if decode([i]) == UNFINISHED)
-        for first, second in product(islice(every, MOST_HALVES), repeat=2):
-            character = decode([first, second])
-            if len(character) == 1 and character != UNFINISHED:
-                return [first, second]
-        return []
+        for halves in product(islice(every, MOST_HALVES), repeat=2):
+            character = decode(list(halves))
+            if len(character) != 1 or character == UNFINISHED:
+                continue
+            own = self._of_tokens(halves, EVEN, 0)
+            for new in range(3, 9):
+                for seed in (new, new + 100):
+                    yield Asked(halves * 3, replace(own, seed=seed), new, eos=())
+            return

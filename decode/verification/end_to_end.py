@@ -4,7 +4,7 @@ a few sampled tokens through the whole engine, enumerated over everything that i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,14 +12,15 @@ import transformers as hf
 from torch import Tensor
 
 from decode.engine.decoder import Decoder
+from decode.engine.output import Generation
 from decode.proposers.base import common_prefix_length
 from decode.speculation.sampling import Sampling
+from decode.verification.batches import TOGETHER
 from decode.verification.proposals import ReusedNumber, TooMany, every_outcome
 from decode.verification.reference import Reference, law, scores
 from decode.verification.verdict import Tally
 
-LENGTH = 4
-"""Tokens of the joint law."""
+LENGTH = 4  # tokens of the joint law
 NEGLIGIBLE, MOVED = 1e-3, 4
 """Allowed total variation of the joint law, and how many times the effect of a perturbation of one
 epsilon is allowed on top."""
@@ -33,7 +34,7 @@ def check_plain(
     plain: Decoder, prompts: Sequence[list[int]], new: int, reference: Reference, tally: Tally
 ) -> list[list[int]]:
     """Plain greedy texts, against transformers' model and its `generate`."""
-    texts = [plain.generate(prompt, max_new_tokens=new).tokens for prompt in prompts]
+    texts = [out.tokens for out in _decode(plain, prompts, new, tally)]
     pairs = list(zip(prompts, texts, strict=True))
     reference.load([([*prompt, *text[:-1]], len(text)) for prompt, text in pairs])
     for i, (prompt, text) in enumerate(pairs):
@@ -42,11 +43,42 @@ def check_plain(
         what = f"prompt {i}: plain decoding does not write the most probable tokens"
         tally.expect("greedy texts against a forward pass of transformers", right, what)
         if i < GENERATED:
-            wanted = generate_reference(reference, prompt, new)
-            right = _agree(prompt, text, wanted, reference, tally)
+            right = _agree(prompt, text, _generate(reference, prompt, new), reference, tally)
             what = f"prompt {i}: plain decoding and transformers' generate differ"
             tally.expect("greedy texts against transformers' generate", right, what)
     return texts
+
+
+def check_greedy(
+    name: str,
+    decoder: Decoder,
+    prompts: Sequence[list[int]],
+    texts: Sequence[list[int]],
+    new: int,
+    reference: Reference,
+    tally: Tally,
+) -> None:
+    """Greedy texts with drafts, against plain decoding's."""
+    tally.place = {"method": name}
+    outputs = _decode(decoder, prompts, new, tally)
+    for i, (prompt, plain, out) in enumerate(zip(prompts, texts, outputs, strict=True)):
+        tally.place = {"prompt": i, "method": name}
+        right = _agree(prompt, plain, out.tokens, reference, tally)
+        what = f"{name}, prompt {i}: the greedy text is not plain decoding's"
+        tally.expect("greedy texts with drafts", right, what)
+        tally.counts["tokens drafted"] += sum(out.nodes)
+        tally.counts["drafted tokens accepted"] += sum(out.accepted)
+
+
+def _decode(
+    decoder: Decoder, prompts: Sequence[list[int]], new: int, tally: Tally
+) -> list[Generation]:
+    """Greedy texts: the first prompt's alone and streamed, the others' in batches."""
+    stream = decoder.stream(prompts[0], max_new_tokens=new)
+    if "".join(stream) != stream.output.text:
+        tally.find("the streamed pieces are not the text")
+    together = decoder.generate_batch(prompts[1:], max_new_tokens=new, batch_size=TOGETHER)
+    return [stream.output, *together]
 
 
 def _agree(
@@ -70,7 +102,7 @@ def _is_greedy(prompt: list[int], text: list[int], reference: Reference, tally: 
     return True
 
 
-def generate_reference(reference: Reference, prompt: Sequence[int], new: int) -> list[int]:
+def _generate(reference: Reference, prompt: Sequence[int], new: int) -> list[int]:
     """What transformers' own `generate` writes at temperature 0."""
     target = reference.target
     tokens_1L = torch.tensor([list(prompt)], device=target.device)
@@ -89,29 +121,6 @@ def generate_reference(reference: Reference, prompt: Sequence[int], new: int) ->
     return found[0, len(prompt) :].tolist()
 
 
-def check_greedy(
-    name: str,
-    decoder: Decoder,
-    prompts: Sequence[list[int]],
-    texts: Sequence[list[int]],
-    new: int,
-    reference: Reference,
-    tally: Tally,
-) -> None:
-    """Greedy texts with drafts, against plain decoding's."""
-    for i, (prompt, plain) in enumerate(zip(prompts, texts, strict=True)):
-        tally.place = {"prompt": i, "method": name}
-        stream = decoder.stream(prompt, max_new_tokens=new)
-        text, out = "".join(stream), stream.output
-        if text != out.text:
-            tally.find(f"{name}, prompt {i}: the streamed pieces are not the text")
-        right = _agree(prompt, plain, out.tokens, reference, tally)
-        what = f"{name}, prompt {i}: the greedy text is not plain decoding's"
-        tally.expect("greedy texts with drafts", right, what)
-        tally.counts["tokens drafted"] += sum(out.nodes)
-        tally.counts["drafted tokens accepted"] += sum(out.accepted)
-
-
 def check_joint_law(
     name: str,
     decoder: Decoder,
@@ -123,8 +132,8 @@ def check_joint_law(
     """The joint law of `LENGTH` tokens. `sampling`: with a small top-k, so that there are few."""
     tally.place = {"method": name}
 
-    def run() -> list[int]:
-        return decoder.generate(prompt, max_new_tokens=LENGTH, sampling=sampling).tokens
+    def run() -> tuple[int, ...]:
+        return tuple(decoder.generate(prompt, max_new_tokens=LENGTH, sampling=sampling).tokens)
 
     try:
         runs = every_outcome(run, MOST_RUNS)
@@ -137,42 +146,45 @@ def check_joint_law(
     tally.counts["runs of the engine"] += len(runs)
     found: dict[tuple[int, ...], float] = defaultdict(float)
     for weight, tokens in runs:
-        found[tuple(tokens)] += weight
-    wanted, rounding = _joint_law(prompt, reference, sampling)
+        found[tokens] += weight
+    wanted, going = _joint_law(prompt, reference, sampling)
     away = sum(abs(found.get(x, 0.0) - wanted.get(x, 0.0)) for x in {*found, *wanted}) / 2
-    bound = NEGLIGIBLE if away <= NEGLIGIBLE else NEGLIGIBLE + rounding()
+    bound = NEGLIGIBLE
+    if away > NEGLIGIBLE:
+        bound += MOVED * _moved(prompt, going, reference, sampling)
     what = f"{name}: the joint law of {LENGTH} tokens is not the target's"
     tally.measure(f"joint law of {LENGTH} tokens, total variation", away, bound, what)
 
 
+Masses = dict[tuple[int, ...], float]
+
+
 def _joint_law(
     prompt: list[int], reference: Reference, sampling: Sampling
-) -> tuple[dict[tuple[int, ...], float], Callable[[], float]]:
-    """The target's joint law of `LENGTH` tokens, and how far rounding may move it (total
-    variation)."""
+) -> tuple[Masses, Masses]:
+    """The target's joint law of `LENGTH` tokens; and of every text that goes on, its mass."""
     eos_ids = reference.target.eos_ids
-
-    def next_law(logits_V: Tensor, text: tuple[int, ...]) -> Tensor:
-        return law(scores(logits_V, prompt, text, sampling, eos_ids), sampling)
-
-    wanted: dict[tuple[int, ...], float] = {(): 1.0}
-    prefixes: dict[tuple[int, ...], float] = {}
+    law_of: Masses = {(): 1.0}
+    all_going: Masses = {}
     for _ in range(LENGTH):
-        longer = {text: mass for text, mass in wanted.items() if text and text[-1] in eos_ids}
-        going = {text: mass for text, mass in wanted.items() if text not in longer}
-        prefixes.update(going)
+        going = {text: m for text, m in law_of.items() if not text or text[-1] not in eos_ids}
+        law_of = {text: m for text, m in law_of.items() if text not in going}
+        all_going.update(going)
         reference.load([([*prompt, *text], 1) for text in going])
         for text, mass in going.items():
-            p_V = next_law(reference.logits([*prompt, *text], 1)[0], text)
+            logits_V = reference.logits([*prompt, *text], 1)[0]
+            p_V = law(scores(logits_V, prompt, text, sampling, eos_ids), sampling)
             for token in p_V.nonzero()[:, 0].tolist():
-                longer[(*text, token)] = mass * float(p_V[token])
-        wanted = longer
+                law_of[(*text, token)] = mass * float(p_V[token])
+    return law_of, all_going
 
-    def rounding() -> float:
-        total = 0.0
-        for text, mass in prefixes.items():
-            p_V, *others = (next_law(row_V, text) for row_V in reference.perturb([*prompt, *text]))
-            total += mass * max(float((p_V - other_V).abs().sum()) / 2 for other_V in others)
-        return MOVED * total
 
-    return wanted, rounding
+def _moved(prompt: list[int], going: Masses, reference: Reference, sampling: Sampling) -> float:
+    """How far a perturbation of one epsilon moves the joint law, in total variation."""
+    total = 0.0
+    for text, mass in going.items():
+        rows: list[Tensor] = reference.perturb([*prompt, *text])
+        eos_ids = reference.target.eos_ids
+        p_V, *others = (law(scores(z_V, prompt, text, sampling, eos_ids), sampling) for z_V in rows)
+        total += mass * max(float((p_V - other_V).abs().sum()) / 2 for other_V in others)
+    return total

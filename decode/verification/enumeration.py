@@ -34,7 +34,7 @@ def rows(count: int, V: int, generator: torch.Generator, zeros: float = 0.3) -> 
     weights = torch.rand(count, V, dtype=torch.float64, generator=generator) ** 3 + 1e-3
     weights[torch.rand(count, V, generator=generator) < zeros] = 0
     weights[weights.sum(1) == 0, 0] = 1
-    return weights / weights.sum(1, keepdim=True)
+    return normalise(weights)
 
 
 class Toy:
@@ -77,15 +77,7 @@ class Toy:
     @property
     def joint(self) -> Tensor:
         """The target's joint law of K + 1 tokens."""
-        return self.rest(())
-
-    def rest(self, prefix: tuple[int, ...]) -> Tensor:
-        """The target's joint law of what follows the prefix, up to K + 1 tokens in all."""
-        shape = (self.V,) * (self.K + 1 - len(prefix))
-        law = torch.ones((), dtype=torch.float64)
-        for d in range(len(prefix), self.K + 1):
-            law = law[..., None] * self.p[d][prefix]
-        return law.reshape(shape)
+        return self.continued(torch.ones((), dtype=torch.float64))
 
     def continued(self, mass: Tensor) -> Tensor:
         """The joint law of K + 1 tokens whose first ones have the law `mass`, (V,) * d."""
@@ -95,7 +87,7 @@ class Toy:
 
     def p_BMV(self, tokens_BN: Tensor, parents: Parents) -> Tensor:
         """The target's rows at the root and at every node."""
-        each = [self.p[len(path)][tuple(tokens_BN[:, j] for j in path)] for path in nodes(parents)]
+        each = [self.p[len(path)][tuple(tokens_BN[:, path].T)] for path in nodes(parents)]
         return torch.stack([p.expand(len(tokens_BN), self.V) for p in each], dim=1)
 
 
@@ -120,34 +112,6 @@ def every(V: int, N: int) -> Tensor:
     return torch.tensor(list(itertools.product(range(V), repeat=N))).reshape(-1, N)
 
 
-def drawn(toy: Toy, parents: Parents, causal: bool, siblings: str = "iid") -> RuleCase:
-    """Every token from its q: of its depth, or of its path (`causal`); `independent`: of two
-    siblings, each has another."""
-    tokens_BN, paths = every(toy.V, len(parents)), nodes(parents)
-    others = toy.random_tables(toy.K) if siblings == "independent" else toy.q
-    q, weight_B = [], torch.ones(len(tokens_BN), dtype=torch.float64)
-    batch = torch.arange(len(tokens_BN))
-    for i, parent in enumerate(parents):
-        path = paths[parent + 1]
-        tables = others if parents[:i].count(parent) % 2 else toy.q
-        row = toy.q_KV[len(path)]
-        if causal:
-            row = tables[len(path)][tuple(tokens_BN[:, j] for j in path)]
-        q.append(row.expand(len(tokens_BN), toy.V))
-        left_BV = q[-1].clone()
-        if siblings == "without_replacement":
-            for j in range(i):
-                if parents[j] == parent:
-                    left_BV[batch, tokens_BN[:, j]] = 0
-        total_B1 = left_BV.sum(1, keepdim=True)
-        # where nothing is left a drafter hands over whatever it likes: token 0
-        first_V = torch.eye(toy.V, dtype=torch.float64)[0]
-        left_BV = torch.where(total_B1 > 0, left_BV / total_B1, first_V)
-        weight_B = weight_B * left_BV[batch, tokens_BN[:, i]]
-    without = siblings == "without_replacement"
-    return case(toy, parents, weight_B, tokens_BN, torch.stack(q, 1), without)
-
-
 def case(
     toy: Toy,
     parents: Parents | list[Parents],
@@ -164,11 +128,11 @@ def case(
     each = [x for x, some in zip(each, some_B.tolist(), strict=True) if some]
     most = max(each, key=len)
 
-    def kept(rows: Tensor | None) -> Tensor | None:
+    def cut(rows: Tensor | None) -> Tensor | None:
         return None if rows is None else rows[some_B][:, : len(most)]
 
     tokens_BN = tokens_BN[some_B][:, : len(most)]
-    drafts = Drafts(tokens_BN, tuple(each), kept(q_BNV), kept(steps_BN), without_replacement)
+    drafts = Drafts(tokens_BN, tuple(each), cut(q_BNV), cut(steps_BN), without_replacement)
     return RuleCase(weight_B[some_B], drafts, toy.p_BMV(tokens_BN, most), toy)
 
 
@@ -176,6 +140,44 @@ def chosen(toy: Toy, parents: Parents) -> RuleCase:
     """Any joint law over the whole tree at all: point drafts."""
     tokens_BN = every(toy.V, len(parents))
     return case(toy, parents, rows(1, len(tokens_BN), toy.generator)[0], tokens_BN)
+
+
+def drawn(toy: Toy, parents: Parents, causal: bool, siblings: str = "iid") -> RuleCase:
+    """Every token from its q: of its depth, or of its path (`causal`); `independent`: of two
+    siblings, each has another."""
+    tokens_BN, paths = every(toy.V, len(parents)), nodes(parents)
+    others = toy.random_tables(toy.K) if siblings == "independent" else toy.q
+    without = siblings == "without_replacement"
+    q, weight_B = [], torch.ones(len(tokens_BN), dtype=torch.float64)
+    first_V = one_hot(torch.tensor(0), toy.V).double()
+    for i, parent in enumerate(parents):
+        path = paths[parent + 1]
+        row = toy.q_KV[len(path)]
+        if causal:
+            tables = others if parents[:i].count(parent) % 2 else toy.q
+            row = tables[len(path)][tuple(tokens_BN[:, path].T)]
+        q.append(row.expand(len(tokens_BN), toy.V))
+        earlier = [j for j in range(i) if without and parents[j] == parent]
+        left_BV = q[-1].scatter(1, tokens_BN[:, earlier], 0.0)
+        total_B1 = left_BV.sum(1, keepdim=True)
+        # where nothing is left a drafter hands over whatever it likes: token 0
+        left_BV = torch.where(total_B1 > 0, left_BV / total_B1, first_V)
+        weight_B = weight_B * left_BV.gather(1, tokens_BN[:, i, None])[:, 0]
+    return case(toy, parents, weight_B, tokens_BN, torch.stack(q, 1), without)
+
+
+def stopped(toy: Toy, parents: Parents) -> RuleCase:
+    """A causal chain whose length depends on the tokens drawn so far, as with a confidence head:
+    a coin for every prefix, tossed before the next token is drawn."""
+    full = drawn(toy, parents, True)
+    tokens_BN = full.drafts.tokens_BN
+    length_B = torch.ones(len(tokens_BN), dtype=torch.int64)
+    for d in range(1, len(parents)):
+        goes_on = torch.rand((toy.V,) * d, generator=toy.generator) < 0.6
+        length_B += (length_B == d) & goes_on[tuple(tokens_BN[:, :d].T)]
+    each = [chain(n) for n in length_B.tolist()]
+    # a token that is not drawn says nothing: what follows a draft's end sums to 1
+    return case(toy, each, full.weight_B, tokens_BN, full.drafts.q_BNV)
 
 
 def unmask(toy: Toy, parents: Parents, choose: Callable[[int, Tensor], Tensor]) -> RuleCase:
@@ -212,20 +214,6 @@ def surest(toy: Toy, parents: Parents) -> RuleCase:
         return one_hot(next_B, K).bool()
 
     return unmask(toy, parents, choose)
-
-
-def stopped(toy: Toy, parents: Parents) -> RuleCase:
-    """A causal chain whose length depends on the tokens drawn so far, as with a confidence head:
-    a coin for every prefix, tossed before the next token is drawn."""
-    full = drawn(toy, parents, True)
-    drafts = full.drafts
-    length_B = torch.ones(len(drafts.tokens_BN), dtype=torch.int64)
-    for d in range(1, len(parents)):
-        goes_on = torch.rand((toy.V,) * d, generator=toy.generator) < 0.6
-        length_B += (length_B == d) & goes_on[tuple(drafts.tokens_BN[:, j] for j in range(d))]
-    each = [chain(n) for n in length_B.tolist()]
-    # a token that is not drawn says nothing: what follows a draft's end sums to 1
-    return case(toy, each, full.weight_B, drafts.tokens_BN, drafts.q_BNV)
 
 
 WITHOUT = "without_replacement"
@@ -277,15 +265,11 @@ def pairs() -> list[tuple[str, str]]:
     """(verifier, drafter) of everything that the types allow and that claims to be exact."""
     found = []
     for verifier in VERIFIERS.values():
-        if verifier.rule is None or verifier.lossy:
-            continue
         for drafter in DRAFTERS:
             law, _, siblings = drafter.partition(", ")
-            if law not in verifier.laws:
-                continue
             kind = KINDS.get(siblings, "iid")
-            alone = law not in ("independent", "causal") or kind == "iid"
-            if kind in verifier.siblings or alone:
+            fits = law in verifier.laws and (kind == "iid" or kind in verifier.siblings)
+            if fits and verifier.rule is not None and not verifier.lossy:
                 found.append((verifier.name, drafter))
     # neighbours share their cases
     return sorted(found, key=lambda pair: (pair[1], VERIFIERS[pair[0]].greedy_only))

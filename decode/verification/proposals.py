@@ -1,13 +1,13 @@
 """Check 2: the random draws of a proposal, enumerated. In place of each draw every token that it
 may give is tried, so that the probability of every proposal is known exactly and can be compared
-with the q that is reported."""
+with the q that is reported. And the draws of recorded rounds, whatever their options."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -18,25 +18,21 @@ import torch
 from torch import Tensor
 
 from decode.engine.engine import Engine
-from decode.proposers.base import DraftSession
 from decode.proposers.suffix_automaton import TextAutomaton
 from decode.speculation import sampling as sampling_module
 from decode.speculation import verification, verifiers
 from decode.speculation.proposal import Proposal
+from decode.verification.recording import Recorder, drafts_so
+from decode.verification.reference import NEAR, interval, is_inside
 from decode.verification.verdict import Tally
-from specalign.common.schema import JsonObject
 
 Result = TypeVar("Result")
+Row = dict[int, float]  # token → probability
 EXACT = 1e-5
-SAME = 1e-4
-"""Probabilities of one row differ by less: a context read at once or in parts rounds differently."""
+SAME = 1e-4  # probabilities of one row differ by less: a context read in parts rounds differently
 MOST_OUTCOMES = 128
-FEW = 2
-"""top-k of the enumerated proposals."""
-SIBLINGS = 3
-"""top-k of proposals of one level, whose drafts are siblings."""
-LEVELS = 3
-"""Draft tokens along a path of an enumerated proposal."""
+FEW, SIBLINGS = 2, 3  # top-k of enumerated proposals, and of those of one level, all siblings
+LEVELS = 3  # draft tokens along a path of an enumerated proposal
 
 
 class TooMany(Exception):
@@ -82,10 +78,8 @@ class Choices:
 def every_outcome(
     run: Callable[[], Result], most: int, even: bool = False
 ) -> list[tuple[float, Result]]:
-    """(probability, result) of a function for everything that its draws may give.
-
-    Args:
-        even: every run draws equally often, so the first one shows how many outcomes there are.
+    """(probability, result) of a function for everything that its draws may give. `even`: every run
+    draws equally often, so the first one shows how many outcomes there are.
 
     Raises:
         TooMany, ReusedNumber.
@@ -113,70 +107,60 @@ def every_outcome(
 def check_proposal_of(engine: Engine, tally: Tally, name: str) -> None:
     """Enumerate what a request would draft now, at a small top-k. The request is left as it was."""
     tally.place = {"method": name}
+    session, request, drafter = engine.session, engine.request, engine.drafter
     room = min(LEVELS, engine.limit - len(engine.out.tokens) - 1)
-    if engine.session is None or room < 1:
+    if session is None or drafter is None or room < 1:
         return
-    with _restored(engine) as propose:
-        if engine.request.sampling.greedy or engine.request.noise is not None:
+    restore = _snapshot(engine)
+
+    def propose(levels: int) -> Proposal | None:
+        restore()
+        return session.propose(min(levels, drafter.draft_tokens))
+
+    sampling = request.sampling
+    try:
+        if sampling.greedy or request.noise is not None:
             first, second = propose(room), propose(room)
-            alike = first is None or second is None or _alike(first, second)
+            alike = first is None or second is None or _are_alike(first, second)
             what = f"{name}: two proposals for one text differ, though nothing is drawn"
             tally.expect("chosen proposals, drafted twice", alike, what)
             return
-        sampling = engine.request.sampling
         for top_k, most in ((FEW, room), (SIBLINGS, 1)):
-            engine.request.sampling = replace(sampling, top_k=top_k)
-            try:
-                outcomes = _enumerate(propose, most)
-            except ReusedNumber:
-                tally.find(f"{name}: two drafts of a proposal were drawn at one random number")
-                return
+            request.sampling = replace(sampling, top_k=top_k)
+            outcomes = _enumerate(propose, most)
             if outcomes is None:
                 tally.counts["proposals with too many outcomes"] += top_k == FEW
                 return
             judge(outcomes, tally, name)
             if not any(proposal is not None and proposal.siblings for _, proposal in outcomes):
                 return
-
-
-@contextmanager
-def _restored(engine: Engine) -> Iterator[Callable[[int], Proposal | None]]:
-    """A function that drafts a number of levels from the request's current state. Afterwards the
-    request is as it was."""
-    session, request, drafter = engine.session, engine.request, engine.drafter
-    assert session is not None and drafter is not None
-    states, sampling = _states(session), request.sampling
-    numbers = request.generator.get_state()
-
-    def restore() -> None:
-        request.generator.set_state(numbers)
-        for part, values in states:
-            vars(part).clear()
-            vars(part).update({name: _copy(value) for name, value in values.items()})
-
-    def propose(levels: int) -> Proposal | None:
-        restore()
-        return session.propose(min(levels, drafter.draft_tokens))
-
-    try:
-        yield propose
+    except ReusedNumber:
+        tally.find(f"{name}: two drafts of a proposal were drawn at one random number")
     finally:
         request.sampling = sampling
         restore()
 
 
-def _states(session: DraftSession) -> list[tuple[Any, JsonObject]]:
-    """The fields of a session and of those that it wraps."""
-    found, at = [], session
-    while at is not None and hasattr(at, "__dict__"):
-        found.append((at, {name: _copy(value) for name, value in vars(at).items()}))
-        at = getattr(at, "inner", None)  # type: ignore[assignment]
-    return found
+def _snapshot(engine: Engine) -> Callable[[], None]:
+    """A function that puts a request's session, those that it wraps, and its random numbers back
+    into their present state."""
 
+    def copy(fields: dict[str, object]) -> dict[str, object]:
+        """Automata are changed in place, anything else is replaced."""
+        return {k: deepcopy(v) if isinstance(v, TextAutomaton) else v for k, v in fields.items()}
 
-def _copy(value: object) -> object:
-    """A copy of what drafting changes in place; anything else as it is."""
-    return deepcopy(value) if isinstance(value, TextAutomaton) else value
+    numbers, states, part = engine.request.generator.get_state(), [], engine.session
+    while part is not None and hasattr(part, "__dict__"):
+        states.append((part, copy(vars(part))))
+        part = getattr(part, "inner", None)
+
+    def restore() -> None:
+        engine.request.generator.set_state(numbers)
+        for session, fields in states:
+            vars(session).clear()
+            vars(session).update(copy(fields))
+
+    return restore
 
 
 def _enumerate(
@@ -191,19 +175,19 @@ def _enumerate(
     return None
 
 
-def _alike(one: Proposal, other: Proposal) -> bool:
+def _are_alike(one: Proposal, other: Proposal) -> bool:
     """The same drafts, as far as both go: their number may depend on the clock."""
     count = min(len(one), len(other))
     same = torch.equal(one.tokens_K[:count], other.tokens_K[:count])
     return same and one.tree[:count] == other.tree[:count]
 
 
-def judge(outcomes: list[tuple[float, Proposal | None]], tally: Tally, name: str) -> None:
+def judge(outcomes: Sequence[tuple[float, Proposal | None]], tally: Tally, name: str) -> None:
     """Compare the distribution of each drafted token, given what was drawn before it, with its
     q."""
-    mass: dict[Any, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    wanted: dict[Any, dict[int, float]] = {}
-    known: list[dict[int, float]] = []
+    mass: dict[Any, Row] = defaultdict(lambda: defaultdict(float))
+    wanted: dict[Any, Row] = {}
+    known: list[Row] = []
     total = sum(weight for weight, _ in outcomes)
     what = f"{name}: the probabilities of its proposals do not sum to 1"
     tally.measure("probability of all proposals, from 1", abs(total - 1), EXACT, what)
@@ -211,17 +195,18 @@ def judge(outcomes: list[tuple[float, Proposal | None]], tally: Tally, name: str
         if proposal is None or proposal.q is None or weight == 0:
             tally.counts["chosen proposals"] += 1
             continue
-        tokens = proposal.tokens_K.tolist()
+        tokens, tree = proposal.tokens_K.tolist(), proposal.tree
         steps = [0] * len(tokens) if proposal.steps_K is None else proposal.steps_K.tolist()
         rows = [_support(proposal, i) for i in range(len(tokens))]
-        ratio = [steps[i] >= max(steps[: i + 1]) for i in range(len(tokens))]
-        for i, token in enumerate(tokens):
-            if not ratio[i]:
-                continue  # tested as a point mass, which needs no q
-            seen = tuple(_number(rows[j], known) for j in range(i + 1) if ratio[j])
-            key = (proposal.tree[: i + 1], tuple(tokens[:i]), seen, tuple(steps[: i + 1]))
-            mass[key][token] += weight
-            wanted[key] = _left(proposal, rows[i], tokens, i)
+        # a token that was unmasked before an earlier one is tested as a point mass, without its q
+        tested = [i for i in range(len(tokens)) if steps[i] >= max(steps[: i + 1])]
+        for i in tested:
+            seen = tuple(_number(rows[j], known) for j in tested if j <= i)
+            key = (tree[: i + 1], tuple(tokens[:i]), seen, tuple(steps[: i + 1]))
+            mass[key][tokens[i]] += weight
+            without = proposal.siblings == "without_replacement"
+            gone = {tokens[j] for j in range(i) if without and tree[j] == tree[i]}
+            wanted[key] = {token: q for token, q in rows[i].items() if token not in gone}
     for key, counts in mass.items():
         away = _distance(counts, wanted[key])
         what = f"{name}: draft {len(key[1]) + 1} after {list(key[1])} is not from its q"
@@ -229,15 +214,7 @@ def judge(outcomes: list[tuple[float, Proposal | None]], tally: Tally, name: str
             return
 
 
-def _left(proposal: Proposal, row: dict[int, float], tokens: list[int], i: int) -> dict[int, float]:
-    """What draft i is drawn from: its q without the siblings before it."""
-    if proposal.siblings != "without_replacement":
-        return row
-    gone = {tokens[j] for j in range(i) if proposal.tree[j] == proposal.tree[i]}
-    return {token: q for token, q in row.items() if token not in gone}
-
-
-def _distance(a: dict[int, float], b: dict[int, float]) -> float:
+def _distance(a: Row, b: Row) -> float:
     """Total variation between two distributions, normalised; 0 where nothing is left of one."""
     whole, share = sum(a.values()), sum(b.values())
     if share <= 0:
@@ -245,7 +222,7 @@ def _distance(a: dict[int, float], b: dict[int, float]) -> float:
     return sum(abs(a.get(t, 0.0) / whole - b.get(t, 0.0) / share) for t in {*a, *b}) / 2
 
 
-def _support(proposal: Proposal, i: int) -> dict[int, float]:
+def _support(proposal: Proposal, i: int) -> Row:
     assert proposal.q is not None
     row = proposal.q.probs[i]
     columns = row.nonzero()[:, 0]
@@ -253,10 +230,58 @@ def _support(proposal: Proposal, i: int) -> dict[int, float]:
     return dict(zip(ids.tolist(), row[columns].tolist(), strict=True))
 
 
-def _number(row: dict[int, float], known: list[dict[int, float]]) -> int:
+def _number(row: Row, known: list[Row]) -> int:
     """The place of a distribution among those seen, up to rounding; a new one is appended."""
     for number, other in enumerate(known):
         if all(abs(row.get(t, 0.0) - other.get(t, 0.0)) < SAME for t in {*row, *other}):
             return number
     known.append(row)
     return len(known) - 1
+
+
+def check_drafts(recorder: Recorder, tally: Tally) -> None:
+    """Every drafted token is the one that the q reported with it and a random number of its own
+    give, whatever the options."""
+    for one in recorder.rounds:
+        tally.place = one.place
+        if one.proposal.q is not None and not drafts_so(one.request.engine.drafter, "in_rounds"):
+            _check_drawn(one.proposal, one.drafting, tally)
+
+
+def _check_drawn(proposal: Proposal, numbers: Sequence[Tensor], tally: Tally) -> None:
+    assert proposal.q is not None
+    u_K = [u for x in numbers if x.is_floating_point() for u in x.flatten().tolist()]
+    if not u_K and bool((proposal.q.probs.amax(1) == 1).all()):  # copies
+        return
+    if len(u_K) != len(proposal):
+        what = "each draft takes one, and a draft that was drawn is proposed"
+        tally.find(f"{len(proposal)} drafts took {len(u_K)} random numbers: {what}")
+        return
+    columns_K, ids = proposal.tokens_K, proposal.q.ids
+    if ids is not None:
+        columns_K = (ids == columns_K[:, None]).long().argmax(1)
+    bounds = []
+    for k, parent in enumerate(proposal.tree):
+        left_S = proposal.q.probs[k].clone()
+        if proposal.siblings == "without_replacement":
+            left_S[columns_K[[j for j in range(k) if proposal.tree[j] == parent]]] = 0
+        # where nothing is left any number draws any token
+        some = float(left_S.sum()) > 0
+        bounds.append(interval(left_S, int(columns_K[k])) if some else (0.0, 1.0))
+    if proposal.parents is not None or proposal.law == "unmasked":
+        u_K = _match(bounds, u_K)  # drawn in another order than they stand
+    for k, u in enumerate(u_K):
+        what = f"draft {k + 1} is not the token that its q and its random number give"
+        tally.expect("drafted tokens of their q and number", is_inside(bounds[k], u), what)
+
+
+def _match(bounds: Sequence[tuple[float, float]], numbers: Sequence[float]) -> list[float]:
+    """The numbers in the order of the intervals that they lie in, each in one; -1 where none is
+    left for an interval."""
+    free, found = sorted(numbers), [-1.0] * len(bounds)
+    for k in sorted(range(len(bounds)), key=lambda k: bounds[k][1]):
+        at = next((u for u in free if bounds[k][0] - NEAR <= u <= bounds[k][1] + NEAR), None)
+        if at is not None:
+            free.remove(at)
+            found[k] = at
+    return found

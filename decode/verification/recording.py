@@ -1,8 +1,8 @@
 """Records what decoding runs: every round as the verifier received it, and every random number.
 Recording changes no result.
 
-The recorder replaces module attributes of the engine for as long as it is entered, and watches
-random operators by a `TorchFunctionMode`. Production code knows nothing of it.
+The recorder replaces attributes of the engine's modules, and torch's random operators, for as long
+as it is entered. Production code knows nothing of it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from decode.engine import engine as engine_module
 from decode.engine.decoder import Decoder
@@ -26,109 +26,122 @@ from decode.engine.engine import Engine
 from decode.speculation import sampling as sampling_module
 from decode.speculation import verification, verifiers
 from decode.speculation.proposal import Proposal
-from decode.speculation.sampling import Sampling
 from decode.speculation.tree import path_to
 from decode.speculation.verification import Outcome, Round
+from decode.verification.batches import Asked
 
 Original = Callable[..., Any]
 """The watched function, as it was."""
-
-RANDOM = {
-    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "multinomial", "bernoulli", "normal", "poisson",
-    "uniform_", "normal_", "bernoulli_", "exponential_", "random_", "geometric_", "cauchy_", "log_normal_",
-}  # fmt: skip
+RANDOM = [
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+    "multinomial",
+    "bernoulli",
+    "normal",
+    "poisson",
+    "uniform_",
+    "normal_",
+    "bernoulli_",
+    "exponential_",
+    "random_",
+    "geometric_",
+    "cauchy_",
+    "log_normal_",
+]
 """torch's random operators, by name."""
 
 
 @dataclass
 class RandomCall:
-    """One random operator. `drafting`: the request whose proposal asked for it, None outside of
-    drafting."""
+    """One random operator. `drafting`: the request whose proposal asked for it, if one did."""
 
     name: str
     again: Callable[[torch.Generator], Tensor]
     generator: torch.Generator | None
     values: Tensor
-    drafting: int | None
+    drafting: RecordedRequest | None
 
 
-@dataclass
+@dataclass(eq=False)
+class RecordedRequest:
+    """One request. pieces: those of its text where it is streamed."""
+
+    number: int
+    asked: Asked
+    engine: Engine
+    pieces: list[str] | None
+    rounds: list[RecordedRound] = field(default_factory=list)
+    generator: torch.Generator | None = None
+
+
+@dataclass(eq=False)
 class RecordedRound:
-    """One round of one request.
+    """One round of one request, after `text`. received: node (0 = the root) → the distribution (V,)
+    that the rule, or the draw at that node, received. chosen: node → the target's own token there,
+    of rounds without a rule. drafting, verifying: the random numbers of the round."""
 
-    Args:
-        request: index into `Recorder.engines`.
-        text: prompt and committed tokens before the round.
-        logits_MV: as the target returned them.
-        received: node (0 = the root) → the distribution (V,) that the rule, or the draw at that
-            node, received.
-        chosen: node → the target's own token there, of rounds without a rule.
-        drafting, verifying: the random numbers of the round.
-    """
-
-    request: int
+    request: RecordedRequest
     text: list[int]
-    proposal: Proposal
-    verifier: str
-    sampling: Sampling
+    round: InitVar[Round]
     logits_MV: Tensor
-    by_rule: bool
+    drafting: list[Tensor]
     received: dict[int, Tensor] = field(default_factory=dict)
     chosen: dict[int, int] = field(default_factory=dict)
-    drafting: list[Tensor] = field(default_factory=list)
     verifying: list[Tensor] = field(default_factory=list)
-    outcome: Outcome | None = None
+    end: Outcome = Outcome([], 0, [])
+
+    def __post_init__(self, round: Round) -> None:
+        self.proposal, self.verifier = round.proposal, round.verifier
+        self.sampling, self.by_rule = round.sampling, round.by_rule
 
     @property
-    def end(self) -> Outcome:
-        assert self.outcome is not None
-        return self.outcome
-
-    def text_at(self, node: int) -> list[int]:
-        """The text up to a node, with the drafts on its path."""
-        return [*self.text, *(int(self.proposal.tokens_K[i]) for i in self.path(node))]
+    def place(self) -> dict[str, int]:
+        """Where it is found again."""
+        return {"request": self.request.number, "round": self.request.rounds.index(self)}
 
     def path(self, node: int) -> list[int]:
         """The drafts on the path to a node."""
         return path_to(self.proposal.tree, node)
 
+    def text_at(self, node: int) -> list[int]:
+        """The text up to a node, with the drafts on its path."""
+        return [*self.text, *(int(self.proposal.tokens_K[i]) for i in self.path(node))]
 
-class Recorder(TorchFunctionMode):
+
+class Recorder:
     """Within it, everything that a decoder runs is recorded.
 
     Args:
+        asked: the requests, in their order. Every second one is streamed.
         before_draft: called with each request before it drafts.
-
-    Attributes:
-        engines: the requests, in the order given. generators: of each, its own.
-        streamed: of every second request the pieces of its text, of the others None.
-        used: the numbers at which tokens were drawn.
-        foreign: what used random numbers that belong to no request.
     """
 
-    def __init__(self, before_draft: Callable[[Engine], object] | None = None) -> None:
-        super().__init__()
-        self.before_draft = before_draft
-        self.engines: list[Engine] = []
-        self.streamed: list[list[str] | None] = []
-        self.generators: dict[int, torch.Generator] = {}
+    def __init__(
+        self, asked: Sequence[Asked], before_draft: Callable[[RecordedRequest], object]
+    ) -> None:
+        self.asked, self.before_draft = asked, before_draft
+        self.requests: list[RecordedRequest] = []
         self.rounds: list[RecordedRound] = []
         self.calls: list[RandomCall] = []
-        self.used: list[Tensor] = []
-        self.foreign: list[str] = []
-        self._owners: dict[int, tuple[Round, int]] = {}
+        self.used: list[Tensor] = []  # the numbers at which tokens were drawn
+        self.foreign: list[str] = []  # what used random numbers that belong to no request
+        self._owners: dict[int, tuple[Round, RecordedRequest]] = {}
         self._open: dict[int, RecordedRound] = {}
-        self._asked: list[tuple[RecordedRound, int]] = []
-        self._choosing: list[RecordedRound] = []
-        self._drafting: int | None = None
-        self._drafted: dict[int, list[Tensor]] = {}
+        self._drawing: list[tuple[RecordedRound, int]] = []
+        self._drafting: RecordedRequest | None = None
+        self._verified = 0
         self._stack = ExitStack()
         self._thread = threading.get_ident()
 
     def __enter__(self) -> Recorder:
         for owner, name, watch in (
             (Decoder, "_engine", self._make_engine),
-            (Engine, "draft", self._begin_round),
+            (Engine, "draft", self._draft),
             (Engine, "make_round", self._make_round),
             (Engine, "prefill", self._make_round),
             (engine_module, "verify_rounds", self._verify),
@@ -138,21 +151,22 @@ class Recorder(TorchFunctionMode):
             (verifiers, "draw_at", self._note_numbers),
             (sampling_module, "draw_at", self._note_numbers),
             (verification, "_couple_token", self._couple),
-            (verification, "_choose_greedily", self._choose),
-            (verification, "best", self._best),
+            (verification, "_known_outcome", self._choose),
         ):
             self._replace(owner, name, watch)
+        for name in RANDOM:
+            for module in (torch, Tensor):
+                if hasattr(module, name):
+                    self._replace(module, name, partial(self._note_random, name))
         self._shared = _shared_states()
-        super().__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
         self._stack.close()
         after = _shared_states()
         self.foreign += [f"{name} was used" for name in after if after[name] != self._shared[name]]
 
-    def _replace(self, owner: Any, name: str, watch: Callable[..., Any]) -> None:
+    def _replace(self, owner: Any, name: str, watch: Original) -> None:
         """Call `watch(original, *arguments)` in place of a function."""
         original = getattr(owner, name)
 
@@ -163,29 +177,22 @@ class Recorder(TorchFunctionMode):
 
         self._stack.enter_context(mock.patch.object(owner, name, call))
 
-    def rounds_of(self, number: int) -> list[RecordedRound]:
-        """The rounds of one request."""
-        return [one for one in self.rounds if one.request == number]
-
-    def number(self, engine: Engine) -> int:
-        """The index of a request."""
-        return next(i for i, one in enumerate(self.engines) if one is engine)
-
-    def _make_engine(self, original: Original, *args: Any, **kwargs: Any) -> Engine:
-        pieces: list[str] | None = [] if len(self.engines) % 2 == 0 else None
-        if pieces is not None:
-            args = (*args[:5], pieces.append, *args[6:])
-        made: Engine = original(*args, **kwargs)
-        self.engines.append(made)
-        self.streamed.append(pieces)
+    def _make_engine(self, original: Original, *args: Any) -> Engine:
+        number = len(self.requests)
+        pieces: list[str] | None = [] if number % 2 == 0 else None
+        *given, stream = args
+        made: Engine = original(*given, stream if pieces is None else pieces.append)
+        self.requests.append(RecordedRequest(number, self.asked[number], made, pieces))
         return made
 
-    def _begin_round(self, original: Original, engine: Engine) -> Any:
-        if self.before_draft is not None:
-            used = len(self.used)
-            self.before_draft(engine)
-            del self.used[used:]  # its draws are not the request's
-        self._drafting = self.number(engine)
+    def _of(self, engine: Engine) -> RecordedRequest:
+        return next(one for one in self.requests if one.engine is engine)
+
+    def _draft(self, original: Original, engine: Engine) -> Any:
+        request, calls, used = self._of(engine), len(self.calls), len(self.used)
+        self.before_draft(request)
+        del self.calls[calls:], self.used[used:]  # its draws are not the request's
+        self._drafting = request
         try:
             return original(engine)
         finally:
@@ -193,66 +200,63 @@ class Recorder(TorchFunctionMode):
 
     def _make_round(self, original: Original, engine: Engine, *args: Any) -> Round:
         made: Round = original(engine, *args)
-        number = self.number(engine)
-        self._owners[id(made)] = made, number
-        self.generators.setdefault(number, engine.request.generator)
+        request = self._of(engine)
+        self._owners[id(made)] = made, request
+        request.generator = request.generator or engine.request.generator
         return made
 
     def _verify(self, original: Original, rounds: Sequence[Round]) -> list[Outcome]:
-        fresh: list[RecordedRound] = []
-        for one in rounds:
-            _, number = self._owners.pop(id(one))
-            if one.generator is not self.generators[number]:
-                what = "a round was verified with another generator than its own"
-                self.foreign.append(f"request {number}: {what}")
-            made = RecordedRound(
-                number, list(self.engines[number].request.tokens), one.proposal, one.verifier, one.sampling, one.logits_MV.clone(),
-                one.by_rule, drafting=self._drafted.pop(number, []),
-            )  # fmt: skip
-            fresh.append(made)
-            self._open[id(one)] = made
         first = len(self.calls)
+        drafted = self.calls[self._verified : first]
+        for one in rounds:
+            _, request = self._owners.pop(id(one))
+            if one.generator is not request.generator:
+                what = "a round was verified with another generator than its own"
+                self.foreign.append(f"request {request.number}: {what}")
+            text, logits_MV = list(request.engine.request.tokens), one.logits_MV.clone()
+            numbers = [call.values for call in drafted if call.drafting is request]
+            self._open[id(one)] = RecordedRound(request, text, one, logits_MV, numbers)
+        fresh = list(self._open.values())
         outcomes: list[Outcome] = original(rounds)
+        calls = self.calls[first:]
         for made, outcome in zip(fresh, outcomes, strict=True):
-            own = self.generators[made.request]
-            made.verifying = [call.values for call in self.calls[first:] if call.generator is own]
-            made.outcome = outcome
+            own = made.request.generator
+            made.verifying = [call.values for call in calls if call.generator is own]
+            made.end = outcome
+            made.request.rounds.append(made)
         self._open.clear()
+        self._verified = len(self.calls)
         self.rounds += fresh
         return outcomes
 
     # ---- what a rule, or the draw at a node, receives ----
 
     def _run_verifier(
-        self,
-        original: Original,
-        name: str,
-        proposals: Sequence[Proposal],
-        p_BMV: Tensor,
-        *more: Any,
+        self, original: Original, name: str, proposals: Any, p_BMV: Tensor, *more: Any
     ) -> Any:
+        rounds = {id(one.proposal): one for one in self._open.values()}
         for proposal, p_MV in zip(proposals, p_BMV, strict=True):
-            for one in self._open.values():
-                if one.proposal is proposal:
-                    one.received = dict(enumerate(p_MV[: len(proposal) + 1].clone()))
+            if id(proposal) in rounds:
+                rows = p_MV[: len(proposal) + 1].clone()
+                rounds[id(proposal)].received = dict(enumerate(rows))
         return original(name, proposals, p_BMV, *more)
 
     def _make_sampler(self, original: Original, group: Sequence[Round]) -> Any:
         sample = original(group)
 
-        def watched(asked: list[tuple[int, int]]) -> Tensor:
+        def sample_and_note(asked: list[tuple[int, int]]) -> Tensor:
             opened = [(self._open.get(id(group[b])), node) for b, node in asked]
-            self._asked = [(one, node) for one, node in opened if one is not None]
+            self._drawing = [(one, node) for one, node in opened if one is not None]
             tokens: Tensor = sample(asked)
-            for (one, node), token in zip(self._asked, tokens.tolist(), strict=False):
+            for (one, node), token in zip(self._drawing, tokens.tolist(), strict=False):
                 one.chosen[node] = token
-            self._asked = []
+            self._drawing = []
             return tokens
 
-        return watched
+        return sample_and_note
 
     def _draw_at(self, original: Original, p_RV: Tensor, u_R: Tensor) -> Any:
-        for (one, node), p_V in zip(self._asked, p_RV, strict=False):
+        for (one, node), p_V in zip(self._drawing, p_RV, strict=False):
             one.received[node] = p_V.clone()
         return self._note_numbers(original, p_RV, u_R)
 
@@ -265,34 +269,35 @@ class Recorder(TorchFunctionMode):
             self._open[id(one)].received[node] = p_1V[0].clone()
         return original(p_1V, one, node)
 
-    def _choose(self, original: Original, group: Sequence[Round]) -> Any:
-        self._choosing = [self._open[id(one)] for one in group if id(one) in self._open]
-        return original(group)
-
-    def _best(self, original: Original, *args: Any, **kwargs: Any) -> Tensor:
-        tokens: Tensor = original(*args, **kwargs)
-        if self._choosing:
-            self._choosing.pop(0).chosen = dict(enumerate(tokens.tolist()))
-        return tokens
+    def _choose(self, original: Original, proposal: Proposal, tokens_M: Tensor) -> Any:
+        # rounds without drafts share one proposal, and are chosen for in their order
+        for one in self._open.values():
+            if one.proposal is proposal and one.sampling.greedy and not one.chosen:
+                one.chosen = dict(enumerate(tokens_M.tolist()))
+                break
+        return original(proposal, tokens_M)
 
     # ---- random numbers ----
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        result = func(*args, **given)
-        name = getattr(func, "__name__", "")
-        if name not in RANDOM or not isinstance(result, Tensor):
-            return result
+    def _note_random(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
 
         def again(generator: torch.Generator) -> Tensor:
             fresh = [x.clone() if isinstance(x, Tensor) else x for x in args]
-            return func(*fresh, **{**given, "generator": generator})
+            values: Tensor = original(*fresh, **{**kwargs, "generator": generator})
+            return values
 
-        values = result.detach().clone()
-        self.calls.append(RandomCall(name, again, given.get("generator"), values, self._drafting))
-        if self._drafting is not None:
-            self._drafted.setdefault(self._drafting, []).append(values)
+        values, generator = result.detach().clone(), kwargs.get("generator")
+        self.calls.append(RandomCall(name, again, generator, values, self._drafting))
         return result
+
+
+def drafts_so(drafter: Any, how: str) -> bool:
+    """Whether a drafter, or one that it wraps, drafts in this way
+    (`decode.proposers.base.Drafter`)."""
+    while drafter is not None and not getattr(drafter, how, False):
+        drafter = getattr(drafter, "inner", None)
+    return drafter is not None
 
 
 def _shared_states() -> dict[str, object]:

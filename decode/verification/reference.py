@@ -20,13 +20,12 @@ from specalign.common.schema import JsonObject
 from specalign.lm.inspection.own_output import positions
 from specalign.lm.model import Target
 
+NEAR = 1e-6  # a draw at a number so near to the border of two tokens may be either
 TIE = 1e-12
 """Taken off each logit times its id, so that transformers' processors take the lowest id among
 equals, as decoding does."""
-STORED = 48
-"""Texts whose rows are stored."""
-BATCH_TOKENS, BATCH_TEXTS = 512, 16
-"""The largest forward pass over several texts."""
+STORED = 48  # texts whose rows are stored
+BATCH_TOKENS, BATCH_TEXTS = 512, 16  # the largest forward pass over several texts
 _ULPS = {torch.float32: 256.0, torch.bfloat16: 16.0, torch.float16: 16.0}
 """The largest bound that rounding explains, in units of eps · max|z|, well above what was seen.
 Measured on SmolLM2-135M (30 layers), widths 4, 9 and 16 against 1: the bound is 20 to 47 such units
@@ -34,14 +33,11 @@ in fp32, 0 to 8.4 in bf16."""
 PERTURBED, AMPLIFIED = 3, 16
 """Perturbed forward passes, and how many times the largest of their changes rounding may reach.
 Measured: 3 to 5 times."""
+Wanted = tuple[list[int], int]  # a text, and after how many of its last tokens
 
 
 class Reference:
-    """The transformers model of a target, without a cache.
-
-    Args:
-        model: as transformers loads it, its weights those of the target.
-    """
+    """The transformers model of a target, as transformers loads it, without a cache."""
 
     def __init__(self, target: Target, model: Any) -> None:
         self.target, self.model = target, model.eval()
@@ -56,17 +52,19 @@ class Reference:
         assert found is not None
         return found
 
-    def load(self, texts: Sequence[tuple[list[int], int]]) -> None:
+    def load(self, texts: Sequence[Wanted]) -> None:
         """Compute the rows that `logits` will be asked for, several texts in one forward pass. A
         text that begins another one shares its rows."""
-        missing: list[tuple[list[int], int]] = []
+        missing: list[Wanted] = []
         for text, count in sorted(texts, key=lambda one: (-len(one[0]), -one[1])):
             first = len(text) - count
             shared = any(len(x) - n <= first and x[: len(text)] == text for x, n in missing)
             if not shared and self._find(text, count) is None:
                 missing.append((text, count))
+        missing.sort(key=lambda one: len(one[0]) - one[1], reverse=True)  # few rows for the head
         while missing:
-            size = max(1, min(BATCH_TEXTS, BATCH_TOKENS // len(missing[0][0])))
+            longest = max(len(text) for text, _ in missing[:BATCH_TEXTS])
+            size = max(1, min(BATCH_TEXTS, BATCH_TOKENS // longest))
             rows = self._forward(missing[:size])
             self._stored += [(text, own) for (text, _), own in zip(missing, rows, strict=False)]
             del missing[:size]
@@ -85,10 +83,8 @@ class Reference:
         first = min(len(text) - count for text, count in texts)
         padded = [[*text, *[text[-1]] * (length - len(text))] for text, _ in texts]
         tokens_BL = torch.tensor(padded, device=self.target.device)
-        options: JsonObject = {
-            name: value.expand(len(texts), -1)
-            for name, value in positions(self.model, tokens_BL, 0).items()
-        }
+        given = positions(self.model, tokens_BL, 0)
+        options: JsonObject = {name: x.expand(len(texts), -1) for name, x in given.items()}
         if "logits_to_keep" in signature(self.model.forward).parameters:
             options["logits_to_keep"] = length - first
         logits_BLV = self.model(input_ids=tokens_BL, use_cache=False, **options).logits
@@ -116,23 +112,20 @@ class Reference:
         """The logits after `text`, (V,), then those when the output of every weight is changed at
         random by about one epsilon of its size."""
         generator = torch.Generator(self.target.device).manual_seed(0)
-        rows = [self._forward([(text, 1)])[0][0]]
+        (row_1V,) = self._forward([(text, 1)])
 
-        def perturb(module: nn.Module, args: Any, output: Any) -> Any:
+        def change(module: nn.Module, args: Any, output: Any) -> Any:
             if not isinstance(output, Tensor) or not output.is_floating_point():
                 return output
-            noise = torch.randn(
-                output.shape, dtype=output.dtype, device=output.device, generator=generator
-            )
+            noise = torch.empty_like(output).normal_(generator=generator)
             size = output.square().mean(-1, keepdim=True).sqrt()
             return output + torch.finfo(output.dtype).eps * size * noise
 
-        layers = [
-            m for m in self.model.modules() if any(w.dim() > 1 for w in m.parameters(recurse=False))
-        ]
-        hooks = [module.register_forward_hook(perturb) for module in layers]
+        modules = self.model.modules()
+        layers = [m for m in modules if any(w.dim() > 1 for w in m.parameters(recurse=False))]
+        hooks = [module.register_forward_hook(change) for module in layers]
         try:
-            return rows + [self._forward([(text, 1)])[0][0] for _ in range(PERTURBED)]
+            return [one_1V[0] for one_1V in (row_1V, *self._forward([(text, 1)] * PERTURBED))]
         finally:
             for hook in hooks:
                 hook.remove()
@@ -164,10 +157,9 @@ def scores(
         z_1V[0, sorted(set(written))] -= sampling.presence_penalty
     if sampling.banned:  # transformers' own takes seconds for thousands of tokens
         z_1V[0, _ids(sampling.banned).to(z_1V.device)] = -math.inf
-    if sampling.min_new_tokens and eos:
-        barred: Any = hf.MinNewTokensLengthLogitsProcessor(
-            len(prompt), sampling.min_new_tokens, list(eos)
-        )
+    least = sampling.min_new_tokens
+    if least and eos:
+        barred: Any = hf.MinNewTokensLengthLogitsProcessor(len(prompt), least, list(eos))
         z_1V = barred(text, z_1V)
     return z_1V[0]
 
@@ -193,6 +185,11 @@ def interval(weights_V: Tensor, token: int) -> tuple[float, float]:
     return (float(running_V[token - 1]) if token else 0.0) / total, float(running_V[token]) / total
 
 
+def is_inside(bounds: tuple[float, float], u: Tensor | float) -> bool:
+    """Whether a number draws the token of this interval."""
+    return bounds[0] - NEAR <= float(u) <= bounds[1] + NEAR and bounds[1] > bounds[0]
+
+
 def noise(seed: int, position: int, size: int) -> Tensor:
     """The Gumbel noise (V,) of an absolute position under a seed: the definition of the verifier
     `gumbel`, on a CPU."""
@@ -213,30 +210,23 @@ def end_of(
     tokenizer decodes as a whole."""
     names = getattr(target.tokenizer, "all_special_tokens", ()) if stops else ()
     with_special = [stop for stop in stops if any(name in stop for name in names)]
-    for count in range(1, len(tokens) + 1):
+    spelt, before = "", ""  # the text with its special tokens, and without
+    for count, token in enumerate(tokens, 1):
         text = target.decode(list(tokens[:count])) if stops else ""
         if found := [text.find(stop) for stop in stops if stop in text]:
             return count, "stop", text[: min(found)]
-        spelt = _spelt(target, tokens[:count], names) if with_special else ""
+        if with_special:
+            name = str(target.tokenizer.convert_ids_to_tokens(token))
+            spelt += text[len(before) :] + (name if name in names else "")
+            before = text
         if found := [spelt.find(stop) for stop in with_special if stop in spelt]:
             text = spelt[: min(found)]
             for name in names:
                 text = text.replace(name, "")
             return count, "stop", text
-        ended = "eos" if tokens[count - 1] in eos else ""
-        if not ended and count == limit:
-            ended = full
+        ended = full if count == limit else ""
+        if token in eos:
+            ended = "eos"
         if ended:
             return count, ended, target.decode(list(tokens[:count]))
     return len(tokens), "", target.decode(list(tokens))
-
-
-def _spelt(target: Target, tokens: Sequence[int], names: Sequence[str]) -> str:
-    """The text with its special tokens."""
-    found, before = "", ""
-    for i, token in enumerate(tokens):
-        text = target.decode(list(tokens[: i + 1]))
-        name = str(target.tokenizer.convert_ids_to_tokens(token))
-        found += text[len(before) :] + (name if name in names else "")
-        before = text
-    return found

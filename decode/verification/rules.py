@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import cast
 from unittest import mock
 
@@ -22,6 +23,7 @@ from decode.verification.enumeration import (
     DRAFTERS,
     EXACT,
     KINDS,
+    Parents,
     RuleCase,
     Toy,
     chains_only,
@@ -36,24 +38,19 @@ from specalign.kernels import choice
 
 CHAINS = ((-1,), chain(2), chain(3))
 TREES = ((-1, -1), (-1, -1, -1), (-1, 0, 0, -1), (-1, 0, -1, 0, 2), (-1, -1, 0, 0, 1))
-SMALL = 4
-"""Nodes of the trees that every test is made with."""
+SMALL = 4  # nodes of the trees that every test is made with
 SEEDS = 3
-TOKENS = 4
-"""Tokens that are left of a recorded distribution."""
-WIDE = 1100
-"""Tokens of the vocabulary over which those of a table are spread: kernels sum it in several
-blocks."""
-DRAWN = 4
-"""Of each case, drafts whose draws are tried."""
-AWAY = 1e-4
-"""How far from the border of two outcomes the numbers lie that decide between them."""
+TOKENS = 4  # tokens that are left of a recorded distribution
+WIDE = 1100  # a vocabulary over which those of a table are spread: kernels sum it in blocks
+DRAWN = 4  # of each case, drafts whose draws are tried
+AWAY = 1e-4  # how far from the border of two outcomes the numbers lie that decide between them
+Pool = tuple[Tensor, Tensor] | None
 
 
-def pool_of(rounds: Sequence[RecordedRound], tokens: int = TOKENS) -> tuple[Tensor, Tensor] | None:
+def pool_of(rounds: Sequence[RecordedRound], tokens: int = TOKENS) -> Pool:
     """Rows of p and q of recorded rounds over the tokens likeliest under either, normalised; None
     without rounds that have a q."""
-    pairs_of_rows = []
+    found = []
     for one in rounds:
         if one.proposal.q is None or not one.by_rule:
             continue
@@ -63,10 +60,10 @@ def pool_of(rounds: Sequence[RecordedRound], tokens: int = TOKENS) -> tuple[Tens
             ids = torch.maximum(p_V, q_V).topk(tokens).indices
             pair_2S = torch.stack((p_V[ids], q_V[ids]))
             if float(pair_2S.sum(1).min()) > 0:
-                pairs_of_rows.append(normalise(pair_2S))
-    if not pairs_of_rows:
+                found.append(normalise(pair_2S))
+    if not found:
         return None
-    p_RS, q_RS = torch.stack(pairs_of_rows).unbind(1)
+    p_RS, q_RS = torch.stack(found).unbind(1)
     return p_RS, q_RS
 
 
@@ -81,15 +78,16 @@ def check_rules(
     for verifier, drafter in pairs():
         if verifier not in names:
             continue
+        greedy, chains = VERIFIERS[verifier].greedy_only, chains_only(verifier, drafter)
         several: list[tuple[Proposal, Tensor]] = []
-        for parents, seed, case in _cases(verifier, drafter, seeds, pool):
-            away = distance(case, verifier)
+        for parents, seed, case in _cases(drafter, greedy, chains, seeds, pool):
             where = f"{verifier} over drafts {drafter!r} of the tree {parents}"
             what = f"{where}, seed {seed}: the output is not distributed as p"
+            away = distance(case, verifier)
             tally.measure("output of a rule from p, total variation", away, EXACT, what)
             if seed != 1 or len(parents) > SMALL:
                 continue
-            if verifier != "greedy":
+            if not greedy:
                 _check_draws(case, verifier, drafter, where, tally)
             for b in range(0, len(case.weight_B), max(1, len(case.weight_B) // 3)):
                 p_MV = case.p_BMV[b, : len(case.drafts.parents[b]) + 1]
@@ -98,20 +96,22 @@ def check_rules(
     _check_borders(tally)
 
 
+@lru_cache(1)  # neighbours in `pairs` share their cases
 def _cases(
-    verifier: str, drafter: str, seeds: int, pool: tuple[Tensor, Tensor] | None
-) -> Iterator[tuple[tuple[int, ...], int, RuleCase]]:
+    drafter: str, greedy: bool, chains: bool, seeds: int, pool: Pool
+) -> list[tuple[Parents, int, RuleCase]]:
     """Shape, seed and case: random tables, and every second time rows of `pool`."""
-    greedy = VERIFIERS[verifier].greedy_only
-    for parents in CHAINS if chains_only(verifier, drafter) else (*CHAINS, *TREES):
+    found = []
+    for parents in CHAINS if chains else (*CHAINS, *TREES):
         # orders differ by seed, and few of them show that a step is forgotten
         for seed in range(3 * seeds if drafter.startswith("unmasked") else seeds):
+            small = len(parents) <= SMALL
             # q of recorded rounds is one row for a position, so i.i.d. siblings share it
-            own = pool if seed % 2 and not greedy and len(parents) <= SMALL else None
-            V = 3 if len(parents) <= SMALL else 2
-            V = V if own is None else TOKENS
+            own = pool if seed % 2 and not greedy and small else None
+            V = 2 + small if own is None else TOKENS
             toy = Toy(V, max(depths(parents)), seed, greedy, own)
-            yield parents, seed, DRAFTERS[drafter](toy, parents)
+            found.append((parents, seed, DRAFTERS[drafter](toy, parents)))
+    return found
 
 
 def _proposal(case: RuleCase, drafter: str, b: int) -> Proposal:
@@ -152,14 +152,13 @@ def _check_together(
 def _check_draws(case: RuleCase, verifier: str, drafter: str, where: str, tally: Tally) -> None:
     """`run_verifier`, C kernels included, at numbers around every border between two outcomes of
     the rule."""
-    drafts = case.drafts
     ids = WIDE // TOKENS * torch.arange(case.toy.V) + 7
     p_BMV = torch.zeros(*case.p_BMV.shape[:2], WIDE).index_copy_(2, ids, case.p_BMV.float())
     out = outcomes(case, verifier)
-    for place, b in enumerate(range(0, len(drafts.parents), max(1, len(drafts.parents) // DRAWN))):
-        rows = len(drafts.parents[b]) + 1
+    count = len(case.weight_B)
+    for place, b in enumerate(range(0, count, max(1, count // DRAWN))):
         proposal = _proposal(case, drafter, b)
-        q = proposal.q
+        rows, q = len(proposal) + 1, proposal.q
         if q is not None:  # over the tokens in another order, then over all
             q = DraftProbs(q.probs.float().flip(1).contiguous(), ids.flip(0))
             q = DraftProbs(q.dense(WIDE)) if place % 2 else q
@@ -167,15 +166,15 @@ def _check_draws(case: RuleCase, verifier: str, drafter: str, where: str, tally:
         rest_MV = or_p(out.rest_BMV[b, :rows], case.p_BMV[b, :rows])
         tried = list(_near_borders(out.stop_BM[b, :rows], rest_MV))
         wanted = [(node, int(ids[token])) for _, _, node, token in tried]
-        count = len(tried)
         numbers = [torch.tensor(one[:2], dtype=torch.float64) for one in tried]
-        p_TMV = p_BMV[b : b + 1, :rows].repeat(count, 1, 1)
+        p_TMV = p_BMV[b : b + 1, :rows].repeat(len(tried), 1, 1)
+        generators = [torch.Generator()] * len(tried)
         with mock.patch.object(verifiers, "uniform", side_effect=numbers):
-            ends = run_verifier(verifier, [proposal] * count, p_TMV, [torch.Generator()] * count)
+            ends = run_verifier(verifier, [proposal] * len(tried), p_TMV, generators)
         found = list(zip(*(one_T.tolist() for one_T in ends), strict=True))
         in_c = verifier in ("block", "traversal") and proposal.parents is None and q is not None
         kernel = ", C kernel" if in_c and choice.takes(p_TMV) else ""
-        tally.counts[f"outcomes at a border{kernel}"] += count
+        tally.counts[f"outcomes at a border{kernel}"] += len(tried)
         if found != wanted:
             at = next(i for i, pair in enumerate(found) if pair != wanted[i])
             ended = f"node and token {found[at]}, not {wanted[at]}"

@@ -20,7 +20,8 @@ from decode.speculation import drafts, processors, rules, sampling, tree, verifi
 from decode.speculation.proposal import DraftProbs
 from decode.speculation.sampling import ProcessorState
 from decode.speculation.verification import Outcome, Round
-from decode.verification.pair import VerifyConfig, cases_of
+from decode.verification.cases import cases_of
+from decode.verification.pair import VerifyConfig
 from decode.verification.run import VerificationRun
 from decode.verification.verdict import PlantedBug
 from specalign.lm.cache import KVCache
@@ -53,16 +54,16 @@ def _before_the_rules(change: Callable[[Round], Round]) -> list[Patch]:
     return [(verification, "_apply_rule", lambda group: original([change(x) for x in group]))]
 
 
-def half_top_k() -> list[Patch]:
-    def change(one: Round) -> Round:
-        half = max(1, one.sampling.top_k // 2) if one.sampling.top_k else 0
-        return one._replace(sampling=replace(one.sampling, top_k=half))
+def _sampled_otherwise(one: Round, **options: Any) -> Round:
+    return one._replace(sampling=replace(one.sampling, **options))
 
-    return _before_the_rules(change)
+
+def half_top_k() -> list[Patch]:
+    return _before_the_rules(lambda x: _sampled_otherwise(x, top_k=(x.sampling.top_k + 1) // 2))
 
 
 def no_min_p() -> list[Patch]:
-    return _before_the_rules(lambda x: x._replace(sampling=replace(x.sampling, min_p=0.0)))
+    return _before_the_rules(lambda x: _sampled_otherwise(x, min_p=0.0))
 
 
 def rounded_logits() -> list[Patch]:
@@ -77,8 +78,6 @@ def siblings_not_corrected() -> list[Patch]:
 
 
 def forgotten_step() -> list[Patch]:
-    right = verifiers.VERIFIERS["hybrid"]
-
     def hybrid(p_BMV: Tensor, given: Any) -> Any:
         steps = given.steps_BN
         if steps is not None:
@@ -86,8 +85,8 @@ def forgotten_step() -> list[Patch]:
             given = replace(given, steps_BN=later.long().cummax(1).values)
         return rules.hybrid(p_BMV, given)
 
-    wrong = {**verifiers.VERIFIERS, "hybrid": replace(right, rule=hybrid)}
-    return [(verifiers, "VERIFIERS", wrong)]
+    wrong = replace(verifiers.VERIFIERS["hybrid"], rule=hybrid)
+    return [(verifiers, "VERIFIERS", {**verifiers.VERIFIERS, "hybrid": wrong})]
 
 
 def other_temperature() -> list[Patch]:
@@ -197,19 +196,15 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {
 def plant_all(
     config: VerifyConfig, given: Sequence[Prompt], say: Callable[[str], object]
 ) -> list[PlantedBug]:
-    """Run the checks with each bug. A run ends at its first batch with a difference.
-
-    Returns:
-        What became of each bug.
-    """
+    """Run the checks with each bug; a run ends at its first batch with a difference. Returns what
+    became of each bug."""
     tested = []
     cases, _ = cases_of(config, lambda _: None)
     own = own_model(cases.target)
-    prompts = [tokens for _, tokens in tokenize_prompts(cases.target, given)[0]]
+    short = replace(config, max_new_tokens=8)
+    prompts = [tokens for _, tokens in tokenize_prompts(cases.target, given)[0]][:2]
     for name, make in BUGS.items():
-        run = VerificationRun(
-            replace(config, max_new_tokens=8), cases, prompts[:2], lambda _: None, own, first=True
-        )
+        run = VerificationRun(short, cases, prompts, lambda _: None, own, first=True)
         error = ""
         try:
             with ExitStack() as stack:

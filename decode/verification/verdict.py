@@ -18,24 +18,24 @@ from specalign.common.schema import JsonObject, read_object
 from specalign.common.text import markdown_text
 
 TITLES = {
-    "rows": "The distribution that verification received is that of a fresh, cache-less forward pass, processed by transformers",
+    "rows": "The distribution that verification received is that of a fresh, cache-less forward "
+    "pass, processed by transformers",
     "proposals": "Drafts are distributed as the q that is reported with them",
     "rule": "The verifier turns any p and q into exactly p",
     "randomness": "Every random number comes from the request's own generator and is used once",
-    "commit": "The text is prompt, accepted path and next token of each round, and ends where it must",
+    "commit": "The text is prompt, accepted path and next token of each round, and ends where it "
+    "must",
     "end_to_end": "Greedy text equals plain decoding's and transformers' generate",
 }
 """The six checks, in their order."""
 SHOWN = 5
 """Differences of a check that the page lists."""
 NOT_COVERED = (
-    "systems that change the distribution on purpose",
-    "the random numbers of drafts that are made in the background (everything else of their rounds "
-    "is compared)",
-    "the length of drafts that a drafter chooses by the clock: any length is exact, and a seed "
-    "does not repeat it",
-    "positions beyond the texts that were decoded",
-    "other devices, data types and versions than those named above",
+    "systems that change the distribution on purpose; the random numbers of drafts that are made "
+    "in the background (everything else of their rounds is compared); the length of drafts that a "
+    "drafter chooses by the clock: any length is exact, and a seed does not repeat it; positions "
+    "beyond the texts that were decoded; other devices, data types and versions than those named "
+    "above"
 )
 
 
@@ -50,13 +50,8 @@ class Finding:
 
 @dataclass
 class Tally:
-    """One check's figures.
-
-    Args:
-        counts: what was compared, and how often.
-        largest, bounds: by name, the difference that comes nearest to its bound, and that bound.
-        place: what is being compared now, for findings.
-    """
+    """One check's figures: what was compared, and how often; of each the difference that comes
+    nearest to its bound, and that bound. `place`: what is being compared now, for findings."""
 
     check: str
     counts: Counter[str] = field(default_factory=Counter)
@@ -67,13 +62,13 @@ class Tally:
     place: JsonObject = field(default_factory=dict)
 
     def measure(self, name: str, value: float, bound: float, what: str) -> bool:
-        """Record a difference: a finding, if it is above the bound. Returns whether it is not."""
+        """Record a difference: a finding if it is above the bound. Returns whether it is not."""
         if name not in self.largest or not value * self.bounds[name] <= self.largest[name] * bound:
             self.largest[name], self.bounds[name] = value, bound
         return self.expect(name, value <= bound, f"{what} ({value:.3g})")
 
     def expect(self, name: str, right: bool, what: str) -> bool:
-        """Count a comparison: a finding, if it is not right. Returns whether it is."""
+        """Count a comparison: a finding if it is not right. Returns whether it is."""
         self.counts[name] += 1
         if not right:
             self.find(what)
@@ -85,9 +80,9 @@ class Tally:
 
     def record(self) -> JsonObject:
         """For verdict.json."""
-        found = {key: value for key, value in vars(self).items() if key != "place"}
+        figures = {key: value for key, value in vars(self).items() if key != "place"}
         findings = [asdict(finding) for finding in self.findings]
-        return {**found, "title": TITLES[self.check], "findings": findings}
+        return {**figures, "title": TITLES[self.check], "findings": findings}
 
     @contextmanager
     def measure_time(self) -> Iterator[Tally]:
@@ -130,16 +125,13 @@ def write_verdict(
     replay.unlink(missing_ok=True)
     if found:
         first = {"options": dict(options), "finding": asdict(found[0])}
-        write_text(replay, json.dumps(first, indent=2))
+        write_text(replay, json.dumps(first, indent=2, default=str))
     return text
 
 
 def read_replay(path: Path) -> tuple[JsonObject, str]:
-    """The options of the run that a replay file comes from, and what of it is run again.
-
-    Raises:
-        UserError: no such file, or another one.
-    """
+    """The options of the run that a replay file comes from, and what of it is run again. Raises
+    UserError if there is no such file, or another one."""
     record = read_object(path)
     options, finding = record.get("options"), record.get("finding")
     if not isinstance(options, dict) or not isinstance(finding, dict) or "check" not in finding:
@@ -171,7 +163,7 @@ def page(
     ]
     for number, tally in enumerate(tallies, 1):
         lines += _section(number, tally)
-    lines += ["", "Not covered: " + "; ".join(NOT_COVERED) + ".", "", *_self_test(tested)]
+    lines += ["", f"Not covered: {NOT_COVERED}.", "", *_self_test(tested), ""]
     if bad:
         again = "python -m decode.verify --replay replay.json"
         lines += [f"`{again}` runs the batch of the first difference again.", ""]
@@ -185,9 +177,8 @@ def _section(number: int, tally: Tally) -> list[str]:
     for name, count in tally.counts.items():
         line = f"- {name}: {count}"
         if name in tally.largest:
-            line += (
-                f", largest difference {tally.largest[name]:.2g} (bound {tally.bounds[name]:.2g})"
-            )
+            largest, bound = tally.largest[name], tally.bounds[name]
+            line += f", largest difference {largest:.2g} (bound {bound:.2g})"
         lines.append(line)
     if not tally.counts:
         lines.append("- nothing to compare")
@@ -202,17 +193,11 @@ def _section(number: int, tally: Tally) -> list[str]:
 
 def _self_test(tested: Sequence[PlantedBug]) -> list[str]:
     if not tested:
-        return ["`--self-test` plants classic bugs, one at a time: do these checks catch them?", ""]
-    rows = [
-        f"| {one.bug} | {', '.join(one.caught) or 'MISSED'} | {markdown_text(one.what)} |"
-        for one in tested
-    ]
+        return ["`--self-test` plants classic bugs, one at a time: do these checks catch them?"]
     caught = sum(bool(one.caught) for one in tested)
-    head = ["| bug | caught by | first difference |", "|---|---|---|"]
-    return [
-        f"## Self-test: {caught} of {len(tested)} planted bugs caught",
-        "",
-        *head,
-        *rows,
-        "",
-    ]
+    lines = [f"## Self-test: {caught} of {len(tested)} planted bugs caught", ""]
+    lines += ["| bug | caught by | first difference |", "|---|---|---|"]
+    for one in tested:
+        by = ", ".join(one.caught) or "MISSED"
+        lines.append(f"| {one.bug} | {by} | {markdown_text(one.what)} |")
+    return lines

@@ -33,9 +33,9 @@ from decode.speculation.rules import Outcomes
 from decode.speculation.sampling import Sampling
 from decode.speculation.verification import Outcome, Round
 from decode.verification import end_to_end, self_test
-from decode.verification.batches import RequestBatch
-from decode.verification.checks import Asked
-from decode.verification.pair import Cases, VerifyConfig
+from decode.verification.batches import Asked, RequestBatch
+from decode.verification.cases import Cases
+from decode.verification.pair import VerifyConfig
 from decode.verification.rules import check_rules
 from decode.verification.run import VerificationRun
 from decode.verification.verdict import Tally

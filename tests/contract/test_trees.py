@@ -50,7 +50,9 @@ def distance(
         path_N, following = rule(torch.tensor(tokens), parents, torch.tensor(said))
         path = [i for i, on in enumerate(path_N.tolist()) if on]
         result = (*(tokens[i] for i in path), int(following))
-        out[result] += mass * toy.rest(result)
+        mass_at = torch.zeros((toy.V,) * len(result), dtype=torch.float64)
+        mass_at[result] = mass
+        out += toy.continued(mass_at)
     return float((out - toy.joint).abs().sum() / 2)
 
 

@@ -14,9 +14,9 @@ from decode.proposers.lookup import LookupDrafter
 from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.sampling import Sampling
 from decode.verification import end_to_end, rules
-from decode.verification.batches import RequestBatch
-from decode.verification.checks import Asked
-from decode.verification.pair import Cases, VerifyConfig
+from decode.verification.batches import Asked, RequestBatch
+from decode.verification.cases import Cases
+from decode.verification.pair import VerifyConfig
 from decode.verification.proposals import every_outcome, judge
 from decode.verification.reference import Reference
 from decode.verification.run import VerificationRun

@@ -9,7 +9,7 @@ import pytest
 from decode.speculation.sampling import Sampling
 from decode.systems.registry import SYSTEMS
 from decode.verification import end_to_end
-from decode.verification.pair import Cases, of_methods
+from decode.verification.cases import Cases, of_methods
 from decode.verification.reference import Reference
 from decode.verification.verdict import Tally
 from specalign.formats.block import save_drafter
@@ -31,7 +31,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
     save_causal(causal_drafter(target), folder / "autoregressive")
     drafters = {role: str(folder / role) for role in ("block", "diffusion", "autoregressive")}
     drafters["variable_prefix"] = drafters["block"]
-    return of_methods("all", drafters, lambda: target, lambda _: None)
+    return of_methods("all", drafters, target, lambda _: None)
 
 
 @pytest.fixture(scope="module")

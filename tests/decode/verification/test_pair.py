@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from decode.verification import batches, cases, checks, end_to_end, rules
 from decode.verify import main
 from specalign.formats.block import save_drafter
 from specalign.formats.causal import save_causal
@@ -62,38 +64,57 @@ def write_drafter(kind: str, target: Target, folder: Path) -> list[str]:
     return named
 
 
+@pytest.fixture(autouse=True)
+def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of the settings, half of the cases, one rule and a shorter joint law: the pair of
+    tests/decode/test_verify.py has all."""
+    every, check = batches.settings, rules.check_rules
+    monkeypatch.setattr(batches, "settings", lambda *given: every(*given)[::3])
+    monkeypatch.setattr(rules, "check_rules", partial(check, seeds=2, names=("token",)))
+    monkeypatch.setattr(end_to_end, "LENGTH", 3)
+    monkeypatch.setattr(batches, "LONG", 200)
+    for name in ("_OF_BLOCKS", "_OF_DIFFUSION"):
+        compared, drawn = getattr(cases, name)
+        half = dict(list(compared.items())[::2]), [drawn[i] for i in (0, 2, -1, 4)]
+        monkeypatch.setattr(cases, name, half)
+
+
 @pytest.mark.parametrize(("kind", "drafter", "dtype"), PAIRS)
 def test_an_honest_pair_is_lossless(kind: str, drafter: str, dtype: str, tmp_path: Path) -> None:
-    named = write_drafter(drafter, write_target(kind, tmp_path / "target"), tmp_path / "drafter")
-    prompts = ["--suite", "builtin", "--limit", "2", "--max-new-tokens", "12"]
-    main(
-        [
-            "--target",
-            str(tmp_path / "target"),
-            *named,
-            "--dtype",
-            dtype,
-            *prompts,
-            "--out",
-            str(tmp_path / "v"),
-        ]
-    )
-    counts = {
-        c["check"]: c["counts"]
-        for c in json.loads((tmp_path / "v" / "verdict.json").read_text())["checks"]
-    }
-    assert counts["rows"]["logits of a node"] > 200
-    assert counts["randomness"]["outcomes of rounds"] > 100
+    target, out = str(tmp_path / "target"), tmp_path / "v"
+    named = write_drafter(drafter, write_target(kind, Path(target)), tmp_path / "drafter")
+    prompts = ["--suite", "builtin", "--limit", "2", "--max-new-tokens", "8"]
+    main(["--target", target, *named, "--dtype", dtype, *prompts, "--out", str(out)])
+    record = json.loads((out / "verdict.json").read_text())
+    counts = {check["check"]: check["counts"] for check in record["checks"]}
+    assert counts["rows"]["logits of a node"] > 150
+    assert counts["randomness"]["outcomes of rounds"] > 80
 
 
-def test_prompts_of_3000_tokens(tmp_path: Path) -> None:
-    target = write_target("mistral", tmp_path / "target")
-    named = write_drafter("block", target, tmp_path / "drafter")
+def test_prompts_of_3000_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "ROUNDS", 1)
+    target, out, prompts = str(tmp_path / "target"), tmp_path / "v", tmp_path / "p.jsonl"
+    named = write_drafter("block", write_target("mistral", Path(target)), tmp_path / "drafter")
     words = " ".join(f"item {i * i % 997}" for i in range(290))
-    (tmp_path / "p.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"{n}. {words}"}) + "\n" for n in "ab")
-    )
-    given = ["--prompts", str(tmp_path / "p.jsonl"), "--max-new-tokens", "8"]
-    main(["--target", str(tmp_path / "target"), *named, *given, "--out", str(tmp_path / "v")])
-    record = json.loads((tmp_path / "v" / "verdict.json").read_text())
-    assert record["pair"]["prompts"] == 2
+    prompts.write_text(json.dumps({"prompt": words}) + "\n")
+    given = ["--prompts", str(prompts), "--max-new-tokens", "6"]
+    main(["--target", target, *named, *given, "--out", str(out)])
+    assert json.loads((out / "verdict.json").read_text())["pair"]["prompts"] == 1
+
+
+def test_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = batches.settings
+    monkeypatch.setattr(batches, "settings", lambda *given: every(*given)[::2])
+    target = load_target("debug", dtype="float32", device="cpu")
+    save_drafter(block_network(target, "shared_kv"), tmp_path / "block")
+    save_standalone(diffusion_drafter(target, "masked_lm"), tmp_path / "diffusion")
+    save_causal(causal_drafter(target), tmp_path / "autoregressive")
+    folders = {kind: tmp_path / kind for kind in ("block", "diffusion", "autoregressive")}
+    folders["variable_prefix"] = folders["block"]
+    named = ",".join(f"{kind}={folder}" for kind, folder in folders.items())
+    methods = ["--methods", "all,hierarchical:copying=true", "--suite", "builtin", "--limit", "1"]
+    new, out = ["--max-new-tokens", "6"], tmp_path / "v"
+    main(["--target", "debug", "--drafter", named, *methods, *new, "--out", str(out)])
+    record = json.loads((out / "verdict.json").read_text())
+    assert record["lossless"]
+    assert {"d2sd", "specdiff2", "hierarchical"} <= {*record["pair"]["methods"]}
