@@ -15,8 +15,7 @@ from decode.exporting.compare import ExportVerdict
 from decode.exporting.serving import ServedTarget, find_served_target, serve_block
 from specalign.common.claims import scratch
 from specalign.common.errors import UserError
-from specalign.common.hub import hub_id, local_path, model_folder
-from specalign.folder.publishing import opening_name
+from specalign.common.hub import hub_id, local_path, model_folder, opening_name
 from specalign.formats.block import load_drafter
 from specalign.formats.gguf import check_vocabulary
 from specalign.lm.loading import load_target
