@@ -70,8 +70,8 @@ def parser() -> Parser:
         "for all of them"
     )
     method = (
-        "how every drafter decodes: a method of decode.eval, block (a chain) or block_tree:nodes=8"
-        " (default drafter: trees of five, above temperature 0.7 chains)"
+        "how every drafter decodes: a method of decode.eval, block (a chain) or "
+        "block_tree:tree_nodes=8 (default drafter: trees of five, above temperature 0.7 chains)"
     )
     batch = "prompts decoded at a time: more are faster on a GPU (default 1)"
     out = Path("runs/compare")

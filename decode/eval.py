@@ -57,7 +57,7 @@ def parser() -> Parser:
         f"built-in prompts (5 to 40, default {TUNING_PROMPTS}); drafter and combined have nothing "
         "to tune"
     )
-    sweep = "every combination: gamma=4,8,16 steps=1,2,4"
+    sweep = "every combination: draft_tokens=4,8,16 steps=1,2,4"
     length = "length limit of an output (default 128)"
     repeats = "generations per prompt and method (default 1)"
     warmup = "untimed rounds first (default 1)"

@@ -24,6 +24,9 @@ from specalign.lm.model import Target
 from specalign.rows.conversation import is_message
 
 
+LOADING_OPTIONS = ("system", "template_kwargs", "dtype", "device", "method", "draft_tokens")
+
+
 class GenerateOptions(SamplingOptions, total=False):
     sampling: Sampling | None
     tools: Sequence[Tool] | None
@@ -158,8 +161,10 @@ class Decoder:
         options: Mapping[str, Any],
     ) -> list[Engine]:
         """Checked requests that have not begun."""
-        known = GenerateOptions.__optional_keys__
+        known = {*GenerateOptions.__optional_keys__, "max_new_tokens"}
         for name in options:
+            if name in LOADING_OPTIONS:
+                raise UserError(f"{name!r} is an option of decode.load")
             if name not in known:
                 raise UserError(f"unknown option {name!r}{nearest(name, known)}")
         fields = {k: v for k, v in options.items() if k in SamplingOptions.__optional_keys__}

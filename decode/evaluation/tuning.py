@@ -12,7 +12,7 @@ from decode.evaluation.plan import EvalPlan, make_decoders
 from decode.evaluation.session import measure
 from decode.evaluation.statistics import times
 from decode.systems.parsing import Method, Sweep, sweep_methods
-from decode.systems.registry import PLAIN, option_name
+from decode.systems.registry import PLAIN
 from specalign.common.terminal import PlainConsole
 from specalign.common.text import plural
 from specalign.suites.registry import prompts_of
@@ -31,14 +31,10 @@ def list_candidates(
     sweep.check(methods)
     found = {}
     for method in methods:
-        values: dict[str, tuple[str, Sequence[str]]] = {}  # option → its spelling and values
-        for key, numbers in method.system.grid.items():
-            if option_name(key) not in fixed:
-                values[option_name(key)] = (key, [str(number) for number in numbers])
-        for key, texts in sweep.values.items():
-            values[option_name(key)] = (key, texts)
+        grid = {k: numbers for k, numbers in method.system.grid.items() if k not in fixed}
+        values = {key: [str(number) for number in numbers] for key, numbers in grid.items()}
         free = method.system.limits().keys() - method.given
-        open_values = {key: texts for name, (key, texts) in values.items() if name in free}
+        open_values = {k: texts for k, texts in {**values, **sweep.values}.items() if k in free}
         found[method.name] = sweep_methods([method], Sweep(values=open_values))
     return found
 

@@ -1,18 +1,18 @@
 """Methods as they are typed: a system's name with options.
 
-specdiff:gamma=16:steps=4        a method: a name, and options after colons --methods
-a,b:key=value,all      several, or every system whose drafters are given --sweep gamma=4,8 steps=1,2
-every combination of these values, for the methods that have the options
+specdiff:draft_tokens=16:steps=4          a method: a name, and options after colons
+--methods a,b:key=value,all               several, or every system whose drafters are given
+--sweep draft_tokens=4,8 steps=1,2        every combination, for the methods that have the options
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from decode.systems.registry import ALIASES, ANY, SYSTEMS, System, option_name
+from decode.systems.registry import ANY, SYSTEMS, System
 from specalign.common.errors import UserError, nearest
 from specalign.common.schema import JsonObject
 
@@ -68,22 +68,15 @@ def read_method(text: str) -> Method:
     try:
         for word in words:
             key, equals, value = word.partition("=")
-            option = option_name(key)
-            if not equals or option not in limits:
-                hint = nearest(key, _spellings(limits)) if limits else f": {name} has none"
+            if not equals or key not in limits:
+                hint = nearest(key, limits) if limits else f": {name} has none"
                 raise UserError(f"unknown option {key!r}{hint}")
-            if option in values:
+            if key in values:
                 raise UserError(f"{key} is given twice")
-            values[option] = limits[option].parse(key, value)
+            values[key] = limits[key].parse(key, value)
         return Method(text, SYSTEMS[name](**values), frozenset(values))
     except UserError as error:
         raise UserError(f"method {text!r}: {error}") from None
-
-
-def _spellings(names: Iterable[str]) -> list[str]:
-    """Options by all their spellings."""
-    known = set(names)
-    return [*known, *(short for short, long in ALIASES.items() if long in known)]
 
 
 @dataclass(frozen=True)
@@ -135,14 +128,14 @@ class Sweep:
         """Raises UserError for an option that no method has open."""
         known = {key for m in methods for key in m.system.limits().keys() - m.given}
         for key in self.values:
-            if option_name(key) not in known:
-                hint = nearest(key, _spellings(known))
+            if key not in known:
+                hint = nearest(key, known)
                 raise UserError(f"--sweep: no method here leaves the option {key!r} open{hint}")
 
     def of(self, method: Method) -> list[Method]:
         """The method once for each combination of values of the options that it leaves open."""
         free = method.system.limits().keys() - method.given
-        keys = [key for key in self.values if option_name(key) in free]
+        keys = [key for key in self.values if key in free]
         if not keys:
             return [method]
         combinations = itertools.product(*(self.values[key] for key in keys))
@@ -156,7 +149,7 @@ def read_sweep(words: Sequence[str]) -> Sweep:
     for word in words:
         key, _, text = word.partition("=")
         found = [value for value in text.split(",") if value]
-        if not found or option_name(key) in map(option_name, values):
+        if not found or key in values:
             raise UserError(f"--sweep: {word!r} is not key=value,value,…, or its key is repeated")
         values[key] = found
     return Sweep(tuple(words), values)

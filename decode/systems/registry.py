@@ -42,12 +42,7 @@ drafter, a causal language model."""
 ANY = "any"
 """The first drafter given, whatever its kind."""
 
-ALIASES = {"gamma": "draft_tokens", "nodes": "tree_nodes"}
 _FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-
-
-def option_name(spelling: str) -> str:
-    return ALIASES.get(spelling, spelling)
 
 
 @dataclass(frozen=True)
@@ -182,7 +177,7 @@ class CorpusSystem(DraftingSystem):
             raise UserError(f"corpus={self.corpus!r}: no such file")
 
 
-_TO_16, _TO_8 = {"gamma": (2, 4, 8, 16)}, {"gamma": (2, 4, 8)}
+_TO_16, _TO_8 = {"draft_tokens": (2, 4, 8, 16)}, {"draft_tokens": (2, 4, 8)}
 
 
 class Plain(System, name=PLAIN, in_all=False):
@@ -221,7 +216,10 @@ class Retrieval(CorpusSystem, name="retrieval", grid=_TO_16):
 
 
 class Autoregressive(
-    DraftingSystem, name=AUTOREGRESSIVE, needs=(AUTOREGRESSIVE,), grid={"gamma": (1, 2, 4, 8)}
+    DraftingSystem,
+    name=AUTOREGRESSIVE,
+    needs=(AUTOREGRESSIVE,),
+    grid={"draft_tokens": (1, 2, 4, 8)},
 ):
     """speculative decoding with a smaller causal language model (arXiv 2211.17192, 2302.01318)"""
 
@@ -235,7 +233,7 @@ class BlockSystem(DraftingSystem, name=BLOCK, needs=(BLOCK,), grid=_TO_16):
     confidence: float = option(0.0, float, least=0, most=1)
 
 
-class BlockTree(DraftingSystem, name="block_tree", needs=(BLOCK,), grid={"nodes": (3, 5, 8, 16)}):
+class BlockTree(DraftingSystem, name="block_tree", needs=(BLOCK,), grid={"tree_nodes": (3, 5, 8, 16)}):
     """the block drafter, a tree of its most probable paths"""
 
     draft_tokens: int | None = count_option()
@@ -246,7 +244,7 @@ class SpecDiff(
     DraftingSystem,
     name="specdiff",
     needs=(DIFFUSION,),
-    grid={**_TO_8, "steps": (1, 2), "nodes": (0, 5)},
+    grid={**_TO_8, "steps": (1, 2), "tree_nodes": (0, 5)},
 ):
     """SpecDiff: masks after the text, unmasked in a few steps (arXiv 2408.05636)"""
 
@@ -309,7 +307,9 @@ class Hierarchical(DraftingSystem, name="hierarchical", needs=(AUTOREGRESSIVE,),
         return (*self.needs, DIFFUSION) if self.inner == "diffusion" else self.needs
 
 
-class Double(CorpusSystem, name="double", needs=(AUTOREGRESSIVE,), grid={"gamma": (1, 2, 4)}):
+class Double(
+    CorpusSystem, name="double", needs=(AUTOREGRESSIVE,), grid={"draft_tokens": (1, 2, 4)}
+):
     """Double: retrieval for drafter and target, drafting while the target verifies (arXiv
     2601.05524)"""
 
@@ -348,7 +348,7 @@ class SpecDec(DraftingSystem, name="specdec_lossy", needs=(DIFFUSION,), grid=_TO
 
 def list_systems() -> str:
     """Every system with its drafters and options, for `--help`."""
-    lines = ["methods, each with its options after colons (specdiff:gamma=16:steps=4):"]
+    lines = ["methods, each with its options after colons (specdiff:draft_tokens=16:steps=4):"]
     for system in SYSTEMS.values():
         kinds = ", ".join(kind for kind in system.needs if kind != ANY)
         needed = f" (needs {kinds})" if kinds else ""
@@ -360,7 +360,6 @@ def list_systems() -> str:
     lines += [
         f"  all that draft: verifier=auto, controller={'|'.join(CONTROLLERS)} (duo: cost), "
         "copying=false (combined: true): where the text repeats itself, copy instead of drafting",
-        f"  short spellings: {', '.join(f'{short} is {long}' for short, long in ALIASES.items())}",
     ]
     return "\n".join(lines)
 

@@ -84,7 +84,10 @@ EVAL = [
         ["--drafter", "data", "--methods", "specdiff"],
         "drafter 'data': no config.json in that folder",
     ),
-    (["--methods", "specdiff:gama=4"], "unknown option 'gama' (did you mean 'gamma'?)"),
+    (
+        ["--methods", "specdiff:draft_token=4"],
+        "unknown option 'draft_token' (did you mean 'draft_tokens'?)",
+    ),
     (["mtbench"], "unrecognized argument 'mtbench' (suites follow --suite, methods --methods)"),
     (["--target", "debgu"], "target 'debgu'"),
     (["--out", "file"], "--out=file is a file"),

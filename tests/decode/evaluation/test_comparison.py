@@ -132,7 +132,7 @@ def test_a_method_of_other_drafters_is_refused_before_training(tmp_path: Path) -
     ):
         with pytest.raises(UserError, match=says):
             comparison.check_method(read_method(method), found)
-    comparison.check_method(read_method("block_tree:nodes=3"), found)
+    comparison.check_method(read_method("block_tree:tree_nodes=3"), found)
 
 
 def test_prompts_decoded_together_give_the_same_records(
@@ -140,7 +140,7 @@ def test_prompts_decoded_together_give_the_same_records(
 ) -> None:
     """But for the times; by the method that is asked for, which the folder then holds."""
     settings = runner.GenerationSettings(Sampling(1.0, seed=5), 12)
-    method = "block:gamma=2"
+    method = "block:draft_tokens=2"
     alone = measure(pair, target, [SUITE], settings, tmp_path / "alone", QUIET, method)
     together = measure(pair, target, [SUITE], settings, tmp_path / "b", QUIET, method, batch=8)
     assert [r.key for r in alone] == [r.key for r in together]

@@ -107,7 +107,7 @@ def test_the_page_stands_alone_and_is_reproducible(tmp_path: Path) -> None:
     assert "6 of 9" in page and "2.00×" in page
 
 
-SPEEDS = {"plain": 1.0, "lookup": 1.4, "lookup:gamma=4": 0.9, "lookup:gamma=8": None}
+SPEEDS = {"plain": 1.0, "lookup": 1.4, "lookup:draft_tokens=4": 0.9, "lookup:draft_tokens=8": None}
 
 
 def measured(sweep: list[str], speeds: dict[str, float | None]) -> Summary:
@@ -124,33 +124,33 @@ def measured(sweep: list[str], speeds: dict[str, float | None]) -> Summary:
 
 
 def test_the_best_point_is_named() -> None:
-    text = verdict(measured(["gamma=4,8"], SPEEDS))
-    assert "Best of 1 points: lookup:gamma=4, 0.90×" in text
+    text = verdict(measured(["draft_tokens=4,8"], SPEEDS))
+    assert "Best of 1 points: lookup:draft_tokens=4, 0.90×" in text
     assert "Best of" not in verdict(measured([], SPEEDS))
 
 
 def test_every_point_is_compared_with_the_first_prompt_by_prompt() -> None:
     points = {
-        "a:gamma=4": (1.0, 10),
-        "a:gamma=8": (0.5, 8),
-        "a:gamma=16": (2.0, 5),
-        "b:gamma=4": (1.0, 9),
+        "a:draft_tokens=4": (1.0, 10),
+        "a:draft_tokens=8": (0.5, 8),
+        "a:draft_tokens=16": (2.0, 5),
+        "b:draft_tokens=4": (1.0, 9),
     }
     records: list[Record] = [
         record(method, prompt, seconds * slow, 20, calls + i)
         for i, (prompt, slow) in enumerate([("x", 1.0), ("y", 3.0), ("z", 9.0)])
         for method, (seconds, calls) in points.items()
-        if (method, prompt) != ("a:gamma=16", "z")  # the run was interrupted
+        if (method, prompt) != ("a:draft_tokens=16", "z")  # the run was interrupted
     ]
-    run = Run({"methods": list(points), "temperature": 0, "sweep": ["gamma=4,8,16"]}, [])
+    run = Run({"methods": list(points), "temperature": 0, "sweep": ["draft_tokens=4,8,16"]}, [])
     faster, slower = summarise(run, records).against_first
-    assert (faster.first, faster.point, faster.prompts) == ("gamma=4", "gamma=8", 3)
+    assert (faster.first, faster.point, faster.prompts) == ("draft_tokens=4", "draft_tokens=8", 3)
     assert faster.tau is not None and faster.tau.value == pytest.approx(60 / 27 - 60 / 33)
     # the prompts' own speeds differ ninefold, their ratio does not
     assert faster.speed is not None
     assert [faster.speed.value, faster.speed.lo, faster.speed.hi] == pytest.approx([2.0] * 3)
     assert slower.speed is not None and slower.tau is not None
-    assert (slower.method, slower.prompts, slower.speed.value) == ("a:gamma=16", 2, 0.5)
+    assert (slower.method, slower.prompts, slower.speed.value) == ("a:draft_tokens=16", 2, 0.5)
     ends = [20 / 6 - 20 / 11, 40 / 11 - 40 / 21, 4 - 2]
     assert [slower.tau.lo, slower.tau.value, slower.tau.hi] == pytest.approx(ends)
     run.settings["tuning"] = 1
