@@ -33,8 +33,10 @@ KEYS = (
     "method", "metric", "parameters", "command", "program", "run_cap", "name", "description",
     "project", "entity",
 )  # fmt: skip
-PARAMETER_KEYS = ("value", "values", "min", "max", "distribution")
-RANGES = ("uniform", "int_uniform", "log_uniform_values")
+PARAMETER_KEYS = ("value", "values", "min", "max", "q", "distribution")
+RANGES = (
+    "uniform", "int_uniform", "log_uniform_values", "q_uniform", "q_log_uniform_values",
+)  # fmt: skip
 MAX_TRIALS = 10_000
 USE_AGENT = "is not supported by the local runner; use `wandb sweep` and `wandb agent`"
 FINISHED = "finished.json"
@@ -42,21 +44,27 @@ FINISHED = "finished.json"
 
 @dataclass(frozen=True)
 class SweepParameter:
-    """Values to try of a recipe key: listed ones, or a range from `low` to `high`."""
+    """Values to try of a recipe key: listed ones, or a range from `low` to `high`, also in multiples
+    of `step`."""
 
     values: tuple[Any, ...] = ()
     distribution: str = ""
     low: float = 0
     high: float = 0
+    step: float = 1
 
     def draw(self, generator: random.Random) -> Any:
         if self.values:
             return generator.choice(self.values)
         if self.distribution == "int_uniform":
             return generator.randint(int(self.low), int(self.high))
-        if self.distribution == "uniform":
-            return generator.uniform(self.low, self.high)
-        return math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
+        if self.distribution.endswith("log_uniform_values"):
+            drawn = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
+        else:
+            drawn = generator.uniform(self.low, self.high)
+        if not self.distribution.startswith("q_"):
+            return drawn
+        return round(round(drawn / self.step) * self.step, 12)  # without 0.30000000000000004
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,7 @@ def read_sweep(path: Path, method: str | None = None) -> SweepFile:
         example = '["python", "-m", "align.train", "recipe=block", "${args_no_hyphens}"]'
         raise UserError(f"{where}: command must run align.train, for example {example}")
     before, after = words[: trains[0]], words[trains[0] + 1 :]
-    entries = convert(content.get("parameters"), JsonObject, "parameters", where)
+    entries = _flatten(convert(content.get("parameters"), JsonObject, "parameters", where))
     return SweepFile(
         name=path.stem,
         method=method,
@@ -144,10 +152,25 @@ def _read_parameter(entry: Any, key: str, where: str) -> SweepParameter:
     kind = entry.get("distribution") or ("int_uniform" if is_whole else "uniform")
     if kind not in RANGES:
         raise UserError(f"{where}: distribution={short(kind)} {USE_AGENT}{nearest(kind, RANGES)}")
-    lowest = 0 if kind == "log_uniform_values" else -math.inf
+    lowest = 0 if kind.endswith("log_uniform_values") else -math.inf
     if not (finite(low) and finite(high) and lowest < low <= high):
         raise UserError(f"{where}: needs values, or a range of numbers from min to max")
-    return SweepParameter((), kind, low, high)
+    step = entry.get("q", 1)
+    if not (finite(step) and step > 0):
+        raise UserError(f"{where}: q={short(step)}: must be above 0")
+    return SweepParameter((), kind, low, high, step)
+
+
+def _flatten(parameters: JsonObject, prefix: str = "") -> JsonObject:
+    """Parameters by their whole names: `trainer: {parameters: {seed: …}}` is `trainer.seed`."""
+    found: JsonObject = {}
+    for key, entry in parameters.items():
+        nested = entry.get("parameters") if isinstance(entry, dict) else None
+        if isinstance(nested, dict):
+            found |= _flatten(nested, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = entry
+    return found
 
 
 def list_trials(sweep: SweepFile, count: int | None, seed: int) -> list[dict[str, str]]:

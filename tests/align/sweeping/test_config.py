@@ -50,6 +50,17 @@ def test_a_random_trial_depends_on_its_seed_and_number(tmp_path: Path) -> None:
     assert all(0 <= float(trial["data.text_share"]) <= 1 for trial in trials)
 
 
+def test_nested_parameters_and_multiples(tmp_path: Path) -> None:
+    nested = (
+        "trainer:\n    parameters:\n      batch_size: {distribution: q_uniform, min: 2, max: 8, q: 2}\n"
+        "      learning_rate: {distribution: q_log_uniform_values, min: 1e-4, max: 1e-2, q: 1e-4}"
+    )
+    text = GOOD.replace("seed: {values: [0, 1]}", nested)
+    trials = list_trials(read_sweep(write_sweep(tmp_path, text), "random"), 60, 0)
+    assert {trial["trainer.batch_size"] for trial in trials} == {"2", "4", "6", "8"}
+    assert all(len(trial["trainer.learning_rate"]) <= 6 for trial in trials)
+
+
 VALUES = "{values: [0, 1]}"
 
 
