@@ -1,16 +1,15 @@
 """`python -m align.features recipe=NAME …`: compute the target's outputs for training once and
 store them on disk.
 
-Stores what `align.train` with the same arguments reads, in the same order: keys and values or taps,
-last hidden states, and p's normaliser, up to `trainer.features_gb`; training computes further rows
-itself. Rerun an interrupted command to resume it.
+Stores what `align.train` with the same arguments reads, in its order, up to `trainer.features_gb`;
+training computes further rows itself. Rerun an interrupted command to resume it.
 """
 
 from __future__ import annotations
 
 import sys
 
-from align.config.launching import use_deterministic_products
+from align.config.hardware import use_deterministic_products
 from align.config.parser import parse_command
 from align.config.preflight import check_training
 from specalign.common.claims import Claim

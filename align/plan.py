@@ -1,26 +1,21 @@
 """`python -m align.plan recipe=NAME …`: what a recipe will take, before it starts.
 
-Parameters, memory, time and expected τ. Says what does not fit, with the key to change, and exits
-with code 1 then. The target's config.json is enough. On the machine that has the weights, a short
-pilot measures the time; --hardware plans the memory of another one.
+Parameters, memory, time, expected τ, and what does not fit, with the key to change (exit code 1).
+The target's config.json is enough. Where its weights are, a short pilot measures the time.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 
-STARTED = time.monotonic()
-
-from dataclasses import replace  # noqa: E402
-
-from align.config.help import help_text  # noqa: E402
-from align.config.parser import load_recipe  # noqa: E402
-from align.config.preflight import check_file  # noqa: E402
-from specalign.common.commands import OptionParser, path  # noqa: E402
-from specalign.common.errors import UserError, cli  # noqa: E402
-from specalign.common.files import write_json  # noqa: E402
-from specalign.common.text import say  # noqa: E402
+from align.config.parser import help_text, load_recipe
+from align.config.preflight import check_file
+from specalign.common.commands import OptionParser, path
+from specalign.common.errors import UserError, cli
+from specalign.common.files import write_json
+from specalign.common.text import say
 
 OPTIONS = """options of align.plan:
   --hardware NAME[xN]   h100, h200, a100, a100-40, l40s, rtx4090; h100x8 = eight of them; default: this machine
@@ -53,21 +48,21 @@ def main(argv: list[str] | None = None) -> None:
     if options.json is not None:
         check_file(options.json, "--json")
     recipe = load_recipe(rest)
-    from align.planning.pilot import run_pilot, scale_seconds
-    from align.planning.plan import find_hardware, find_local_hardware, make_plan, render_plan
+    start = time.monotonic()
+    from align.planning import plan as planning
 
-    importing = time.monotonic() - STARTED
+    importing = time.monotonic() - start
     is_here = options.hardware is None and options.memory_gb is None
-    hardware = find_hardware(options.hardware) if options.hardware else find_local_hardware(recipe)
+    if options.hardware:
+        hardware = planning.find_hardware(options.hardware)
+    else:
+        hardware = planning.find_local_hardware(recipe)
     if options.memory_gb is not None:
         hardware = replace(hardware, memory=options.memory_gb * 1e9)
-    plan = make_plan(recipe, hardware)
+    plan = planning.make_plan(recipe, hardware)
     if is_here and plan.target.has_weights and not options.no_pilot and not plan.misfits:
-        say("running a short pilot …", error=True)
-        pilot = run_pilot(recipe, plan.text)
-        plan = make_plan(recipe, hardware, pilot.text)
-        plan.seconds = scale_seconds(recipe, plan.text, pilot, importing)
-    say(render_plan(plan))
+        plan = planning.measure_plan(plan, importing)
+    say(planning.render_plan(plan))
     if options.json is not None:
         write_json(options.json, plan.to_dict())
     if plan.misfits:

@@ -1,10 +1,9 @@
 """`python -m align.sweep FILE.yaml [key=value …]`: run a W&B sweep file on this machine, without an
 account.
 
-Runs the whole grid, or random trials (--method random --count N). Each trial is a run of
-align.train in its own folder. Rerun the same command to resume: finished trials are skipped, failed
-ones run again. The table has 95% intervals: over seeds if `seed` is swept, else of the held-out
-texts.
+Runs the grid, or random trials (--method random --count N), each in its own folder. Rerun the
+command to resume: finished trials are skipped, failed ones run again. The table has 95% intervals,
+over seeds if `seed` is swept.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from align.sweeping.config import list_trials, read_pairs, read_sweep
-from align.sweeping.run import render_table, run_sweep
+from align.sweeping.run import list_trials, read_pairs, read_sweep, render_table, run_sweep
 from specalign.common.claims import Claim
 from specalign.common.commands import OptionParser, path
 from specalign.common.errors import UserError, cli, nearest

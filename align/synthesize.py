@@ -1,8 +1,7 @@
 """`python -m align.synthesize recipe=NAME …`: generate training data with the target.
 
 Without a data set the target writes prompts and answers them; data.prompts names a data set of
-prompts. Other text (data.text) is read first. Each batch is one shard and depends only on (seed,
-batch number), so an interrupted run loses the batch in flight and resumes to the same data.
+prompts. Other text (data.text) is read first. An interrupted run resumes to the same data.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from align.config.launching import use_deterministic_products
+from align.config.hardware import use_deterministic_products
 from align.config.parser import parse_command
 from align.config.preflight import check_generation
 from align.data.text_sources import check_sources

@@ -81,7 +81,9 @@ class Parser(OptionParser):
 
     def add_prompt_options(self, suites: str) -> None:
         """Where the prompts come from. `suites`: the help of --suite."""
-        formats = "your own prompts: .jsonl .json .csv .tsv .parquet .txt, also .gz and .zst"
+        formats = (
+            "your own prompts: a folder, .jsonl .json .csv .tsv .parquet .txt (also .gz, .zst)"
+        )
         column = "the column of --prompts to read (default: the first known one)"
         copies = "local copies of the suites, in the Hub's layout"
         self.add_argument("--suite", help=suites)

@@ -21,7 +21,8 @@ from specalign.common.files import write_atomically, write_text
 from specalign.common.schema import JsonObject
 from specalign.common.terminal import PlainConsole
 from specalign.common.text import format_title, markdown_text
-from specalign.suites.registry import GROUPS, SUITES, prompts_of
+from specalign.suites.benchmarks import SUITES
+from specalign.suites.registry import GROUPS, prompts_of
 
 FOLDER = Path(__file__).resolve().parents[1] / "recipes" / "compare"
 RECIPES = (f"{FOLDER}/ours.yaml", f"{FOLDER}/dflash.yaml")
@@ -64,32 +65,30 @@ def parser() -> Parser:
     )
     p.mixed = True
     add = p.add_argument
-    words = "recipes, the reference last (default recipes/compare/ours.yaml and dflash.yaml), and keys for all of them"
+    words = (
+        "recipes, the reference last (default recipes/compare/ours.yaml and dflash.yaml), and keys "
+        "for all of them"
+    )
     method = (
-        "how every drafter decodes: a method of decode.eval, block (a chain) or block_tree:nodes=8"
-        " (default drafter: trees of five, above temperature 0.7 chains)"
+        "how every drafter decodes: a method of decode.eval, block (a chain) or "
+        "block_tree:tree_nodes=8 (default drafter: trees of five, above temperature 0.7 chains)"
     )
     batch = "prompts decoded at a time: more are faster on a GPU (default 1)"
+    out = Path("runs/compare")
+    count = parse_whole(1)
     add("words", nargs="*", metavar="RECIPE|key=value", help=words)
     p.add_prompt_options(
         f"a comma list of {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)"
     )
-    add("--limit", type=parse_whole(1), metavar="N", help="N prompts of each suite, evenly spread")
+    add("--limit", type=count, metavar="N", help="N prompts of each suite, evenly spread")
     add("--method", metavar="NAME", help=method)
-    add("--batch-size", type=parse_whole(1), default=1, metavar="N", help=batch)
+    add("--batch-size", type=count, default=1, metavar="N", help=batch)
     add("--device", default="auto", help="of decoding: auto (default), cpu, cuda or cuda:N")
     p.add_chat_options()
     p.add_sampling_options("of sampling (default 0)")
-    add(
-        "--max-new-tokens",
-        type=parse_whole(1),
-        default=128,
-        metavar="N",
-        help="length limit (default 128)",
-    )
-    add(
-        "--out", type=path, default=Path("runs/compare"), metavar="DIR", help="default runs/compare"
-    )
+    limit = "length limit (default 128)"
+    add("--max-new-tokens", type=count, default=128, metavar="N", help=limit)
+    add("--out", type=path, default=out, metavar="DIR", help=f"default {out}")
     return p
 
 
@@ -147,20 +146,21 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
         system=data["system"] if config.system is None else config.system,
         decoding=True,
     )
-    settings = GenerationSettings(config.sampling, config.max_new_tokens)
+    sampling = config.sampling
+    settings = GenerationSettings(sampling, config.max_new_tokens)
     name = None if method is None else method.name
     records = comparison.measure(
         candidates, target, suites, settings, config.out, console, name, config.batch_size
     )
     reached = points([m for candidate in candidates for m in candidate.reached], records)
     text = table(reached, {candidate.name: candidate.parameters for candidate in candidates})
-    sampling = (
-        "greedy" if config.sampling.greedy else f"temperature {config.sampling.temperature:g}"
-    )
-    titles = ", ".join(suite.title for suite in suites)
-    facts = [format_title(recipe["name"], target.weights), sampling, titles, name or ""]
-    if target.chat:
-        facts.append(target.chat.description)
+    facts = [
+        format_title(recipe["name"], target.weights),
+        "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}",
+        ", ".join(suite.title for suite in suites),
+        name or "",
+        target.chat.description if target.chat else "",
+    ]
     title = " · ".join(filter(None, facts))
     write_text(config.out / "compare.md", f"{markdown_text(title)}\n\n{text}")
     picture = curves(reached, title)

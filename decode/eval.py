@@ -8,6 +8,7 @@ from the records (decode/report.py).
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from argparse import BooleanOptionalAction, RawDescriptionHelpFormatter
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from decode.cli import Parser, parse_whole, path, pop_drafting, pop_sampling
 from decode.evaluation.config import DEFAULT_METHODS, TUNING_PROMPTS, TUNING_SUITE, EvalConfig
-from decode.evaluation.folder import check_out
+from decode.evaluation.records import check_out
 from decode.systems.drafter_folders import check_methods, read_drafters
 from decode.systems.parsing import read_methods, read_sweep
 from decode.systems.registry import COMBINED, DRAFTER, LOOKUP, PLAIN, ROLES, SYSTEMS, list_systems
@@ -27,9 +28,9 @@ from specalign.common.commands import command
 from specalign.common.errors import UserError, cli
 from specalign.common.terminal import PlainConsole
 from specalign.folder.chat import Chat
-from specalign.lm.debug import DEBUG
 from specalign.lm.names import check_given
-from specalign.suites.registry import GROUPS, SUITES, prompts_of, resolve
+from specalign.suites.benchmarks import SUITES
+from specalign.suites.registry import GROUPS, prompts_of, resolve
 from specalign.suites.sources import Loaded
 
 if TYPE_CHECKING:
@@ -45,15 +46,25 @@ def parser() -> Parser:
         formatter_class=RawDescriptionHelpFormatter,
     )
     p.stray = " (suites follow --suite, methods --methods)"
-    add = p.add_argument
     methods = ", ".join(dict.fromkeys([*DEFAULT_METHODS, *SYSTEMS]))
-    drafter = f"the drafter's folder (default: the shipped one, for the default target), or several: KIND=FOLDER,… ({', '.join(ROLES)})"
+    drafter = (
+        "the drafter's folder (default: the shipped one, for the default target), or several: "
+        f"KIND=FOLDER,… ({', '.join(ROLES)})"
+    )
     named = f"a comma list of {methods}, each with its options, or all; plain is always measured"
     tune = (
         "first tune every method's options, among --sweep's values or the system's own, on N "
-        "built-in prompts "
-        f"(5 to 40, default {TUNING_PROMPTS}); drafter and combined have nothing to tune"
+        f"built-in prompts (5 to 40, default {TUNING_PROMPTS}); drafter and combined have nothing "
+        "to tune"
     )
+    sweep = "every combination: draft_tokens=4,8,16 steps=1,2,4"
+    length = "length limit of an output (default 128)"
+    repeats = "generations per prompt and method (default 1)"
+    warmup = "untimed rounds first (default 1)"
+    threads = "CPU threads (default: torch's own choice)"
+    # OpenMP ends the process silently with far more threads than cores
+    thread_count = parse_whole(1, 4 * (os.cpu_count() or 1))
+    add = p.add_argument
     p.add_prompt_options(
         f"a comma list of {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)"
     )
@@ -62,30 +73,16 @@ def parser() -> Parser:
     p.add_chat_options()
     add("--drafter", help=drafter)
     add("--methods", help=named)
-    sweep = "every combination: gamma=4,8,16 steps=1,2,4"
     add("--sweep", nargs="+", default=[], metavar="KEY=V,V", help=sweep)
     add("--tune", type=parse_whole(5), nargs="?", const=TUNING_PROMPTS, metavar="N", help=tune)
     p.add_drafting_options(
         "how the methods drafter and combined draft (--draft-tokens: every method)"
     )
     p.add_sampling_options("of sampling, the order of methods and the intervals (default 0)")
-    length = "length limit of an output (default 128)"
     add("--max-new-tokens", type=parse_whole(1), default=128, metavar="N", help=length)
-    repeats = "generations per prompt and method (default 1)"
     add("--repeats", type=parse_whole(1, 1000), default=1, metavar="N", help=repeats)
-    add(
-        "--warmup",
-        type=parse_whole(0, 1000),
-        default=1,
-        metavar="N",
-        help="untimed rounds first (default 1)",
-    )
-    add(
-        "--threads",
-        type=parse_whole(1),
-        metavar="N",
-        help="CPU threads (default: torch's own choice)",
-    )
+    add("--warmup", type=parse_whole(0, 1000), default=1, metavar="N", help=warmup)
+    add("--threads", type=thread_count, metavar="N", help=threads)
     add("--out", type=path, metavar="DIR", help="default runs/eval/SUITE-SETTINGS")
     resume = "continue what --out holds, or replace it"
     add("--resume", action=BooleanOptionalAction, default=True, help=resume)
@@ -112,11 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command. Exit code 1 when an output changed beyond rounding, 2 for an unusable input."""
     words = sys.argv[1:] if arguments is None else arguments
     config, console = read_config(words), PlainConsole(wide=True)
+    typed = shlex.join(["python", "-m", "decode.eval", *words])
     with Claim(config.out, "--out") if config.out else nullcontext():
-        summary, folder = evaluate(
-            config, console, shlex.join(["python", "-m", "decode.eval", *words])
-        )
-    from decode.evaluation.render import print_report
+        summary, folder = evaluate(config, console, typed)
+    from decode.evaluation.page import print_report
 
     print_report(summary, folder, console, sources=False)  # `evaluate` has printed them
     console.say(suggest_next(summary, config), wrap=False)
@@ -133,7 +129,7 @@ def evaluate(config: EvalConfig, console: PlainConsole, typed: str = "") -> tupl
     """
     suites, skipped = check(config)
     from decode.evaluation.plan import make_all_decoders, make_plan
-    from decode.evaluation.session import begin
+    from decode.evaluation.session import measure
     from decode.evaluation.tuning import OutputChanged, tune
 
     plan, left_out = make_plan(config, console.say)
@@ -153,7 +149,8 @@ def evaluate(config: EvalConfig, console: PlainConsole, typed: str = "") -> tupl
         except OutputChanged as error:
             console.say(str(error))
             raise SystemExit(1) from None
-    return begin(config, plan, decoders, suites, skipped, console, typed).finish()
+    summary, _, folder = measure(config, plan, decoders, suites, skipped, console, typed)
+    return summary, folder
 
 
 def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
@@ -170,7 +167,8 @@ def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
             f"--tune uses the prompts of {TUNING_SUITE}: measure on others (--suite mtbench, or "
             "--prompts FILE)"
         )
-    check_out(config)
+    if config.out is not None:
+        check_out(config.out, config.recorded, config.resume, config.tune is not None)
     if config.methods is not None:
         check_methods(config.methods.methods, config.drafters, config.target)
     return prompts_of(
@@ -180,37 +178,28 @@ def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
 
 def suggest_next(summary: Summary, config: EvalConfig) -> str:
     """The next command."""
-    from decode.evaluation.summary import value_of
-
     if summary.bugs:
         return f"Next: the page names each difference; {command('decode.verify')} looks closer"
-    if config.target in DEBUG:
-        return f"Next: measure a real target; {config.target} is random:  {command('decode.eval', '--suite', 'mtbench')}"
     target = ("--target", config.target) if config.target else ()
-    drafters = ",".join(map(str, config.drafters))
-    drafter = ("--drafter", drafters) if drafters else ()
-    chat = Chat(config.template_kwargs, config.system).arguments
-    candidates = {
-        name: figures
-        for name, figures in summary.overall.items()
-        if name.partition(":")[0] not in (PLAIN, LOOKUP) and not figures.lossy
-    }
-    if not candidates:
-        name = (f"target.name={config.target}",) if config.target else ()
-        train = command("align.train", "recipe=block", *name, "output=runs/mine")
+    gains = {}
+    for name, figures in summary.overall.items():
+        trained = name.partition(":")[0] not in (PLAIN, LOOKUP) and not figures.lossy
+        if trained and figures.speedup is not None:
+            gains[name] = figures.speedup.lo or figures.speedup.value
+    if not gains:
+        key = (f"target.name={config.target}",) if config.target else ()
+        train = command("align.train", "recipe=block", *key, "output=runs/mine")
         measure = command("decode.eval", *target, "--drafter", "runs/mine/drafter")
         return f"Next: train a drafter for this target:  {train}\n      then measure it:  {measure}"
     default = (DRAFTER, COMBINED)  # what decode.generate uses by default
-    best = max(
-        candidates, key=lambda name: (name in default, value_of(candidates[name].speedup) or 0.0)
-    )
-    speedup = candidates[best].speedup
-    if speedup is not None and (speedup.lo or speedup.value) > 1:
-        method = () if best in default else ("--method", best)
-        return f'Next: use it:  {command("decode.generate", *target, *drafter, *method, *chat)} "your prompt"'
-    methods = ("--methods", config.methods.text) if config.methods else ()
-    again = command("decode.eval", *target, *drafter, *methods, *chat, "--suite", "coding,math")
-    return f"Next: train it further (align.train with more trainer.max_steps), or see where it helps:  {again}"
+    best = max(gains, key=lambda name: (name in default, gains[name]))
+    if gains[best] <= 1:
+        return "Next: train it further (align.train with more trainer.max_steps)"
+    drafter = ("--drafter", ",".join(map(str, config.drafters))) if config.drafters else ()
+    method = () if best in default else ("--method", best)
+    chat = Chat(config.template_kwargs, config.system).arguments
+    use = command("decode.generate", *target, *drafter, *method, *chat)
+    return f'Next: use it:  {use} "your prompt"'
 
 
 if __name__ == "__main__":

@@ -16,55 +16,33 @@ from specalign.common.errors import UserError, cli, nearest
 from specalign.common.text import say
 
 if TYPE_CHECKING:
-    from decode.exporting.verdict import ExportVerdict
+    from decode.exporting.compare import ExportVerdict
 
 TYPES = ("bfloat16", "float16", "float32")
+_EPILOG = """example: python -m decode.export --drafter runs/mine/drafter --format dflash,transformers
+--out exported"""
 
 
 def parser() -> Parser:
     """The command's options."""
-    p = Parser(
-        prog="python -m decode.export",
-        description="Write a drafter in the formats of other engines, and compare what they compute with it.",
-        epilog="example: python -m decode.export --drafter runs/mine/drafter --format dflash,transformers --out exported",
-    )
+    what = "Write a drafter in the formats of other engines, and compare what they compute with it."
+    p = Parser(prog="python -m decode.export", description=what, epilog=_EPILOG)
+    out = "folder; of several formats each gets one in it"
+    dtypes = f"of the weights: {', '.join(TYPES)} (default bfloat16)"
+    vocabulary = "the target as GGUF, whose vocabulary --format gguf takes"
+    prompts = "built-in prompts that are compared over (default 4)"
+    check = argparse.BooleanOptionalAction
     add = p.add_argument
     add("--drafter", required=True, help="the drafter's folder or hub id")
     add("--format", required=True, metavar="NAMES", help=f"a comma list of {', '.join(EXPORTS)}")
-    add(
-        "--out",
-        required=True,
-        type=path,
-        metavar="DIR",
-        help="folder; of several formats each gets one in it",
-    )
+    add("--out", required=True, type=path, metavar="DIR", help=out)
     p.add_target_options(dtype=False)
-    add(
-        "--dtype", default="bfloat16", help=f"of the weights: {', '.join(TYPES)} (default bfloat16)"
-    )
-    add(
-        "--target-gguf",
-        type=path,
-        metavar="FILE",
-        help="the target as GGUF, whose vocabulary --format gguf takes",
-    )
-    add(
-        "--check", action=argparse.BooleanOptionalAction, default=True, help="compare (default: on)"
-    )
-    add(
-        "--limit",
-        type=parse_whole(1),
-        default=4,
-        metavar="N",
-        help="built-in prompts that are compared over (default 4)",
-    )
-    add(
-        "--max-new-tokens",
-        type=parse_whole(2),
-        default=48,
-        metavar="N",
-        help="of each (default 48)",
-    )
+    add("--dtype", default="bfloat16", help=dtypes)
+    add("--target-gguf", type=path, metavar="FILE", help=vocabulary)
+    add("--check", action=check, default=True, help="compare (default: on)")
+    add("--limit", type=parse_whole(1), default=4, metavar="N", help=prompts)
+    number = parse_whole(2)
+    add("--max-new-tokens", type=number, default=48, metavar="N", help="of each (default 48)")
     return p
 
 
@@ -80,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folders = {name: options.out if len(names) == 1 else options.out / name for name in names}
 
     from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
-    from decode.exporting.registry import UnfitFormat
+    from decode.exporting.formats import UnfitFormat
 
     target = target_for(options.target, options.drafter)
     role = kind_of(options.drafter)
@@ -91,9 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         verdicts = export_drafter(pair, folders, how)
     except UnfitFormat as error:
         words = sys.argv[1:] if arguments is None else arguments
-        gguf = target.endswith(".gguf")
-        commands = [command("decode.export", *_with_format(words, n, gguf)) for n in error.fitting]
-        _print_refusal(error, commands or _other_commands(options, target))
+        say(f"error: {error}\n", error=True)
+        for line in _fitting_commands(words, error.fitting, options, target):
+            say(f"      {line}", error=True)
         raise SystemExit(2) from None
     for verdict in verdicts:
         _print_verdict(verdict, options)
@@ -103,39 +81,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def read_names(text: str) -> list[str]:
-    """A comma list of formats. Raises UserError for an unknown one."""
+    """A comma list of formats. Raises UserError for an unknown one, or none."""
     names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
+    for name in names or [""]:
         if name not in EXPORTS:
             raise UserError(f"--format: unknown format {name!r}{nearest(name, EXPORTS)}")
-    if not names:
-        raise UserError(f"--format: name one of {', '.join(EXPORTS)}")
     return list(dict.fromkeys(names))
 
 
-def _with_format(arguments: Sequence[str], name: str, gguf: bool) -> list[str]:
-    """The command's arguments with another format. gguf: whether the target is a GGUF file."""
+def _fitting_commands(
+    arguments: Sequence[str], fitting: Sequence[str], options: argparse.Namespace, target: str
+) -> list[str]:
+    """The command with each format that holds the drafter; without one, the commands that use the
+    drafter here and train one that a format holds."""
+    if not fitting:
+        words = [] if options.target is None else ["--target", target]
+        generate = command("decode.generate", "--drafter", options.drafter, *words, "your prompt")
+        return [generate, command("align.train", "recipe=taps", f"target.name={target}")]
     words = [word for word in arguments if not word.startswith("--format=")]
     if "--format" in words:
         place = words.index("--format")
         del words[place : place + 2]
-    named = gguf or any(word.startswith("--target-gguf") for word in words)
-    if name == "gguf" and not named:
-        words += ["--target-gguf", "TARGET.gguf"]
-    return [*words, "--format", name]
-
-
-def _other_commands(options: argparse.Namespace, target: str) -> list[str]:
-    """To use a drafter that no format holds, and to train one that a format does."""
-    words = [] if options.target is None else ["--target", target]
-    generate = command("decode.generate", "--drafter", options.drafter, *words, "your prompt")
-    return [generate, command("align.train", "recipe=taps", f"target.name={target}")]
-
-
-def _print_refusal(error: UserError, commands: Sequence[str]) -> None:
-    say(f"error: {error}\n", error=True)
-    for line in commands:
-        say(f"      {line}", error=True)
+    found = []
+    for name in fitting:
+        more = ["--format", name]
+        if name == "gguf" and options.target_gguf is None and not target.endswith(".gguf"):
+            more = ["--target-gguf", "TARGET.gguf", *more]
+        found.append(command("decode.export", *words, *more))
+    return found
 
 
 def _print_verdict(verdict: ExportVerdict, options: argparse.Namespace) -> None:
@@ -143,23 +116,19 @@ def _print_verdict(verdict: ExportVerdict, options: argparse.Namespace) -> None:
     say(f"{verdict.folder}: {verdict.format}")
     for note in verdict.notes:
         say(f"  note: {note}")
-    for line in verdict.lines:
+    checked = options.check and verdict.lines
+    for line in (*verdict.lines, *([verdict.conclusion] if checked else [])):
         say(f"  {line}")
-    if options.check and verdict.lines:
-        say(f"  {verdict.conclusion}")
     say()
     for snippet in verdict.serve:
         for line in snippet.as_text():
             say(line)
     if any(snippet.language == "bash" for snippet in verdict.serve):
-        words = ["--drafter", options.drafter, "--engine", "vllm", "--export", str(verdict.folder)]
+        engine = "http://127.0.0.1:8080" if verdict.format == "gguf" else "vllm"
+        words = ["--drafter", options.drafter, "--engine", engine, "--export", str(verdict.folder)]
         words += [] if options.target is None else ["--target", options.target]
-        if verdict.format == "gguf":
-            words[3] = "http://127.0.0.1:8080"
-        say(
-            "  compare the running server with the drafter:\n\n      "
-            f"{command('decode.parity', *words)}\n"
-        )
+        parity = command("decode.parity", *words)
+        say(f"  compare the running server with the drafter:\n\n      {parity}\n")
 
 
 if __name__ == "__main__":

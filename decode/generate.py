@@ -27,11 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GenerateConfig:
-    """The options of `decode.generate` (see its --help).
-
-    Raises:
-        UserError: a drafter that does not exist, or a method whose drafter is not given.
-    """
+    """The options of `decode.generate` (see its --help). Raises UserError: a drafter that does not
+    exist, or a method whose drafter is not given."""
 
     prompt: str
     drafting: GivenDrafter
@@ -58,18 +55,17 @@ class GenerateConfig:
             check_methods([read_method(self.method)], read_drafters(named), self.target)
         elif named is not None:
             check_there(named)
-        for option in ("system", "template_kwargs"):
-            if self.raw and getattr(self, option):
-                raise UserError(
-                    f"--{option.replace('_', '-')} needs the chat template, which --raw omits"
-                )
+        if self.raw and (self.system or self.template_kwargs):
+            option = "--system" if self.system else "--template-kwargs"
+            raise UserError(f"{option} needs the chat template, which --raw omits")
 
 
 def parser() -> Parser:
     """The command's options."""
     p = Parser(
         prog="python -m decode.generate",
-        description="Answer a prompt with a target, sped up by a drafter; the output keeps its distribution.",
+        description="Answer a prompt with a target, sped up by a drafter without changing the "
+        "output's distribution.",
         epilog='example: python -m decode.generate --temperature 0.7 "Explain tides to a child."',
     )
     p.stray = " (quote the prompt)"
@@ -78,11 +74,15 @@ def parser() -> Parser:
     method = "a system by name with its options, specdiff:steps=4 (decode.eval --help lists them)"
     copying = "where the text repeats itself, copy instead of drafting (default: on)"
     min_p = "keep tokens at least P times as probable as the best (default 0: all)"
-    seed = "repeats a sampled answer, except with controller=cost or several variants; default: a new one"
+    seed = (
+        "repeats a sampled answer, except with controller=cost or several variants; default: a "
+        "new one"
+    )
     ban = "never choose this token; may be repeated"
     limit = f"length limit (default {MAX_NEW_TOKENS})"
     least = "do not end the answer before (default 0)"
     verbose = "print how the target runs: its attention, what limits drafts"
+    whole = parse_whole(0)
     add("prompt", nargs="?", help="the user's message; - reads standard input")
     p.add_target_options()
     add("--drafter", default=AUTO, help=drafter)
@@ -93,17 +93,9 @@ def parser() -> Parser:
     add("--repetition-penalty", type=number, default=1.0, metavar="X", help="default 1: off")
     add("--min-p", type=number, default=0.0, metavar="P", help=min_p)
     add("--presence-penalty", type=number, default=0.0, metavar="X", help="default 0: off")
-    add(
-        "--ban",
-        dest="banned",
-        type=parse_whole(0),
-        action="append",
-        default=[],
-        metavar="ID",
-        help=ban,
-    )
+    add("--ban", dest="banned", type=whole, action="append", default=[], metavar="ID", help=ban)
     add("--max-new-tokens", type=parse_whole(1), default=MAX_NEW_TOKENS, metavar="N", help=limit)
-    add("--min-new-tokens", type=parse_whole(0), default=0, metavar="N", help=least)
+    add("--min-new-tokens", type=whole, default=0, metavar="N", help=least)
     add("--stop", action="append", default=[], help="end before this string; may be repeated")
     p.add_chat_options()
     add("--raw", action="store_true", help="continue the prompt as plain text, no chat template")
@@ -124,7 +116,7 @@ def _load(config: GenerateConfig) -> Decoder:
     from decode.systems.load import load
 
     return load(
-        DEFAULT_TARGET if config.target is None else config.target,
+        config.target or DEFAULT_TARGET,
         config.drafter,
         config.drafting.verifier_name,
         draft_tokens=config.drafting.draft_tokens,
@@ -153,17 +145,18 @@ def _read_prompt(given: str) -> str:
 
 def summary(decoder: Decoder, out: Generation, verifier: str) -> str:
     """The line after an answer: its length, speed, τ and acceptance."""
+    drafts = decoder.drafter is not None
     parts = [f"{len(out.tokens)} tokens ({out.finish})"]
     if out.calls:
         parts.append(f"{out.tokens_per_second:.1f} tokens/s")
         parts.append(f"{plural(out.calls, 'round')} · τ {out.tau:.2f}")
-    if decoder.drafter is not None and out.calls:
+    if drafts and out.calls:
         helped = sum(accepted > 0 for accepted in out.accepted)
         parts.append(f"drafts accepted in {helped / out.calls:.0%} of rounds")
     parts.append(f"prefill {out.prefill_seconds:.2f} s")
     if out.seed is not None:
         parts.append(f"seed {out.seed}")
-    who = f"{decoder.name}, {verifier}" if decoder.drafter is not None else "plain decoding"
+    who = f"{decoder.name}, {verifier}" if drafts else "plain decoding"
     return f"[{who}] " + " · ".join(parts)
 
 

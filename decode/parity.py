@@ -13,47 +13,27 @@ from specalign.common.text import say
 ENGINES = ("transformers", "vllm")
 VLLM = "http://127.0.0.1:8000"
 """The default address of `vllm serve`."""
+_EPILOG = """example: python -m decode.parity --drafter runs/mine/drafter --engine vllm --export exported;
+exit codes: 0 the same, 1 the files are not this drafter, 2 wrong input, 3 the files are right and the
+engine drafts differently"""
 
 
 def parser() -> Parser:
     """The command's options."""
-    p = Parser(
-        prog="python -m decode.parity",
-        description="Compare an engine's drafts and outputs with a drafter's own, on its target.",
-        epilog="example: python -m decode.parity --drafter runs/mine/drafter --engine vllm --export exported; "
-        "exit codes: 0 the same, 1 the files are not this drafter, 2 wrong input, 3 the files are "
-        "right and the "
-        "engine drafts differently",
-    )
+    what = "Compare an engine's drafts and outputs with a drafter's own, on its target."
+    p = Parser(prog="python -m decode.parity", description=what, epilog=_EPILOG)
+    engines = f"transformers, in this process; a running server's URL; vllm: the one at {VLLM}"
+    export = "the export that the engine has loaded (default in this process: a fresh one)"
     add = p.add_argument
     add("--drafter", required=True, help="the drafter's folder or hub id, as it was trained here")
-    add(
-        "--engine",
-        required=True,
-        help=f"transformers, in this process; a running server's URL; vllm: the one at {VLLM}",
-    )
-    add(
-        "--export",
-        type=path,
-        metavar="DIR",
-        help="the export that the engine has loaded (default in this process: a fresh one)",
-    )
+    add("--engine", required=True, help=engines)
+    add("--export", type=path, metavar="DIR", help=export)
     p.add_target_options(dtype=False)
     p.add_prompt_options("a suite or several (default builtin)")
-    add(
-        "--limit",
-        type=parse_whole(1),
-        default=8,
-        metavar="N",
-        help="prompts of each suite (default 8)",
-    )
-    add(
-        "--max-new-tokens",
-        type=parse_whole(2),
-        default=64,
-        metavar="N",
-        help="of each (default 64)",
-    )
+    number = parse_whole(1)
+    add("--limit", type=number, default=8, metavar="N", help="prompts of each suite (default 8)")
+    number = parse_whole(2)
+    add("--max-new-tokens", type=number, default=64, metavar="N", help="of each (default 64)")
     return p
 
 
@@ -65,18 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     url = VLLM if options.engine == "vllm" else options.engine
     served = url.lower().startswith(("http:", "https:"))
     if not served and options.engine not in ENGINES:
-        raise UserError(
-            f"--engine={options.engine!r} is no URL and none of "
-            f"them{nearest(options.engine, ENGINES)}"
-        )
+        near = nearest(options.engine, ENGINES)
+        raise UserError(f"--engine={options.engine!r} is no URL and none of them{near}")
     check_there(options.drafter)
     role = kind_of(options.drafter)
     if role not in (*BLOCKS, "autoregressive"):
-        raise UserError(
-            f"--drafter={options.drafter}: a {role} drafter, which no engine runs; block and "
-            "autoregressive "
-            "ones are exported"
-        )
+        raise UserError(f"--drafter={options.drafter}: no engine runs a {role} drafter")
 
     from decode.exporting.exports import DrafterPair, check_transformers
     from decode.exporting.server import check_server
@@ -92,9 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         verdict = check_server(pair, url, prompts, options.max_new_tokens, options.export)
     else:
         verdict = check_transformers(pair, prompts, options.max_new_tokens, options.export)
-    for line in verdict.lines:
+    for line in (*verdict.lines, verdict.conclusion):
         say(line)
-    say(verdict.conclusion)
     if verdict.exit_code:
         raise SystemExit(verdict.exit_code)
 

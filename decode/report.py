@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.folder.is_dir():
         check_folder(options.folder, "DIR")
-    from decode.evaluation.render import make_report, print_report
+    from decode.evaluation.page import make_report, print_report
     from decode.evaluation.tables import markdown
 
     summary, _ = make_report(options.folder)

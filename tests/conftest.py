@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from align.config.parser import load_recipe
 from align.data import shards as data
@@ -32,8 +34,13 @@ def samples(target: Target) -> data.Samples:
 
 @pytest.fixture(scope="session")
 def debug_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("debug") / "data"
-    synthesize(load_recipe(["recipe=debug_block"]), load_target("debug"), folder, quiet=True)
+    """Written once for all processes of pytest-xdist, whose folders have one parent."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    folder = root / "debug" / "data"
+    with FileLock(root / "debug.lock"):
+        synthesize(load_recipe(["recipe=debug_block"]), load_target("debug"), folder, quiet=True)
     return folder
 
 

@@ -155,6 +155,24 @@ class Accelerator(CPUAccelerator):
         """Nothing to do."""
 
 
+SMALL = (
+    "data.path={}/data data.samples=4 data.batch_size=32 data.max_answer_tokens=6 data.length=64 "
+    "trainer.logger=[] trainer.max_steps=2 trainer.warmup_steps=1 trainer.validate_every=2 "
+    "trainer.validation_rows=1 trainer.anchors=4 trainer.ema=0.9"
+)
+
+
+def check_mixing() -> None:
+    """Raises AssertionError if an operation on tensors of both devices is not refused."""
+    there = torch.ones(2, device=DEVICE)
+    for mix in (lambda: there + torch.ones(2), lambda: there.uniform_(generator=OnCPU())):
+        try:
+            mix()
+        except RuntimeError:
+            continue
+        raise AssertionError("tensors of two devices were mixed")
+
+
 def main() -> None:
     """Write, train and decode there; drafts change no output."""
     torch.Generator = Generator  # type: ignore[assignment, misc]
@@ -171,20 +189,17 @@ def main() -> None:
 
     loading.find_device = lambda name: DEVICE  # type: ignore[attr-defined]
     with Elsewhere(), tempfile.TemporaryDirectory() as folder:
-        data = f"data.path={folder}/data"
+        check_mixing()
         for recipe in ("debug_block", "debug_taps"):
-            words = [f"recipe={recipe}", data, f"output={folder}/{recipe}", "trainer.ema=0.9"]
             train.main(
-                [*words, "trainer.logger=[]", "trainer.max_steps=4", "trainer.validate_every=4"]
+                [f"recipe={recipe}", f"output={folder}/{recipe}", *SMALL.format(folder).split()]
             )
-        words = ["--target", "debug", "--max-new-tokens", "8", "Tell a story"]
-        drafters = [
-            "none",
-            *(str(Path(folder) / r / "drafter") for r in ("debug_block", "debug_taps")),
-        ]
-        for heat in ("0", "1"):
-            for drafter in drafters:
-                generate.main(["--temperature", heat, "--drafter", drafter, *words])
+        block, taps = (
+            str(Path(folder) / f"debug_{kind}" / "drafter") for kind in ("block", "taps")
+        )
+        words = ["--target", "debug", "--max-new-tokens", "5", "Tell a story"]
+        for temperature, drafter in (("0", block), ("1", block), ("1", taps), ("1", "none")):
+            generate.main(["--temperature", temperature, "--drafter", drafter, *words])
 
 
 if __name__ == "__main__":

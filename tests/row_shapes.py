@@ -57,13 +57,16 @@ SHAPES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     "OpenAI's keys, null the other ones": (
         {"messages": [{"from": None, "value": None, "role": "user", "content": "Hi there"}], "conversations": None}, HI,
     ),
-    "entries that are null": ({"messages": [None, *HI, None]}, HI),
+    "entries that are null": ({"messages": [None, {"role": "user", "content": None}, *HI, None]}, HI),
     "a customer": ({"messages": [{"role": "customer", "content": "A?"}, assistant("a"), {"role": "End-User", "content": "B?"}]}, TALK[1:]),
     "parts": ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "you"}]}]},
               [user("Hi\nyou")]),
     "parts filled with null": (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi there", "image_url": None}]}]}, HI,
     ),
+    "parts as JSON": ({"messages": [{"role": "user", "content": '[{"type": "text", "text": "Hi there"}]'}]}, HI),
+    "parts as JSON in the prompt": ({"prompt": '[{"type": "text", "text": "Hi there"}]'}, HI),
+    "a message that is JSON": ({"messages": [user('[{"type": "bug", "text": "x"}]')]}, [user('[{"type": "bug", "text": "x"}]')]),
     "parts as the prompt": ({"content": [{"type": "text", "text": "Hi there"}]}, HI),
     "one message a row": ({"role": "user", "content": "Hi there"}, HI),
     "one message a row (OpenAssistant)": ({"message_id": "m", "role": "prompter", "text": "Hi there", "lang": "en"}, HI),

@@ -37,7 +37,7 @@ TEXTS = (
     str(2**63), "a" * 300, "a/" * 3000, ".", "..", "file", "file/inside", "folder", "pipe", "no/where",
     "/proc/nowhere", "[/b]", "$5_vs_$10", "a|b", "\x1b[2J", "\x07", "\u202e", "é語👩‍🔬", "{", "[]", "{}",
     "[1,2", "&a", "!!python/object/apply:os.system ['true']", "%s%n", "{0}", "a=b", "a,b,,c", "debug",
-    "lookup:gamma=", "block:gamma=99999", "debug_block", "x.gguf", "x.yaml", "x.jsonl",
+    "lookup:draft_tokens=", "block:draft_tokens=99999", "debug_block", "x.gguf", "x.yaml", "x.jsonl",
 )  # fmt: skip
 VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 2**31, 2**63, 2**200, 0.5, 1e308, float("nan"), "", "x", "1", [], {}, [None],
@@ -149,7 +149,7 @@ KEYS = st.one_of(st.sampled_from(sorted(keys())), ANY_TEXT)
 RECIPES = st.one_of(st.just("debug_block"), st.sampled_from(sorted(list_recipes())), WORDS)
 
 
-@settings(max_examples=60, **REPEATABLE)
+@settings(max_examples=30, **REPEATABLE)
 @given(command=st.sampled_from([train, synthesize, plan]), recipe=RECIPES, key=KEYS, value=WORDS)
 def test_recipe_keys(inputs: Path, command: Any, recipe: str, key: str, value: str) -> None:
     end = "--no-pilot" if command is plan else "--print"

@@ -19,18 +19,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from align import synthesize
 from specalign.lm.loading import load_target
 from tests.builders import saved_taps_drafter
 from tests.forks import fork_server
 
 STEPS = (
-    "output=out data.path=INPUTS/data trainer.max_steps=6 trainer.checkpoint_every=2 "
+    "output=out data.path=DATA trainer.max_steps=6 trainer.checkpoint_every=2 "
     "trainer.validate_every=4 trainer.ema=0.9 trainer.anchors=8 trainer.validation_rows=2"
 )
 PAIR = "--target debug --device cpu --drafter INPUTS/drafter --out out"
 COMMANDS = {
-    "synthesize": "align.synthesize recipe=debug_block output=out data.samples=24 data.batch_size=8",
+    "synthesize": "align.synthesize recipe=debug_block output=out data.samples=6 data.batch_size=24",
     "train": f"align.train recipe=debug_block {STEPS}",
     "train a diffusion drafter": f"align.train recipe=debug_mdlm {STEPS}",
     "features": f"align.features recipe=debug_taps {STEPS} trainer.features_gb=0.1",
@@ -53,7 +52,6 @@ TIMES = re.compile(
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
-    synthesize.main(["recipe=debug_block", f"output={folder}", "data.samples=24"])
     saved_taps_drafter(folder / "drafter", load_target("debug", "float32", "cpu"), "fill_in")
     prompts = ["Say one one one.", "Why is the sky blue?"]
     (folder / "p.jsonl").write_text(
@@ -66,9 +64,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_killed_command_ends_as_an_undisturbed_one(
-    name: str, inputs: Path, tmp_path: Path
+    name: str, inputs: Path, debug_data: Path, tmp_path: Path
 ) -> None:
-    words = COMMANDS[name].replace("INPUTS", str(inputs)).split()
+    words = COMMANDS[name].replace("INPUTS", str(inputs)).replace("DATA", str(debug_data)).split()
     code, operations = run(words, tmp_path / "whole")
     assert code == 0, (tmp_path / "whole/log").read_text()
     expected = read_results(tmp_path / "whole/out")

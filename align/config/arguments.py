@@ -1,4 +1,4 @@
-"""Command lines of `key=value` arguments, also in the forms of W&B's agents."""
+"""Command lines of `key=value` arguments, also in the forms of W&B's agents, and their values."""
 
 from __future__ import annotations
 
@@ -9,27 +9,24 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from align.config.recipe import GROUPS, keys
 from specalign.common.errors import UserError, nearest
-from specalign.common.schema import parse_json, read_object, type_name
+from specalign.common.files import expand_path
+from specalign.common.schema import SHORT_DTYPES, convert, parse_json, read_object, type_name
 from specalign.common.strict_yaml import parse_yaml
 from specalign.common.text import short
 
 COMMAND_LINE = "command line"
 """The place in messages."""
+_PATHS = ("data.text", "data.exclude")
+"""Lists of paths, which may contain spaces."""
 
 
 def read_arguments(argv: Sequence[str], recipes: Sequence[str]) -> dict[str, str]:
-    """Read a command line as key → text.
-
-    Args:
-        recipes: names of the shipped recipes, for hints.
-
-    Raises:
-        UserError: not an argument, or a key given twice.
-    """
+    """A command line as key → text. `recipes`: names for hints. Raises UserError: not an argument,
+    or a key given twice."""
     given: dict[str, str] = {}
     arguments = list(argv)
     while arguments:
@@ -43,10 +40,8 @@ def read_arguments(argv: Sequence[str], recipes: Sequence[str]) -> dict[str, str
 
 def _take_pairs(arguments: list[str], recipes: Sequence[str]) -> list[tuple[str, str]]:
     """Take the next argument off `arguments`: `key=value`, `--key=value`, `--key value`, or another
-    form of W&B's agents.
-
-    These are a JSON object or a .json file (`${args_json}`, `${args_json_file}`), `+key=value` and
-    `++key=value` for Hydra, and a bare `--key` for true (`${args_no_boolean_flags}`).
+    form of W&B's agents: a JSON object or a .json file (`${args_json}`, `${args_json_file}`),
+    `+key=value` and `++key=value` for Hydra, a bare `--key` for true (`${args_no_boolean_flags}`).
     """
     argument = arguments.pop(0)
     if argument.startswith("{"):
@@ -58,15 +53,16 @@ def _take_pairs(arguments: list[str], recipes: Sequence[str]) -> list[tuple[str,
     if equals:
         return [(key, text)]
     known = keys().get(key)
-    is_switch = key.startswith("data.template_kwargs.")
-    is_flag = is_switch or known is not None and known.type is bool
-    is_dotted = "." in key and known is not None  # its value may contain an equals sign
-    follows = arguments[0] if arguments and not _is_argument(arguments[0], is_dotted) else None
-    is_value = follows is not None if is_switch else str(follows).lower() in ("true", "false")
-    if is_flag and argument.startswith("--") and not is_value:
-        return [(key, "true")]
-    if follows is not None and argument.startswith("--"):
-        return [(key, arguments.pop(0))]
+    if argument.startswith("--"):
+        is_switch = key.startswith("data.template_kwargs.")
+        is_flag = is_switch or known is not None and known.type is bool
+        is_dotted = "." in key and known is not None  # its value may contain an equals sign
+        follows = arguments[0] if arguments and not _is_argument(arguments[0], is_dotted) else None
+        is_value = follows is not None if is_switch else str(follows).lower() in ("true", "false")
+        if is_flag and not is_value:
+            return [(key, "true")]
+        if follows is not None:
+            return [(key, arguments.pop(0))]
     choices = [f"recipe={name}" for name in recipes]
     near = nearest(f"recipe={key}" if key in recipes else argument, [*keys(), "recipe", *choices])
     if known is not None or key == "recipe":
@@ -74,29 +70,27 @@ def _take_pairs(arguments: list[str], recipes: Sequence[str]) -> list[tuple[str,
     raise UserError(f"{COMMAND_LINE}: {short(argument)} is not key=value{near}")
 
 
-def _is_argument(argument: str, only_flags: bool = False) -> bool:
-    """Whether this starts another argument, and is not the value of the previous one (which may
-    contain an equals sign).
-
-    Args:
-        only_flags: only what begins with `--` does.
-    """
+def _is_argument(argument: str, only_flags: bool) -> bool:
+    """Whether this starts another argument; `only_flags`: what begins with `--` alone does, since
+    the value of the previous one may contain an equals sign."""
     key, equals, _ = argument.partition("=")
     first = key.lstrip("+").partition(".")[0]
     is_pair = bool(equals) and first in {*keys(), *GROUPS, "recipe", "base"}
     return argument.startswith("--") or is_pair and not only_flags
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
     """Write a JSON value as an argument's text."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def read_value(key: str, text: str) -> Any:
-    """Parse an argument's text: YAML, or Python's repr of a list or mapping; keys of type text take
-    it as it is."""
+    """Parse an argument's text: YAML, or Python's repr of a list or mapping. Keys of type text take
+    it as it is, and lists of text an existing path."""
     kind = keys()[key].type if key in keys() else None
     kinds = (kind, *get_args(kind))
+    if get_origin(kind) is list and str in kinds and _exists(text):
+        return text
     is_empty = type(None) in kinds and text in ("", "~")
     if is_empty or text in ("null", "None"):  # None: how W&B's agent spells it
         return None
@@ -110,3 +104,44 @@ def read_value(key: str, text: str) -> Any:
             if repr(value) == text:
                 return value
     return parse_yaml(text, f"{COMMAND_LINE}: {key}")
+
+
+def convert_value(value: object, kind: object, name: str, where: str) -> object:
+    """`value` as `kind`; a text may stand for a list of texts, a short for a long dtype, and a
+    whole float (`6.0`, `1e3`) for an integer. Raises UserError."""
+    value = _with_integers(value, kind)
+    choices = get_args(kind)
+    if isinstance(value, str):
+        if any(get_origin(k) is list and str in get_args(k) for k in (kind, *choices)):
+            value = _split_list(value, are_paths=name in _PATHS)
+        elif get_origin(kind) is Literal and value not in choices:
+            long_to_short = {long: short for short, long in SHORT_DTYPES.items()}
+            other = (SHORT_DTYPES | long_to_short).get(value)
+            value = other if other in choices else value
+    return convert(value, kind, name, where)
+
+
+def _with_integers(value: object, kind: object) -> object:
+    """Whole floats as integers where `kind` asks for integers: W&B draws floats for q_uniform."""
+    kinds = (kind, *get_args(kind))
+    if isinstance(value, float) and value.is_integer() and int in kinds:
+        return int(value)
+    lists = [k for k in kinds if get_origin(k) is list]
+    if isinstance(value, list) and lists:
+        return [_with_integers(item, get_args(lists[0])[0]) for item in value]
+    return value
+
+
+def _split_list(text: str, are_paths: bool) -> list[str]:
+    """Split at commas, and at spaces unless the entries are paths; an existing path stays whole."""
+    if _exists(text):
+        return [text]
+    entries = [part.strip() for part in text.split(",") if part.strip()]
+    return entries if are_paths else [word for entry in entries for word in entry.split()]
+
+
+def _exists(path: str) -> bool:
+    try:
+        return bool(path.strip()) and expand_path(path).exists()
+    except (OSError, UserError):  # not a possible file name
+        return False

@@ -23,16 +23,13 @@ def check_writer(writer: str) -> None:
     if writer == "target":
         return
     kind, _, address = writer.partition(":")
+    form = f"data.writer={writer!r} must be target or openai:URL (openai:http://127.0.0.1:8000)"
     try:
         parts = urlsplit(address)
-        is_valid = kind == "openai" and parts.scheme in ("http", "https") and bool(parts.hostname)
-        is_valid = is_valid and parts.port != 0 and " " not in writer
+        is_address = bool(parts.hostname) and parts.port != 0 and " " not in writer
     except ValueError:
-        is_valid = False
-    require(
-        is_valid,
-        f"data.writer={writer!r} must be target or openai:URL (openai:http://127.0.0.1:8000)",
-    )
+        is_address = False
+    require(is_address and kind == "openai" and parts.scheme in ("http", "https"), form)
     require(
         parts.username is None and not parts.query and not parts.fragment,
         "data.writer: an address with a user, a key or a query would be written into the run's "
@@ -57,21 +54,13 @@ class DataConfig(Section):
     prompts_config: str | None = option(None, "configuration of a hub data set that has several")
     prompts_revision: str | None = option(None, "branch, tag or commit of a hub data set")
     prompts_column: str | None = option(
-        None,
-        "column that holds the prompts; null = the first known one that holds a user's text "
-        "(messages, conversations, prompt, question, instruction, text, …)",
+        None, "column of the prompts; null = the first known one (messages, prompt, question, …)"
     )
-    template_kwargs: JsonObject = option(
-        {}, "variables of the target's chat template, name: value (enable_thinking: false)"
-    )
+    template_kwargs: JsonObject = option({}, "variables of the chat template, name: value")
     system: str | None = option(None, "system prompt; null = the template's default", prose=True)
     prompt_temperature: float = option(1.0, "temperature of written prompts", low=0)
-    prompt_openings: list[str] = option(
-        [], "openings of generated prompts, in turn ('' = none); chat targets only"
-    )
-    answer_temperatures: list[float] = option(
-        [0.0, 0.0, 0.7, 1.0], "temperatures of answers, in turn", low=0
-    )
+    prompt_openings: list[str] = option([], "openings of generated prompts, in turn ('' = none)")
+    answer_temperatures: list[float] = option([0.0, 0.0, 0.7, 1.0], "of answers, in turn", low=0)
     top_p: float = option(1.0, "nucleus limit of generation", above=0, high=1)
     top_k: int = option(0, "top-k limit of generation; 0 = none", low=0)
     max_prompt_tokens: int | None = option(
@@ -86,46 +75,30 @@ class DataConfig(Section):
         "given prompts that are longer: drop = leave them out; cut = remove the oldest turns, then "
         "the start of the longest message (without a chat template: the end of the text)",
     )
-    turns: Literal["last", "all"] = option(
-        "last",
-        "answers of a given conversation that the target writes: last = the one to its last user "
-        "turn, all = each in turn",
-    )
+    turns: Literal["last", "all"] = option("last", "answers written of a given conversation")
     max_answer_tokens: int = option(160, "longest answer, in tokens", low=1, high=2**24)
     batch_size: int = option(128, "rows generated at a time; one shard each", low=1)
-    writer: str = option(
-        "target", "target = the target in this process; openai:URL = a server that has it"
-    )
+    writer: str = option("target", "target = in this process; openai:URL = a server that has it")
     concurrency: int = option(64, "requests in flight to a server", low=1, high=65536)
-    served_model: str | None = option(
-        None, "the target's name on the server; null = the one that is called as target.name"
-    )
+    served_model: str | None = option(None, "its name on the server; null = as target.name")
     server_check: Literal["auto", "never"] = option(
         "auto", "auto = compare the server's answers with the target's own, if its weights fit"
     )
-    reply_seconds: float = option(
-        600.0, "seconds after which a request without a reply is sent again", above=0
-    )
-    retry_seconds: float = option(
-        300.0, "seconds for which a failing request is retried before generation stops", low=0
-    )
+    reply_seconds: float = option(600.0, "seconds until a request is sent again", above=0)
+    retry_seconds: float = option(300.0, "seconds for which a failing request is retried", low=0)
     length: int = option(512, "length of a packed row", low=8, high=2**24)
     validation_fraction: float = option(0.02, "share of samples held out", above=0, high=0.5)
     near_duplicate_threshold: float = option(
-        0.8, "share of 3-grams above which a prompt is a duplicate; above 1 = off", above=0
+        0.8, "3-gram overlap of duplicates; above 1 = off", above=0
     )
     text: list[str] = option(
         [],
         "other text to train on first, as it is: files and folders of text, source code, .jsonl, "
         ".csv, .parquet, or hub ids",
     )
-    mixture: list[float] = option(
-        [], "share of each source of data.text; empty = equal ones", above=0
-    )
+    mixture: list[float] = option([], "shares of the sources of data.text; empty = equal", above=0)
     text_tokens: int = option(1_000_000, "tokens of data.text to read in all", low=1)
-    text_share: float = option(
-        0.5, "share of the training steps, the first ones, that read data.text", above=0, high=1
-    )
+    text_share: float = option(0.5, "share of the steps that read data.text", above=0, high=1)
     text_column: str = option("text", "column that holds the text")
     text_split: str = option("train", "split of a data set of data.text")
     text_config: str | None = option(None, "configuration of a hub data set of data.text")
@@ -135,9 +108,7 @@ class DataConfig(Section):
         "drop documents of data.text that share 13 consecutive words with these: suites = every "
         "benchmark of decode.eval, or files of rows",
     )
-    write: Literal["missing", "never"] = option(
-        "missing", "missing = align.train generates missing data first; never = it refuses"
-    )
+    write: Literal["missing", "never"] = option("missing", "never = refuse missing data")
 
     @property
     def prompt_limit(self) -> int:
@@ -155,13 +126,11 @@ class DataConfig(Section):
         return url.rstrip("/").removesuffix("/v1") if kind == "openai" else None
 
     def validate(self) -> None:
-        count, sources = len(self.mixture), len(self.text)
+        sources = len(self.text)
+        require(self.answer_temperatures, "data.answer_temperatures must not be empty")
         require(
-            self.answer_temperatures, "data.answer_temperatures must hold at least one temperature"
-        )
-        require(
-            count in (0, sources),
-            f"data.mixture has {count} entries for {sources} sources of data.text",
+            len(self.mixture) in (0, sources),
+            f"data.mixture has {len(self.mixture)} entries for {sources} sources of data.text",
         )
         require(len(set(self.text)) == sources, f"data.text={self.text} names a source twice")
         check_writer(self.writer)

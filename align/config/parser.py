@@ -1,29 +1,54 @@
-"""Reading a recipe: recipes/NAME.yaml and the files that it starts from, then the command line."""
+"""Reading a recipe: recipes/NAME.yaml and the files that it starts from, then the command line; and
+the help of the commands that take one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, get_args, get_origin, get_type_hints
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, get_args, get_type_hints
 
-from align.config.arguments import COMMAND_LINE, as_text, read_arguments, read_value
-from align.config.derived import Layer, Sections, Value, check_required, insert_kind, shorten_to_run
-from align.config.drafter import DrafterConfig
+from align.config.arguments import COMMAND_LINE, as_text, convert_value, read_arguments, read_value
+from align.config.data import DataConfig
 from align.config.hardware import gpu_count
-from align.config.help import help_text
 from align.config.recipe import GROUPS, Recipe, keys, resolve
-from align.config.recipe_files import find, flatten_all, list_recipes, read_with_bases
+from align.config.recipe_files import (
+    FOLDER,
+    Layer,
+    find,
+    flatten_all,
+    insert_kinds,
+    list_recipes,
+    read_with_bases,
+)
+from align.config.trainer import TrainerConfig
 from align.config.wandb_runs import read_agent_parameters, separate_trial
+from specalign.common.commands import command
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
-from specalign.common.hub import DEFAULT_TARGET
-from specalign.common.schema import SHORT_DTYPES, convert
+from specalign.common.schema import JsonObject, type_name
 from specalign.common.strict_yaml import dump_yaml
 from specalign.common.text import say, short
 
 _MAPPINGS = ("objective.terms", "data.template_kwargs")
 """Keys whose entries can be given one by one: `objective.terms.forward_kl=1`."""
-_PATHS = ("data.text", "data.exclude")
-"""Lists of paths, which may contain spaces."""
+_REQUIRED = "???"
+"""In a recipe's file: the user must give this value."""
+COMMON_KEYS = (
+    "output", "target.name", "data.samples", "data.prompts", "data.path", "drafter.init", "drafter.block_size",
+    "trainer.max_steps", "trainer.max_minutes",
+)  # fmt: skip
+"""Keys of the short help."""
+Sections = dict[str, JsonObject]
+"""The values of each section."""
+
+
+class Value(NamedTuple):
+    """A value, its source, and the number of its layer."""
+
+    value: object
+    where: str
+    layer: int
 
 
 def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe | None:
@@ -51,28 +76,12 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
             "recipes, --help-all all keys)"
         )
     path = find(given.pop("recipe"), COMMAND_LINE)
-    values = {key: _parse(key, text) for key, text in given.items()}
+    values = {key: read_value(key, text) for key, text in given.items()}
     arguments = flatten_all(values, COMMAND_LINE)
-    layers = [(file.name, flat) for file, flat in read_with_bases(path)]
-    layers = insert_kind([*layers, (COMMAND_LINE, arguments)], _load_shipped_drafter)
-    merged = _merge(layers)
-    recipe = _build(merged, path.stem)
+    layers = insert_kinds([*read_with_bases(path), (COMMAND_LINE, arguments)])
+    recipe = _build(_merge(layers), path.stem)
     separate_trial(recipe, arguments)
     return recipe
-
-
-def _parse(key: str, text: str) -> object:
-    """An argument's value. For a list, an existing path is taken as it is: YAML might read
-    something else."""
-    kind = keys()[key].type if key in keys() else None
-    is_texts = get_origin(kind) is list and str in get_args(kind)
-    return text if is_texts and _exists(text) else read_value(key, text)
-
-
-def _load_shipped_drafter(name: str) -> DrafterConfig | None:
-    if name not in list_recipes():
-        return None
-    return load_recipe([f"recipe={name}", f"target.name={DEFAULT_TARGET}"]).drafter
 
 
 def _merge(layers: list[Layer]) -> dict[str, Value]:
@@ -97,8 +106,12 @@ def _build(values: dict[str, Value], name: str) -> Recipe:
             on_cpu = "launch.accelerator" in values and values["launch.accelerator"].value == "cpu"
             value = 1 if on_cpu else max(1, gpu_count())
         _set(sections, key, value, where)
-    check_required(values, f"recipe={name}")
-    shorten_to_run(sections, values)
+    missing = [key for key, given in values.items() if given.value == _REQUIRED]
+    if missing:
+        needed = " and ".join(f"{key}=…" for key in missing)
+        docs = "; ".join(f"{key}: {keys()[key].doc.partition(';')[0]}" for key in missing)
+        raise UserError(f"{COMMAND_LINE}: recipe={name} needs {needed} ({docs})")
+    _shorten_to_run(sections, values)
     top = sections.pop("")
     top["output"] = str(expand_path(top.get("output") or f"runs/{top['name']}", "output"))
     for group, key in (("data", "path"), ("trainer", "features_path")):
@@ -120,49 +133,57 @@ def _set(sections: Sections, name: str, value: object, where: str) -> None:
     key = keys()[mapping or name]
     group, _, last = key.name.rpartition(".")
     if mapping is None:
-        sections[group][last] = _convert(value, key.type, name, where)
+        sections[group][last] = convert_value(value, key.type, name, where)
         return
-    entry = name.removeprefix(f"{mapping}.")
-    converted = _convert(value, get_args(key.type)[1], name, where)
-    sections[group][last] = {**sections[group].get(last, key.default), entry: converted}
+    converted = convert_value(value, get_args(key.type)[1], name, where)
+    entry = {name.removeprefix(f"{mapping}."): converted}
+    sections[group][last] = sections[group].get(last, key.default) | entry
 
 
-def _convert(value: object, kind: object, name: str, where: str) -> object:
-    """`value` as `kind`; a text may stand for a list of texts, a short for a long dtype, and a
-    whole float (`6.0`, `1e3`) for an integer."""
-    value = _with_integers(value, kind)
-    kinds = (kind, *get_args(kind))
-    if isinstance(value, str):
-        if any(get_origin(k) is list and str in get_args(k) for k in kinds):
-            value = _split_list(value, are_paths=name in _PATHS)
-        elif get_origin(kind) is Literal and value not in get_args(kind):
-            long_to_short = {long: short for short, long in SHORT_DTYPES.items()}
-            other = (SHORT_DTYPES | long_to_short).get(value)
-            value = other if other in get_args(kind) else value
-    return convert(value, kind, name, where)
+def _shorten_to_run(sections: Sections, values: Mapping[str, Value]) -> None:
+    """Limit the warm-up to a third of the steps, and the batch to the samples, where a later layer
+    changed the run's length."""
+
+    def precedes(key: str, length: str) -> bool:
+        layer = values[key].layer if key in values else -1
+        return length in values and layer < values[length].layer
+
+    trainer, data = sections["trainer"], sections["data"]
+    if precedes("trainer.warmup_steps", "trainer.max_steps"):
+        warmup = trainer.get("warmup_steps", TrainerConfig.warmup_steps)
+        trainer["warmup_steps"] = min(warmup, trainer["max_steps"] // 3)
+    if precedes("data.batch_size", "data.samples"):
+        batch_size = data.get("batch_size", DataConfig.batch_size)
+        data["batch_size"] = min(batch_size, max(1, data["samples"]))
 
 
-def _with_integers(value: object, kind: object) -> object:
-    """Whole floats as integers where `kind` asks for integers: W&B draws floats for q_uniform."""
-    kinds = (kind, *get_args(kind))
-    if isinstance(value, float) and value.is_integer() and int in kinds:
-        return int(value)
-    lists = [k for k in kinds if get_origin(k) is list]
-    if isinstance(value, list) and lists:
-        return [_with_integers(item, get_args(lists[0])[0]) for item in value]
-    return value
+# ---- help ----
 
 
-def _split_list(text: str, are_paths: bool) -> list[str]:
-    """Split at commas, and at spaces unless the entries are paths; an existing path stays whole."""
-    if _exists(text):
-        return [text]
-    entries = [part.strip() for part in text.split(",") if part.strip()]
-    return entries if are_paths else [word for entry in entries for word in entry.split()]
+def help_text(prog: str, description: str, every: bool = True) -> str:
+    """Usage, recipes and keys; unless `every`, without most keys, toy recipes and recipes that
+    repeat another for SmolLM2."""
+    usage = f"usage: {command(prog)} recipe=NAME [key=value …] [--print]"
+    purpose = " ".join(description.split()).rpartition("…`: ")[2]
+    lines = [usage, "", purpose, "", "recipes (recipe=NAME, or a path to a .yaml):"]
+    names = list_recipes()
+    for name in names:
+        is_toy = name.startswith("debug_") and name != "debug_block"
+        if every or not (is_toy or name.removeprefix("smollm2_") in {*names} - {name}):
+            first, _, _ = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")
+            lines += _columns(f"  {name}", 36 if every else 28, first.lstrip("# "))
+    lines += ["", "  --print: show the resolved recipe; --help-all: all recipes and keys"]
+    lines += ["", "keys:" if every else "common keys:"]
+    for key in keys().values() if every else [keys()[name] for name in COMMON_KEYS]:
+        title = f"  {key.name}={json.dumps(key.default)}"
+        if every:
+            lines += [title, f"      {type_name(key.type)}: {key.doc}"]
+        else:
+            lines += _columns(title, 34, key.doc)
+    return "\n".join(lines)
 
 
-def _exists(path: str) -> bool:
-    try:
-        return bool(path.strip()) and expand_path(path).exists()
-    except (OSError, UserError):  # not a possible file name
-        return False
+def _columns(name: str, column: int, text: str) -> list[str]:
+    """A name, and a text that starts in a column."""
+    first = name.ljust(column - 1) + " "
+    return textwrap.wrap(text, 110, initial_indent=first, subsequent_indent=" " * column)

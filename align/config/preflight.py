@@ -11,15 +11,14 @@ from align.config.drafter import DrafterConfig
 from align.config.hardware import check_devices, check_packages
 from align.config.option import require
 from align.config.recipe import Recipe
-from align.config.recipe_files import list_recipes
-from align.config.run_record import check_record
+from align.config.recipe_files import check_record, list_recipes
 from specalign.common.claims import check_folder
 from specalign.common.commands import command
 from specalign.common.errors import UserError, check_all
 from specalign.common.files import check_ordinary
 from specalign.common.hub import check_obtainable, is_hub_id, local_path, missing
 from specalign.common.schema import read_object
-from specalign.formats.layouts import is_block
+from specalign.formats.kinds import is_block
 from specalign.lm.names import WHEELS, check_name
 
 Check = Callable[[], object]
@@ -29,7 +28,7 @@ def check_training(recipe: Recipe, *more: Check) -> None:
     """Raises UserError that names everything that training lacks; OSError for a pipe or device in
     place of a file. `more`: checks to report together with these."""
     checks: list[Check] = [
-        *_model_checks(recipe),
+        *_list_model_checks(recipe),
         partial(check_folder, Path(recipe.output), "output"),
         partial(check_record, recipe),
         partial(check_devices, recipe),
@@ -42,35 +41,29 @@ def check_training(recipe: Recipe, *more: Check) -> None:
 def check_generation(recipe: Recipe, *more: Check) -> None:
     """The same for generating text."""
     checks: list[Check] = [
-        *_model_checks(recipe),
+        *_list_model_checks(recipe),
         partial(check_folder, recipe.data_folder, "data.path" if recipe.data.path else "output"),
-        *_source_checks(recipe),
+        *_list_source_checks(recipe),
     ]
     if recipe.data.server is None:
         checks.append(partial(check_devices, recipe))
     check_all([*checks, *more])
 
 
-def _model_checks(recipe: Recipe) -> list[Check]:
-    return [
-        partial(_check_target, recipe.target.name),
-        partial(_check_init, recipe.drafter),
-        partial(check_packages, recipe),
-    ]
+def _list_model_checks(recipe: Recipe) -> list[Check]:
+    name = recipe.target.name
+    checks: list[Check] = [partial(check_name, name)]
+    if name not in WHEELS:
+        checks.append(partial(check_obtainable, f"target {name!r}", name))
+    return [*checks, partial(_check_init, recipe.drafter), partial(check_packages, recipe)]
 
 
-def _source_checks(recipe: Recipe) -> list[Check]:
+def _list_source_checks(recipe: Recipe) -> list[Check]:
     """Of prompts and other text."""
     d = recipe.data
     sources = [] if d.prompts is None else [(f"data.prompts={d.prompts!r}", d.prompts)]
     sources += [(f"data.text={source!r}", source) for source in d.text]
     return [partial(check_obtainable, option, source, dataset=True) for option, source in sources]
-
-
-def _check_target(name: str) -> None:
-    check_name(name)
-    if name not in WHEELS:
-        check_obtainable(f"target {name!r}", name)
 
 
 def _check_init(drafter: DrafterConfig) -> None:
@@ -83,9 +76,7 @@ def _check_init(drafter: DrafterConfig) -> None:
     if config.is_file() and is_block(read_object(config)) != (drafter.kind == "block"):
         found = "not a block drafter" if drafter.kind == "block" else "a block drafter"
         raise UserError(f"{option}: {found}, and drafter.kind={drafter.kind}")
-    if local_path(init).exists():
-        return
-    if is_hub_id(init):
+    if is_hub_id(init) or local_path(init).exists():
         check_obtainable(option, init)
         return
     recipe = Path(init).parent.name
@@ -108,7 +99,7 @@ def _check_data(recipe: Recipe) -> None:
             "generates them (or name other data of this target: data.path=FOLDER)"
         )
     place = [partial(check_folder, folder, "data.path")] if recipe.data.path else []
-    check_all([*place, *_source_checks(recipe)])
+    check_all([*place, *_list_source_checks(recipe)])
 
 
 def check_file(path: Path, key: str) -> None:

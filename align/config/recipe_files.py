@@ -1,17 +1,25 @@
-"""Recipe files as dotted keys: shipped ones, and a file with its bases."""
+"""Recipe files as layers of dotted keys: a file, its bases, and their sections for the drafter's
+kind; and the file in which a run records its recipe."""
 
 from __future__ import annotations
 
-import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from align.config.recipe import GROUPS, Values, keys
+from align.config.recipe import GROUPS, Recipe, Values, keys, resolve
 from specalign.common.errors import UserError, nearest
-from specalign.common.files import expand_path, read_text
-from specalign.common.strict_yaml import parse_yaml
+from specalign.common.files import expand_path, read_text, write_json, write_text
+from specalign.common.provenance import training_versions
+from specalign.common.strict_yaml import dump_yaml, parse_yaml
 from specalign.common.text import short
+from specalign.formats.kinds import DrafterKind, kind_of_drafter
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
+KINDS = ("shared_kv", "taps", "masked_lm", "ddit", "autoregressive")
+"""Sections under `kinds` in a recipe's file: the contexts of block drafters, and other kinds."""
+Layer = tuple[str, Values]
+"""A source of values, a file's name or the command line, and its values by dotted key."""
 
 
 def list_recipes() -> list[str]:
@@ -22,40 +30,34 @@ def list_recipes() -> list[str]:
 def find(name: str, where: str, folder: Path | None = None) -> Path:
     """The file behind recipe=NAME or base: NAME: a shipped name, or a path to a .yaml (relative to
     `folder`). Raises UserError: there is none; the message begins with `where`."""
-    is_yaml = name.endswith((".yaml", ".yml"))
     path = FOLDER / f"{name}.yaml"
-    if is_yaml or "/" in name:
+    if name.endswith((".yaml", ".yml")) or "/" in name:
         path = (folder or Path()) / expand_path(name, f"{where}: recipe")
-    if os.path.isfile(path) and path.suffix in (".yaml", ".yml"):
+    if path.is_file() and path.suffix in (".yaml", ".yml"):
         return path
     near = nearest(Path(name).stem, list_recipes())
     raise UserError(f"{where}: recipe {short(name)}: no such recipe or .yaml file{near}")
 
 
-def read_with_bases(path: Path) -> list[tuple[Path, Values]]:
-    """The recipe and its bases, the first base first, flattened to dotted keys."""
-    chain: list[tuple[Path, Values]] = []
+def read_with_bases(path: Path) -> list[Layer]:
+    """The recipe and its bases, the first base first."""
+    layers: list[Layer] = []
     seen: set[Path] = set()
-    current: Path | None = path
-    while current is not None:
-        if current.resolve() in seen:
-            raise UserError(f"{current.name}: base is circular")
-        seen.add(current.resolve())
-        content = parse_yaml(read_text(current), current.name)
+    while True:
+        if path.resolve() in seen:
+            raise UserError(f"{path.name}: base is circular")
+        seen.add(path.resolve())
+        content = parse_yaml(read_text(path), path.name)
         if not isinstance(content, dict):
-            raise UserError(f"{current.name}: must contain `key: value` lines")
-        flat = flatten_all(content, current.name)
-        chain.insert(0, (current, flat))
-        kinds = flat.get("kinds", {})
-        if not isinstance(kinds, dict) or not all(isinstance(v, dict) for v in kinds.values()):
-            raise UserError(f"{current.name}: kinds must contain a group of keys for each kind")
-        if kinds:
-            flat["kinds"] = {name: flatten_all(v, current.name) for name, v in kinds.items()}
+            raise UserError(f"{path.name}: must contain `key: value` lines")
+        flat = flatten_all(content, path.name)
         base = flat.pop("base", None)
-        if base is not None and not isinstance(base, str):
-            raise UserError(f"{current.name}: base={short(base)} must be a recipe's name")
-        current = None if base is None else find(base, f"{current.name}: base", current.parent)
-    return chain
+        layers.insert(0, (path.name, flat))
+        if base is None:
+            return layers
+        if not isinstance(base, str):
+            raise UserError(f"{path.name}: base={short(base)} must be a recipe's name")
+        path = find(base, f"{path.name}: base", path.parent)
 
 
 def flatten_all(values: Values, where: str) -> Values:
@@ -75,3 +77,79 @@ def flatten_all(values: Values, where: str) -> Values:
                 raise UserError(f"{where}: {name} is given twice ({given})")
             flat[name] = entry
     return flat
+
+
+def insert_kinds(layers: list[Layer]) -> list[Layer]:
+    """Replace each layer's `kinds` by its section for this drafter, after that layer.
+    `drafter.kind: auto` becomes the kind of `drafter.init`; a missing drafter, which preflight
+    reports, counts as a block drafter. Raises UserError."""
+    given = {key: value for _, flat in layers for key, value in flat.items()}
+    kind = str(given.get("drafter.kind", "block"))
+    context = str(given.get("drafter.context", "shared_kv"))
+    found = DrafterKind(kind, context if kind == "block" else None)
+    if kind == "auto":
+        init = given.get("drafter.init")
+        if not isinstance(init, str):
+            raise UserError("drafter.kind=auto is the kind of drafter.init: name a drafter there")
+        found = kind_of_drafter(init) or DrafterKind("block", "shared_kv")
+    inserted: list[Layer] = []
+    for where, flat in layers:
+        kinds = flat.get("kinds", {})
+        if not isinstance(kinds, dict) or not all(isinstance(v, dict) for v in kinds.values()):
+            raise UserError(f"{where}: kinds must contain a group of keys for each kind")
+        for name in kinds:
+            if name not in KINDS:
+                raise UserError(f"{where}: kinds: unknown kind {name!r}{nearest(name, KINDS)}")
+        section = flatten_all(kinds.get(found.name, {}), where)
+        if flat.get("drafter.kind") == "auto":
+            section["drafter.kind"] = found.kind
+            if found.block_size is not None and "drafter.block_size" not in flat:
+                section["drafter.block_size"] = found.block_size
+        rest = {key: value for key, value in flat.items() if key != "kinds"}
+        inserted += [(where, rest), (where, section)]
+    return inserted
+
+
+# ---- the record of a run in its output folder ----
+
+_CHANGEABLE = (
+    "name", "output", "launch", "target.name", "target.device", "target.revision", "target.trust_remote_code",
+    "data.path", "data.write", "data.prompts_column", "data.max_prompt_tokens",
+    "trainer.max_steps", "trainer.max_minutes", "trainer.warmup_steps", "trainer.resume",
+    "trainer.validate_first", "trainer.validate_every", "trainer.validation_rows", "trainer.checkpoint_every",
+    "trainer.keep_checkpoints", "trainer.keep_features_gb", "trainer.features_gb", "trainer.features_path",
+    "trainer.logger", "trainer.log_every", "trainer.milestones", "stage", "drafter.train",
+)  # fmt: skip
+"""Keys that may change when a run resumes: where and how far it runs and what it reports.
+Checkpoints check their target and the last two."""
+
+
+def save_run_record(recipe: Recipe, argv: Sequence[str] | None = None) -> None:
+    """Write recipe.yaml (recipe=PATH repeats the run) and versions.json into the output folder."""
+    folder = Path(recipe.output)
+    record = {**training_versions(), "argv": list(sys.argv[1:] if argv is None else argv)}
+    write_text(folder / "recipe.yaml", dump_yaml(resolve(recipe)))
+    write_json(folder / "versions.json", record)
+
+
+def check_record(recipe: Recipe) -> None:
+    """Raises UserError if the run that `trainer.resume=auto` resumes started with other keys,
+    except `_CHANGEABLE`, or its record can't be read."""
+    output = Path(recipe.output)
+    path = output / "recipe.yaml"
+    has_run = path.is_file() and any((output / "checkpoints").glob("step-*.ckpt"))
+    if recipe.trainer.resume != "auto" or not has_run:
+        return
+    record = parse_yaml(read_text(path), str(path))
+    before = flatten_all(record if isinstance(record, dict) else {}, str(path))
+    changes = [
+        f"{key}={short(before[key], 40)} there, {short(value, 40)} now"
+        for key, value in flatten_all(resolve(recipe), str(path)).items()
+        if not {key, key.partition(".")[0]} & {*_CHANGEABLE} and before.get(key, value) != value
+    ]
+    if changes:
+        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+        raise UserError(
+            f"output={output} holds a run with other keys ({'; '.join(changes[:3])}{more}): give "
+            "the same keys to resume it, trainer.resume=never to start over, or another output"
+        )

@@ -24,9 +24,7 @@ class TrainerConfig(Section):
         "adamw", "muon: orthogonalised gradients for the layers' matrices, AdamW for the rest"
     )
     learning_rate: float = option(8e-4, "peak learning rate of AdamW", above=0, high=100)
-    muon_learning_rate: float = option(
-        1e-2, "peak learning rate of Muon's matrices", above=0, high=100
-    )
+    muon_learning_rate: float = option(1e-2, "peak rate of Muon's matrices", above=0, high=100)
     min_learning_rate_ratio: float = option(0.05, "last learning rate over the peak", low=0, high=1)
     warmup_steps: int = option(50, "linear warm-up", low=0)
     weight_decay: float = option(0.01, "AdamW's decoupled weight decay", low=0)
@@ -41,31 +39,18 @@ class TrainerConfig(Section):
     validate_every: int = option(200, "steps between validations", low=1)
     validation_rows: int = option(16, "packed rows to validate on", low=1)
     checkpoint_every: int = option(200, "steps between checkpoints", low=1)
-    milestones: list[int] = option(
-        [], "text tokens after which the drafter is also saved, in milestones/TOKENS", low=1
-    )
+    milestones: list[int] = option([], "text tokens after which to save a drafter, too", low=1)
     keep_checkpoints: int = option(2, "checkpoints to keep", low=1)
     resume: str = option("auto", "auto = newest complete checkpoint, never, or a path")
-    keep_features_gb: float = option(
-        0.0, "memory for the target's outputs between epochs, in GB per process; 0 = off", low=0
-    )
-    features_gb: float = option(
-        0.0,
-        "disk, in GB over all processes, for the target's outputs, stored by align.features or the "
-        "first epoch; 0 = off",
-        low=0,
-    )
-    features_path: str | None = option(
-        None, "folder of stored outputs; default: features in the output folder"
-    )
+    keep_features_gb: float = option(0.0, "memory for outputs, GB per process; 0 = off", low=0)
+    features_gb: float = option(0.0, "disk for the target's outputs, GB in all; 0 = off", low=0)
+    features_path: str | None = option(None, "their folder; default: features in the output folder")
     features_dtype: Literal["fp16", "bf16", "fp32"] = option(
         "fp16", "type of cached or stored outputs; what overflows fp16 stays fp32"
     )
     logger: list[str] = option(["csv"], "any of csv, tensorboard, wandb (which includes csv)")
     log_every: int = option(10, "steps between progress lines", low=1)
-    max_minutes: float | None = option(
-        None, "stop after this time, with the learning rate decayed by then", above=0
-    )
+    max_minutes: float | None = option(None, "stop after this time, decayed by then", above=0)
 
     def validate(self) -> None:
         for name in self.logger:
@@ -87,22 +72,15 @@ class LaunchConfig(Section):
     SECTION = "launch"
 
     strategy: Literal["auto", "ddp", "fsdp", "deepspeed_1", "deepspeed_2", "deepspeed_3"] = option(
-        "auto",
-        "how to spread over devices; auto = ddp when there are several, fsdp = FSDP2, deepspeed_N "
-        "= ZeRO-N",
+        "auto", "auto = ddp on several devices, fsdp = FSDP2, deepspeed_N = ZeRO-N"
     )
     offload: bool = option(
-        False,
-        "keep the optimizer's state in host memory; with deepspeed_3 and fsdp the weights too",
+        False, "optimizer's state in host memory; with deepspeed_3 and fsdp the weights too"
     )
-    devices: int = option(
-        1, "processes on this machine, one per device; auto = one per GPU, else 1", low=1
-    )
+    devices: int = option(1, "processes on this machine; auto = one per GPU, else 1", low=1)
     accelerator: Literal["auto", "cpu", "gpu"] = option("auto", "what to run on")
     num_nodes: int = option(1, "machines", low=1, high=10_000)
-    timeout: float = option(
-        600.0, "seconds to wait for other processes before the run fails", low=1
-    )
+    timeout: float = option(600.0, "seconds to wait for other processes", low=1)
 
     def validate(self) -> None:
         require(

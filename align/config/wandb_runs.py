@@ -37,33 +37,20 @@ _TARGET_KEYS = ("name", "revision", "dtype", "trust_remote_code")
 
 def trial_ids(recipe: Recipe) -> list[str]:
     """The sweep id and the run id of this process's trial; [] outside of W&B's sweeps and runs.
-
-    Raises:
-        UserError: an id that W&B does not allow either.
-    """
+    Raises UserError: an id that W&B does not allow either."""
     if not os.environ.get(SWEEP_ID) and "wandb" not in recipe.trainer.logger:
         return []
     ids = [(name, os.environ[name]) for name in (SWEEP_ID, RUN_ID) if os.environ.get(name)]
     for name, value in ids:
         if value in (".", "..") or not re.fullmatch(r"[^/\\#?%:\0]{1,128}", value):
-            raise UserError(
-                f"{name}={short(value)} is not a W&B id (at most 128 characters, none of /\\#?%:)"
-            )
+            raise UserError(f"{name}={short(value)} is not a W&B id")
     return [value for _, value in ids]
 
 
 def separate_trial(recipe: Recipe, typed: Collection[str]) -> None:
     """Give a W&B trial its own output folder, and a text folder shared by trials with equal data
-    settings.
-
-    All trials of a sweep run one command, which would otherwise replace the previous trial's
-    drafter. Text stays outside of the trial's folder because generating it costs more than
-    training.
-
-    Args:
-        recipe: changed in place: `output`, and `data.path` if it has none.
-        typed: the dotted keys of the command line, which include those that the sweep changes.
-    """
+    settings: all trials of a sweep run one command, and generating text costs more than training.
+    `typed`: the dotted keys of the command line, which include those that the sweep changes."""
     ids = trial_ids(recipe)
     output = Path(recipe.output)
     if not ids or output.parts[-len(ids) :] == tuple(ids):  # a trial's own recipe.yaml
@@ -97,26 +84,18 @@ def trial_note(recipe: Recipe) -> str | None:
 
 
 def read_agent_parameters(given: Collection[str]) -> JsonObject:
-    """The trial's parameters in the agent's file that the command line lacks.
-
-    `${args_no_boolean_flags}` omits false values, and a command without `${args}` omits all. Names
-    that are not keys are ignored: a script around this command may use them.
-
-    Args:
-        given: the keys of the command line.
-
-    Raises:
-        UserError: the agent's file can't be read.
-    """
+    """The trial's parameters in the agent's file that the command line, with the keys `given`,
+    lacks: `${args_no_boolean_flags}` omits false values, a command without `${args}` all. Other
+    names than keys are for a script around this command. Raises UserError: an unreadable file."""
     path = os.environ.get(PARAMETER_FILE)
     if not path or not os.environ.get(SWEEP_ID) or not Path(path).is_file():
         return {}
     content = parse_yaml(read_text(Path(path)), path)
     parameters: JsonObject = {}
     for name, entry in content.items() if isinstance(content, dict) else ():
-        value = entry.get("value", entry) if isinstance(entry, dict) else entry
-        if value is entry or name in given:
+        if not isinstance(entry, dict) or "value" not in entry or name in given:
             continue
+        value = entry["value"]
         if name in GROUPS and isinstance(value, dict):
             parameters |= {f"{name}.{k}": v for k, v in value.items()}
         else:
@@ -139,15 +118,10 @@ def is_offline() -> bool:
 
 
 def check_login(recipe: Recipe) -> None:
-    """Check that an online run has credentials. W&B itself would ask at the terminal.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Raises UserError if an online run has no credentials, for which W&B itself would ask."""
     if "wandb" not in recipe.trainer.logger or is_offline():
         return
     import wandb
-    from wandb.errors import Error
 
     if wandb.setup().settings.mode in _OFFLINE:  # `wandb offline`
         return
@@ -155,6 +129,6 @@ def check_login(recipe: Recipe) -> None:
     try:
         if wandb.login(prompt=False, verify=True):
             return
-    except (Error, ValueError) as error:
+    except (wandb.Error, ValueError) as error:
         reason = cut(" ".join(str(error).split()), 200)
     raise UserError(f"trainer.logger=wandb: {reason} (WANDB_MODE=offline sends nothing)")

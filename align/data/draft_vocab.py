@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from align.data.shards import Samples, ShardSamples
+from align.data.shards import ShardSamples
 from specalign.lm.model import Target
 
 
@@ -43,18 +43,13 @@ def _count_tokens(samples: ShardSamples, vocabulary: int) -> Tensor:
     chosen_M = samples.chosen_M.sort().values
     bounds = torch.searchsorted(chosen_M, samples.first_S).tolist()
     for number, (start, end) in enumerate(pairwise(bounds)):
-        if end > start:
-            chosen = chosen_M[start:end] - samples.first_S[number]
-            answers = _answer_tokens(samples.shards[number], chosen)
-            counts += torch.bincount(answers, minlength=vocabulary)
+        shard = samples.shards[number]
+        chosen = chosen_M[start:end] - samples.first_S[number]
+        # +1 where an answer begins and -1 where it ends: the running sum is positive inside
+        edges = torch.zeros(len(shard.tokens) + 1, dtype=torch.int64)
+        begin = shard.offsets[chosen] + shard.answer_start[chosen]
+        edges.index_add_(0, begin, torch.ones_like(chosen))
+        edges.index_add_(0, shard.offsets[chosen + 1], -torch.ones_like(chosen))
+        answers = shard.tokens[edges.cumsum(0)[:-1] > 0].long()
+        counts += torch.bincount(answers, minlength=vocabulary)
     return counts
-
-
-def _answer_tokens(samples: Samples, chosen: Tensor) -> Tensor:
-    """The answers of the chosen samples, without a loop over them."""
-    begin = samples.offsets[chosen] + samples.answer_start[chosen]
-    end = samples.offsets[chosen + 1]
-    edges = torch.zeros(len(samples.tokens) + 1, dtype=torch.int64)
-    edges.index_add_(0, begin, torch.ones_like(begin))
-    edges.index_add_(0, end, -torch.ones_like(end))
-    return samples.tokens[edges.cumsum(0)[:-1] > 0].long()

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from align.config.recipe import Recipe
 from align.data.shards import Manifest
-from align.writing.template import TargetInfo, Template, chat_template
+from align.writing.outline import TargetInfo
+from align.writing.template import Template, chat_template
 from specalign.lm.model import Target
 from specalign.rows.conversation import Conversation
 

@@ -45,29 +45,24 @@ class NearDuplicates:
         grams = _find_grams(tokens)
         count = len(grams) - math.ceil(self.threshold * len(grams) - 1e-9) + 1
         first = grams[:count].tolist()
-        if self._is_near(grams, first):
-            return False
-        insert = "INSERT INTO texts (size, grams) VALUES (?, ?)"
-        number = self._database.execute(insert, (len(grams), grams.tobytes())).lastrowid
-        pairs = [(gram, number) for gram in first]
-        self._database.executemany("INSERT INTO firsts VALUES (?, ?)", pairs)
-        return True
-
-    def _is_near(self, grams: np.ndarray, first: list[int]) -> bool:
-        """Whether a text that shares one of the first grams, of a possible size, is similar."""
         least = self.threshold * len(grams) - 1e-6
         most = len(grams) / max(self.threshold, 1e-9) + 1e-6
         compared = set[int]()
         for gram in first:
             for number, blob in self._database.execute(_CANDIDATES, (gram, least, most)):
-                if number in compared:
-                    continue
+                if number not in compared and self._is_near(grams, blob):
+                    return False
                 compared.add(number)
-                other = np.frombuffer(blob, dtype=np.int64)
-                shared = len(np.intersect1d(grams, other, assume_unique=True))
-                if shared / (len(grams) + len(other) - shared) >= self.threshold:
-                    return True
-        return False
+        insert = "INSERT INTO texts (size, grams) VALUES (?, ?)"
+        added = self._database.execute(insert, (len(grams), grams.tobytes())).lastrowid
+        pairs = [(gram, added) for gram in first]
+        self._database.executemany("INSERT INTO firsts VALUES (?, ?)", pairs)
+        return True
+
+    def _is_near(self, grams: np.ndarray, blob: bytes) -> bool:
+        other = np.frombuffer(blob, dtype=np.int64)
+        shared = len(np.intersect1d(grams, other, assume_unique=True))
+        return shared / (len(grams) + len(other) - shared) >= self.threshold
 
 
 def _find_grams(tokens: Sequence[int]) -> np.ndarray:

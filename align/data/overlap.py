@@ -11,8 +11,7 @@ from html import unescape
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
 from specalign.rows.tables import EVERY, read_rows
-from specalign.suites.own import BUILTIN, TASKS
-from specalign.suites.places import PLACES
+from specalign.suites.benchmarks import SUITES
 from specalign.suites.sources import read_place
 
 GRAM = 13
@@ -87,13 +86,11 @@ def read_excluded(sources: Iterable[str]) -> tuple[Passages, dict[str, str]]:
                 raise UserError(f"data.exclude={source!r} holds no rows")
             texts += _find_strings(rows)
             continue
-        texts += _find_strings([BUILTIN.rows, TASKS.rows])
-        for name, place in PLACES.items():
+        for suite in SUITES.values():
             try:
-                rows, _ = read_place(place, EVERY)
-                texts += _find_strings(rows)
+                texts += _find_strings(suite.rows or read_place(suite.place, EVERY)[0])
             except UserError as error:
-                missing[name] = str(error)
+                missing[suite.name] = str(error)
     return Passages(texts), missing
 
 

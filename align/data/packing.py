@@ -33,13 +33,8 @@ def split_validation(samples: ShardSamples, fraction: float) -> tuple[ShardSampl
 
 
 class PackedRows(Sequence[PackedRow]):
-    """Rows of `length` positions, each built on demand.
-
-    Args:
-        samples: the texts.
-        members_M: their indices by row.
-        starts_R: where each row's begin, and the end, (R+1,).
-    """
+    """Rows of `length` positions, each built on demand. members_M: the samples' indices by row;
+    starts_R: where each row's begin, and the end, (R+1,)."""
 
     def __init__(
         self, samples: Texts, members_M: np.ndarray, starts_R: np.ndarray, length: int
@@ -55,13 +50,25 @@ class PackedRows(Sequence[PackedRow]):
     @overload
     def __getitem__(self, index: slice) -> list[PackedRow]: ...
     def __getitem__(self, index: int | slice) -> PackedRow | list[PackedRow]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        index %= len(self)
-        members = self.members_M[self.starts_R[index] : self.starts_R[index + 1]]
-        return _build_row(self.samples, members.tolist(), self.length)
+        found = range(len(self))[index]
+        return self._build(found) if isinstance(found, int) else [*map(self._build, found)]
+
+    def _build(self, row: int) -> PackedRow:
+        members = self.members_M[self.starts_R[row] : self.starts_R[row + 1]]
+        tokens = torch.zeros(self.length, dtype=torch.int64)
+        positions = torch.zeros(self.length, dtype=torch.int64)
+        document = torch.full((self.length,), -1, dtype=torch.int64)
+        answer = torch.zeros(self.length, dtype=torch.bool)
+        start = 0
+        for number, member in enumerate(members.tolist()):
+            sample = self.samples[member][: self.length]
+            end = start + len(sample)
+            tokens[start:end] = sample
+            positions[start:end] = torch.arange(len(sample))
+            document[start:end] = number
+            answer[start + int(self.samples.answer_start[member]) : end] = True
+            start = end
+        return PackedRow(tokens, positions, document, answer)
 
 
 def pack(samples: Texts, length: int, seed: int) -> PackedRows:
@@ -90,23 +97,6 @@ def pack(samples: Texts, length: int, seed: int) -> PackedRows:
     by_row = np.argsort(rows, kind="stable")
     starts_R = np.searchsorted(rows[by_row], np.arange(count + 1))
     return PackedRows(samples, order[by_row], starts_R, length)
-
-
-def _build_row(samples: Texts, indices: list[int], length: int) -> PackedRow:
-    tokens = torch.zeros(length, dtype=torch.int64)
-    positions = torch.zeros(length, dtype=torch.int64)
-    document = torch.full((length,), -1, dtype=torch.int64)
-    answer = torch.zeros(length, dtype=torch.bool)
-    start = 0
-    for number, index in enumerate(indices):
-        sample = samples[index][:length]
-        end = start + len(sample)
-        tokens[start:end] = sample
-        positions[start:end] = torch.arange(len(sample))
-        document[start:end] = number
-        answer[start + int(samples.answer_start[index]) : end] = True
-        start = end
-    return PackedRow(tokens, positions, document, answer)
 
 
 def collate(rows: Sequence[PackedRow]) -> Batch:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TypedDict
 
@@ -27,8 +26,6 @@ from specalign.common.files import load_safetensors, sha256_file, write_atomical
 from specalign.common.schema import JsonObject, convert, read_json
 from specalign.common.text import short
 
-OPEN_SHARDS = 8192
-"""A process may map some 65,000 files."""
 NOT_WRITTEN = -1.0
 """The temperature of text that the target did not write."""
 
@@ -65,11 +62,11 @@ class Samples:
 class ShardSamples:
     """M samples of S shards, whose tokens stay on disk: memory-mapped, read on demand.
 
-    shards: by number. first_S: the number of each shard's first sample, and the end, (S+1,).
-    chosen_M: the numbers of these samples. lengths, answer_start, temperature: of each, (M,).
+    first_S: the number of each shard's first sample, and the end, (S+1,). chosen_M: the numbers of
+    these samples. lengths, answer_start, temperature: of each, (M,).
     """
 
-    shards: Sequence[Samples] | ShardFolder
+    shards: Sequence[Samples]
     first_S: Tensor
     chosen_M: Tensor
     lengths: Tensor
@@ -77,19 +74,17 @@ class ShardSamples:
     temperature: Tensor
 
     @classmethod
-    def of(cls, shards: Sequence[Samples] | ShardFolder) -> ShardSamples:
-        """All samples of the shards, each of which is read once."""
-        columns: list[list[Tensor]] = [[], [], []]
-        sizes = [0]
-        for number in range(len(shards)):
-            shard = shards[number]
-            sizes.append(len(shard))
-            values = (shard.lengths.int(), shard.answer_start.int(), shard.temperature.clone())
-            for column, value in zip(columns, values, strict=True):  # shards may be unmapped
-                column.append(value)
-        first_S = torch.tensor(sizes).cumsum(0)
-        whole = [torch.cat(column) if column else torch.zeros(0) for column in columns]
-        return cls(shards, first_S, torch.arange(int(first_S[-1])), *whole)
+    def of(cls, shards: Sequence[Samples]) -> ShardSamples:
+        """All samples of the shards."""
+        first_S = torch.tensor([0, *map(len, shards)]).cumsum(0)
+        return cls(
+            shards,
+            first_S,
+            torch.arange(int(first_S[-1])),
+            torch.cat([shard.lengths.int() for shard in shards]),
+            torch.cat([shard.answer_start.int() for shard in shards]),
+            torch.cat([shard.temperature for shard in shards]),
+        )
 
     def __len__(self) -> int:
         return len(self.chosen_M)
@@ -119,12 +114,11 @@ def from_lists(
 ) -> Samples:
     """Samples from token lists, where each answer begins, and the temperature it was written at."""
     parts = [torch.as_tensor(sample, dtype=torch.int64) for sample in samples]
-    lengths = torch.tensor([0, *map(len, parts)])
     return Samples(
         torch.cat([torch.zeros(0, dtype=torch.int64), *parts]),
-        lengths.cumsum(0),
-        torch.tensor(list(starts), dtype=torch.int64),
-        torch.tensor(list(temperatures)),
+        torch.tensor([0, *map(len, parts)]).cumsum(0),
+        torch.tensor(starts, dtype=torch.int64),
+        torch.tensor(temperatures, dtype=torch.float32),
     )
 
 
@@ -170,7 +164,7 @@ def write_shard(folder: Path, index: int, samples: Samples) -> str:
         "tokens": samples.tokens.to(torch.uint16 if narrow else torch.int32),
         "offsets": samples.offsets,
         "answer_start": samples.answer_start.to(torch.int32),
-        "temperature": samples.temperature.to(torch.float32),
+        "temperature": samples.temperature.float(),
     }
     if samples.text_start is not None:
         tensors["text_start"] = samples.text_start.to(torch.int32)
@@ -179,15 +173,11 @@ def write_shard(folder: Path, index: int, samples: Samples) -> str:
     return sha256_file(path)
 
 
-def read_shard(path: Path, sha256: str | None = None, vocabulary: int | None = None) -> Samples:
-    """One shard, memory-mapped. Raises UserError: it is missing, torn, or not as it was written.
-
-    Args:
-        sha256: from the manifest.
-        vocabulary: an upper bound of the token ids.
-    """
+def read_shard(path: Path, sha256: str, vocabulary: int | None = None) -> Samples:
+    """One shard, memory-mapped. `vocabulary`: an upper bound of the token ids. Raises UserError: it
+    is missing, torn, or not as it was written."""
     try:
-        if sha256 is not None and path.exists() and sha256_file(path) != sha256:
+        if path.exists() and sha256_file(path) != sha256:
             raise ValueError("it has changed since it was written")
         tensors = load_safetensors(path)
         samples = Samples(
@@ -227,36 +217,18 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_text(folder / "manifest.json", text)
 
 
-class ShardFolder:
-    """The shards of a folder by number, each checked when it is opened. `[]` raises UserError for a
-    shard that is missing, torn, or has changed since it was written."""
-
-    def __init__(self, folder: Path, manifest: Manifest, vocabulary: int | None = None) -> None:
-        self.folder, self.manifest, self.vocabulary = folder, manifest, vocabulary
-        self._open = lru_cache(OPEN_SHARDS)(self._read)
-
-    def __len__(self) -> int:
-        return int(self.manifest["shards"])
-
-    def __getitem__(self, index: int) -> Samples:
-        return self._open(index)
-
-    def _read(self, index: int) -> Samples:
-        sha256 = self.manifest["sha256"][index]
-        return read_shard(shard_path(self.folder, index), sha256, self.vocabulary)
-
-
 def read_samples(
     folder: Path, vocabulary: int | None = None, manifest: Manifest | None = None
 ) -> ShardSamples:
-    """All samples of a data folder in writing order. Raises UserError: no folder, no manifest, a
-    missing or damaged shard, or no sample.
+    """All samples of a data folder in writing order. Raises UserError: no manifest, a missing or
+    damaged shard, or no sample.
 
     Args:
         vocabulary: an upper bound of the token ids.
         manifest: the folder's, if it is of another kind.
     """
-    samples = ShardSamples.of(ShardFolder(folder, manifest or read_manifest(folder), vocabulary))
-    if len(samples) == 0:
+    hashes = (manifest or read_manifest(folder))["sha256"]
+    shards = [read_shard(shard_path(folder, i), h, vocabulary) for i, h in enumerate(hashes)]
+    if not any(map(len, shards)):
         raise UserError(f"{folder}: holds no sample; remove it, or give another data.path")
-    return samples
+    return ShardSamples.of(shards)

@@ -27,14 +27,14 @@ from specalign.lm.model import Target
 TEXT_STREAM = 7
 WAIT_SECONDS = 1.0
 """Between looks at what another process writes."""
+_SAME_TEXTS = ("writer", "target_sha256", "dtype", "seed", "batch_size")
+"""Settings that do not make a note."""
 
 
 @dataclass
 class Supply:
-    """The texts of one run.
-
-    training, validation: the target's texts on each side. text: other text, or None.
-    """
+    """The texts of one run. training, validation: the target's texts on each side. text: other
+    text."""
 
     folder: Path
     manifest: Manifest
@@ -85,23 +85,23 @@ def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
             f"data.length={d.length}: target {target.spec!r} counts places in a packed row, and "
             f"its context is {target.context_limit} tokens (data.length={target.context_limit})"
         )
-    text = _open_text(recipe, target, quiet) if d.text else None
-    missing = partial(is_missing, recipe, target)
+    text = text_manifest = None
+    if d.text:
+        write = partial(read_texts, recipe, target, quiet)
+        note = "data.text is read"
+        _write_if(lambda: not is_read(recipe), write, recipe, text_folder(recipe), note, quiet)
+        text = open_text(recipe, target)
+        text_manifest = read_text_manifest(text_folder(recipe))
     write = partial(synthesize, recipe, target, folder, quiet)
     note = f"the target writes {d.samples} samples, {d.batch_size} at a time"
-    _write_if(missing, write, recipe, folder, "" if quiet else note)
+    _write_if(partial(is_missing, recipe, target), write, recipe, folder, note, quiet)
     samples = read_samples(folder, target.vocab_size)
     manifest = data.read_manifest(folder)
     _check_writer(folder, manifest, samples, target)
     if not quiet and main_process():
         _note_differences(folder, manifest, recipe, target)
     training, validation = split_validation(samples, d.validation_fraction)
-    text_manifest = None if text is None else read_text_manifest(text_folder(recipe))
     return Supply(folder, manifest, training, validation, text, text_manifest)
-
-
-_SAME_TEXTS = ("writer", "target_sha256", "dtype", "seed", "batch_size")
-"""Settings that do not make a note."""
 
 
 def _note_differences(folder: Path, manifest: Manifest, recipe: Recipe, target: Target) -> None:
@@ -123,11 +123,11 @@ def _check_writer(folder: Path, manifest: Manifest, samples: ShardSamples, targe
     greedy answers are compared."""
     known = manifest.get("target_sha256")
     if known is None and manifest.get("writer") == "server":
-        prompts, answers = [], []
-        for i in (samples.temperature == 0).nonzero()[:PROBES, 0].tolist():
-            tokens, start = samples[i].tolist(), int(samples.answer_start[i])
-            prompts.append(tokens[:start])
-            answers.append(tokens[start:])
+        chosen = (samples.temperature == 0).nonzero()[: len(PROBES), 0].tolist()
+        starts = [int(samples.answer_start[i]) for i in chosen]
+        texts = [samples[i].tolist() for i in chosen]
+        prompts = [text[:start] for text, start in zip(texts, starts, strict=True)]
+        answers = [text[start:] for text, start in zip(texts, starts, strict=True)]
         check_answers(target, prompts, answers, f"{folder}: who wrote it")
     elif known != target.hash:
         other = " (another sha256)" if manifest.get("target") == target.spec else ""
@@ -137,19 +137,13 @@ def _check_writer(folder: Path, manifest: Manifest, samples: ShardSamples, targe
         )
 
 
-def _open_text(recipe: Recipe, target: Target, quiet: bool) -> ShardSamples:
-    write = partial(read_texts, recipe, target, quiet)
-    note = "" if quiet else "data.text is read"
-    _write_if(lambda: not is_read(recipe), write, recipe, text_folder(recipe), note)
-    return open_text(recipe, target)
-
-
 def _write_if(
     missing: Callable[[], bool],
     write: Callable[[], object],
     recipe: Recipe,
     folder: Path,
     note: str,
+    quiet: bool,
 ) -> None:
     """Write what is missing in the main process while the others wait."""
     if not missing():
@@ -160,7 +154,7 @@ def _write_if(
             "writes them"
         )
     if main_process():
-        if note:
+        if not quiet:
             say(f"{folder} lacks data: {note} first (data.write=never refuses)", error=True)
         key = "data.path" if recipe.data.path else "output"
         with claim_when_free(folder, key, partial(say, error=True)):

@@ -18,12 +18,12 @@ from align.data import shards as data
 from align.data.identity import identity, is_same
 from align.data.near_duplicates import NearDuplicates
 from align.data.prompts import read_prompts
-from align.data.shards import Manifest, ShardFolder
+from align.data.shards import Manifest, Samples
 from align.writing.generation import Writer
 from align.writing.journal import forget_until
-from align.writing.progress import WritingProgress
+from align.writing.outline import TargetInfo
 from align.writing.rows import Plan, Progress, Row, Source, ignore_progress
-from align.writing.template import TargetInfo, chat_template
+from align.writing.template import chat_template
 from specalign.common.errors import UserError
 from specalign.common.text import say
 from specalign.folder.template_notes import note_readings
@@ -31,31 +31,8 @@ from specalign.lm.model import Target
 
 FRUITLESS_BATCHES = 20
 """In a row, all of whose samples were dropped, after which the writing stops."""
-_TOKEN_BITS = 20
-"""Of the token ids that near duplicates are compared by, which have room for 21."""
-
-
-def _resume(folder: Path, wanted: Mapping[str, object]) -> Manifest:
-    """The folder's manifest if it was written with these settings; a fresh one if there is none, or
-    no sample of other settings was kept."""
-    counts = {"shards": 0, "samples": 0, "tokens": 0, "answer_tokens": 0}
-    fresh = {**wanted, **counts, "dropped": {}, "finished": False, "sha256": []}
-    if not (folder / "manifest.json").exists():
-        return fresh
-    manifest = data.read_manifest(folder)
-    for key, value in wanted.items():
-        if is_same(manifest, key, value):
-            continue
-        if manifest["shards"] and not manifest["samples"]:
-            forget_until(folder, manifest["shards"])
-            return fresh
-        raise UserError(
-            f"{folder}/manifest.json: {key} is {manifest.get(key)!r}, this recipe says {value!r}; "
-            "give the data.… keys that it was written with, or another data.path"
-        )
-    if manifest.get("target_sha256") is None:
-        manifest["target_sha256"] = wanted["target_sha256"]
-    return {**fresh, **manifest}
+LINE_EVERY = 30.0
+"""Seconds between lines of progress."""
 
 
 class Synthesis:
@@ -68,14 +45,21 @@ class Synthesis:
         d = recipe.data
         self.recipe, self.folder, self.quiet, self.fruitless = recipe, folder, quiet, 0
         exists = (folder / "manifest.json").exists()
-        date = data.read_manifest(folder).get("date") if exists else None
-        template = chat_template(target, date)
+        found = data.read_manifest(folder) if exists else {}
+        template = chat_template(target, found.get("date"))
         self.prompts = None
         if d.prompts:
             self.prompts = read_prompts(
                 d.prompts, d.prompts_split, d.prompts_column, d.prompts_config, d.prompts_revision
             )
-        self.manifest = _resume(folder, identity(recipe, target, template, self.prompts))
+        settings = identity(recipe, target, template, self.prompts)
+        if exists:
+            _check_settings(folder, found, settings)
+        if found.get("target_sha256") is None:
+            found["target_sha256"] = settings["target_sha256"]
+        counts = {"shards": 0, "samples": 0, "tokens": 0, "answer_tokens": 0}
+        fresh = {**settings, **counts, "dropped": {}, "finished": False, "sha256": []}
+        self.manifest: Manifest = {**fresh, **found}
         self.plan = Plan(recipe, target, template, self.prompts)
         self.prefix = list(template.prefix)
         self.seen = NearDuplicates(d.near_duplicate_threshold)
@@ -126,26 +110,26 @@ class Synthesis:
         manifest |= self.source.about
         manifest["finished"] = self.done
         data.write_manifest(folder, manifest)
-        self.source.forget(manifest["shards"] - 1)
+        forget_until(folder, manifest["shards"] - 1)
         self.fruitless = 0 if len(samples) or self.prompts else self.fruitless + 1
         if self.fruitless == FRUITLESS_BATCHES:
             raise UserError(
                 f"{folder}: nothing of {FRUITLESS_BATCHES} batches in a row was kept (dropped so "
                 f"far: {_list_counts(dropped)}); data.near_duplicate_threshold, "
                 "data.prompt_temperature, data.max_prompt_tokens and data.writer decide, or give "
-                "prompts (data.prompts)"
+                "prompts (data.prompts); delete the folder before the next try"
             )
         return True
 
     def write_batch(
         self, number: int, room: int, dropped: Counter[str], progress: Progress = ignore_progress
-    ) -> data.Samples | None:
+    ) -> Samples | None:
         """At most `room` samples of a batch, after those of earlier batches, without broken rows and
         near duplicates; None after the last prompt. `dropped` counts why rows are left out."""
         rows = self.source.write(number, room, progress)
         if rows is None:
             return None
-        chosen: list[Row] = []
+        chosen = list[Row]()
         for row in rows:
             if row.broken:
                 dropped[row.broken] += 1
@@ -171,44 +155,53 @@ class Synthesis:
         if lead == self.prefix:
             return text
         digest = hashlib.sha256(json.dumps(lead).encode()).digest()
-        mask = int.from_bytes(digest[:4], "little") % (1 << _TOKEN_BITS)
+        mask = int.from_bytes(digest[:4], "little") % (1 << 20)
         return [token ^ mask for token in text]
 
     def _restore(self) -> None:
         """Write missing and damaged shards again; near duplicates of all texts are dropped."""
         manifest = self.manifest
-        shards = ShardFolder(self.folder, manifest, self.plan.target.vocab_size)
-        damaged: set[int] = set()
-        for number in range(len(shards)):
+        found: list[Samples | None] = []
+        for number, sha256 in enumerate(manifest["sha256"]):
+            path = data.shard_path(self.folder, number)
             try:
-                _ = shards[number]
+                found.append(data.read_shard(path, sha256, self.plan.target.vocab_size))
             except UserError as error:
-                damaged.add(number)
+                found.append(None)
                 if not self.quiet:
                     say(f"written again: {error}")
-        if not damaged and self.done:
+        if self.done and None not in found:
             return
         restored = {**manifest, "samples": 0, "tokens": 0, "answer_tokens": 0, "sha256": []}
-        for number, sha256 in enumerate(manifest["sha256"]):
-            if number in damaged:
+        for number, samples in enumerate(found):
+            sha256 = manifest["sha256"][number]
+            if samples is None:
                 room = self.recipe.data.samples - restored["samples"]
                 samples = self.write_batch(number, room, Counter())
                 assert samples is not None  # it was written before
                 sha256 = data.write_shard(self.folder, number, samples)
             else:
-                samples = shards[number]
                 self._remember(samples)
             _count(restored, samples, sha256)
         manifest |= restored
-        if damaged:
+        if None in found:
             data.write_manifest(self.folder, manifest)
 
-    def _remember(self, samples: data.Samples) -> None:
+    def _remember(self, samples: Samples) -> None:
         for i in range(len(samples)):
             starts = samples.text_start
             text_start = len(self.prefix) if starts is None else int(starts[i])
             key = self._text_key(samples[i].tolist(), int(samples.answer_start[i]), text_start)
             self.seen.add(key)
+
+
+def _check_settings(folder: Path, found: Manifest, wanted: Mapping[str, object]) -> None:
+    for key, value in wanted.items():
+        if not is_same(found, key, value):
+            raise UserError(
+                f"{folder}/manifest.json: {key} is {found.get(key)!r}, this recipe says {value!r}; "
+                "give the data.… keys that it was written with, or another data.path"
+            )
 
 
 def synthesize(recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = False) -> Manifest:
@@ -219,24 +212,25 @@ def synthesize(recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = F
     d = recipe.data
     with closing(Synthesis(recipe, target, folder, quiet)) as writing:
         manifest = writing.manifest
-        samples, tokens = manifest["samples"], manifest["tokens"]
-        if samples and not quiet:
+        if manifest["samples"] and not quiet:
             state = "is finished" if writing.done else f"continues to {d.samples} samples"
-            say(f"{folder} {state}: {samples} samples, {tokens} tokens exist")
+            say(
+                f"{folder} {state}: {manifest['samples']} samples, {manifest['tokens']} tokens exist"
+            )
         if writing.done:
             return manifest
+        written = manifest["tokens"]
         start = time.monotonic()
-        total = min(d.samples, len(writing.prompts or range(d.samples)))
-        progress = WritingProgress(total, samples, quiet)
-        while not writing.done and writing.write_shard(progress.count):
-            progress.save(manifest["samples"], d.batch_size)
+        progress = ignore_progress if quiet else _make_progress(writing)
+        while not writing.done and writing.write_shard(progress):
+            pass
     dropped = _list_counts(manifest["dropped"])
     if not manifest["samples"]:
         raise UserError(
             f"{folder}: data.prompts={d.prompts!r} gave no sample (texts left out: {dropped})"
         )
     if not quiet:
-        rate = (manifest["tokens"] - tokens) / max(time.monotonic() - start, 1e-9)
+        rate = (manifest["tokens"] - written) / max(time.monotonic() - start, 1e-9)
         say(
             f"{manifest['samples']} samples, {manifest['tokens']} tokens in {folder} "
             f"({rate:.0f} kept tokens/s; texts left out: {dropped})"
@@ -246,7 +240,26 @@ def synthesize(recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = F
     return manifest
 
 
-def _count(manifest: Manifest, samples: data.Samples, sha256: str) -> None:
+def _make_progress(writing: Synthesis) -> Progress:
+    """A callback that prints a line now and then."""
+    wanted = writing.recipe.data.samples
+    total = min(wanted, len(writing.prompts or range(wanted)))
+    start = printed = time.monotonic()
+    written = 0
+
+    def count(tokens: int) -> None:
+        nonlocal written, printed
+        written += tokens
+        now = time.monotonic()
+        if now - printed >= LINE_EVERY:
+            printed = now
+            done = f"{writing.manifest['samples']}/{total} samples"
+            say(f"{done}, {written:,} tokens at {written / (now - start):.0f} tokens/s")
+
+    return count
+
+
+def _count(manifest: Manifest, samples: Samples, sha256: str) -> None:
     manifest["sha256"].append(sha256)
     manifest["samples"] += len(samples)
     manifest["tokens"] += len(samples.tokens)

@@ -86,7 +86,7 @@ def read_documents(source: str, options: HubOptions, left_out: Counter[str]) -> 
             hub_rows(source, *hub, "data.text", streaming=True), source, options, left_out
         )
     for text in texts:
-        if not text or text.isspace():
+        if not text.strip():
             left_out["empty documents"] += 1
         elif not _is_text(text):
             left_out["documents that are no Unicode text"] += 1
@@ -95,7 +95,7 @@ def read_documents(source: str, options: HubOptions, left_out: Counter[str]) -> 
 
 
 def _is_text(text: str) -> bool:
-    """False for UTF-16 without a byte order mark, and half a surrogate pair, which JSON may hold."""
+    """False for UTF-16 without a byte order mark, and for half a surrogate pair."""
     try:
         return "\0" not in text and bool(text.encode())
     except UnicodeEncodeError:
@@ -109,18 +109,13 @@ class _NoColumn(UserError):
 def _read_column(
     rows: Iterable[object], source: str, options: HubOptions, left_out: Counter[str]
 ) -> Iterator[str]:
-    """The text of each row that has one; a row that is a string is one. Raises _NoColumn if no row
-    has the column, of the first `SEARCHED_ROWS`."""
+    """The text of each row that has one; a row that is a string is one. Raises _NoColumn if none of
+    the first `SEARCHED_ROWS` has the column."""
     column = options.column
     rows = iter(rows)
-    first: list[object] = []
-    for row in islice(rows, SEARCHED_ROWS):
-        first.append(row)
-        if isinstance(row, str) or isinstance(row, dict) and column in row:
-            break
-    else:
-        if first:
-            raise _NoColumn(f"data.text={source!r}: {_describe_columns(first, column)}")
+    first = list(islice(rows, SEARCHED_ROWS))
+    if first and not any(isinstance(r, str) or isinstance(r, dict) and column in r for r in first):
+        raise _NoColumn(f"data.text={source!r}: {_describe_columns(first, column)}")
     for row in chain(first, rows):
         columns = row if isinstance(row, dict) else {column: row}
         text = columns.get(column)

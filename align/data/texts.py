@@ -18,12 +18,12 @@ from align.data.identity import is_same
 from align.data.overlap import Passages, read_excluded
 from align.data.shards import Manifest
 from align.data.text_sources import UNUSED_COLUMN, HubOptions, read_documents
-from align.writing.template import TargetInfo, first_tokens
+from align.writing.outline import TargetInfo
+from align.writing.template import first_tokens
 from specalign.common.commands import command
 from specalign.common.errors import UserError
 from specalign.common.text import say
 from specalign.folder.tokenizer import text_ids
-from specalign.lm.model import Target
 
 SHARD_TOKENS = 1 << 18
 """A shard ends with the document that reaches this many tokens."""
@@ -63,8 +63,14 @@ def read_text_manifest(folder: Path) -> Manifest:
     return data.read_manifest(folder, TextFields, missing)
 
 
-def _open_manifest(recipe: Recipe, target: TargetInfo) -> Manifest:
-    """The manifest of text that was read. Raises UserError if it was read with other settings."""
+def open_text(recipe: Recipe, target: TargetInfo) -> data.ShardSamples:
+    """What `read_texts` wrote. Raises UserError if it was read with other settings."""
+    manifest = _check_settings(recipe, target)
+    return data.read_samples(text_folder(recipe), target.vocab_size, manifest)
+
+
+def _check_settings(recipe: Recipe, target: TargetInfo) -> Manifest:
+    """The manifest. Raises UserError if the text was read with other settings."""
     folder = text_folder(recipe)
     manifest, wanted = read_text_manifest(folder), _make_manifest(recipe, target)
     found = {**manifest, "sources": [record["source"] for record in manifest["sources"]]}
@@ -78,12 +84,6 @@ def _open_manifest(recipe: Recipe, target: TargetInfo) -> Manifest:
     return manifest
 
 
-def open_text(recipe: Recipe, target: Target) -> data.ShardSamples:
-    """What `read_texts` wrote. Raises UserError if it was read with other settings."""
-    manifest = _open_manifest(recipe, target)
-    return data.read_samples(text_folder(recipe), target.vocab_size, manifest)
-
-
 def is_read(recipe: Recipe) -> bool:
     """Whether the folder has as much text as the recipe asks for, or as the sources have."""
     folder = text_folder(recipe)
@@ -94,14 +94,10 @@ def is_read(recipe: Recipe) -> bool:
     return bool(ended or manifest["tokens"] >= recipe.data.text_tokens)
 
 
-def _options(recipe: Recipe) -> HubOptions:
-    d = recipe.data
-    return HubOptions(d.text_column, d.text_split, d.text_config, d.text_revision)
-
-
 def _make_manifest(recipe: Recipe, target: TargetInfo) -> Manifest:
     """Of a folder before anything is read."""
     d = recipe.data
+    options = HubOptions(d.text_column, d.text_split, d.text_config, d.text_revision)
     sources = [{"source": name, "documents": 0, "tokens": 0, "ended": False} for name in d.text]
     return {
         "unchecked": {},
@@ -113,7 +109,7 @@ def _make_manifest(recipe: Recipe, target: TargetInfo) -> Manifest:
         "target_sha256": target.hash,
         "length": d.length,
         "mixture": list(d.mixture) or [1.0] * len(d.text),
-        "options": vars(_options(recipe)),
+        "options": vars(options),
         "exclude": list(d.exclude),
         "sources": sources,
         "sha256": [],
@@ -122,23 +118,21 @@ def _make_manifest(recipe: Recipe, target: TargetInfo) -> Manifest:
 
 
 class _TextReader:
-    """Reads all sources of a recipe: the one that is furthest behind its weight comes next.
+    """Reads all sources of a manifest: the one that is furthest behind its weight comes next.
     `records`: of the sources, which count what is read of them."""
 
-    def __init__(
-        self, recipe: Recipe, target: TargetInfo, manifest: Manifest, passages: Passages
-    ) -> None:
+    def __init__(self, target: TargetInfo, manifest: Manifest, passages: Passages) -> None:
         self.target, self.passages = target, passages
         self.records: list[SourceRecord] = manifest["sources"]
         self.mixture: list[float] = manifest["mixture"]
         self.first = first_tokens(target)
-        self.piece_length = recipe.data.length - len(self.first)
-        self.left_out = [Counter[str]() for _ in recipe.data.text]
+        self.piece_length = manifest["length"] - len(self.first)
+        self.left_out = [Counter[str]() for _ in self.records]
         self.seen = set[bytes]()
-        options = _options(recipe)
+        options = HubOptions(**manifest["options"])
         self.documents = [
-            read_documents(source, options, left_out)
-            for source, left_out in zip(recipe.data.text, self.left_out, strict=True)
+            read_documents(record["source"], options, left_out)
+            for record, left_out in zip(self.records, self.left_out, strict=True)
         ]
 
     def count_left_out(self) -> dict[str, int]:
@@ -151,28 +145,26 @@ class _TextReader:
 
     def read_shard(self, limit: int) -> data.Samples:
         """The next documents, `limit` tokens or a little more; nothing after the last one."""
-        found: list[list[int]] = []
+        pieces: list[list[int]] = []
         count = 0
         while count < limit:
-            behind = [
-                (record["tokens"] / weight, i)
-                for i, (record, weight) in enumerate(zip(self.records, self.mixture, strict=True))
-                if not record["ended"]
-            ]
-            if not behind:
+            shares = zip(self.records, self.mixture, strict=True)
+            progress = [record["tokens"] / weight for record, weight in shares]
+            unread = [i for i, record in enumerate(self.records) if not record["ended"]]
+            if not unread:
                 break
-            number = min(behind)[1]
+            number = min(unread, key=progress.__getitem__)
             record, document = self.records[number], next(self.documents[number], None)
             if document is None:
                 record["ended"] = True
                 continue
-            pieces = self._tokenize(document, self.left_out[number])
-            size = sum(map(len, pieces))
+            read = self._tokenize(document, self.left_out[number])
+            size = sum(map(len, read))
             record["documents"] += 1
             record["tokens"] += size
             count += size
-            found += pieces
-        return data.from_lists(found, [1] * len(found), [data.NOT_WRITTEN] * len(found))
+            pieces += read
+        return data.from_lists(pieces, [1] * len(pieces), [data.NOT_WRITTEN] * len(pieces))
 
     def _tokenize(self, document: str, left_out: Counter[str]) -> list[list[int]]:
         """A document as samples of at most a row's length; none if it is left out."""
@@ -204,20 +196,19 @@ def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> Manif
     that can't be read, or no text."""
     d, folder = recipe.data, text_folder(recipe)
     if (folder / "manifest.json").exists():
-        manifest = _open_manifest(recipe, target)
+        _check_settings(recipe, target)
         try:
-            data.read_samples(folder, manifest=manifest)
+            open_text(recipe, target)
             if is_read(recipe):
-                return manifest
+                return read_text_manifest(folder)
         except UserError as error:
-            if not quiet:
-                say(f"read again: {error}", error=True)
+            say(f"read again: {error}", error=True)
     manifest = _make_manifest(recipe, target)
     passages, manifest["unchecked"] = read_excluded(d.exclude)
     if manifest["unchecked"] and not quiet:
         names = ", ".join(manifest["unchecked"])
         say(f"warning: data.text is not compared with {names}: unavailable here", error=True)
-    reader = _TextReader(recipe, target, manifest, passages)
+    reader = _TextReader(target, manifest, passages)
     while manifest["tokens"] < d.text_tokens:
         samples = reader.read_shard(min(SHARD_TOKENS, d.text_tokens - manifest["tokens"]))
         if not len(samples):
@@ -227,18 +218,17 @@ def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> Manif
         manifest["samples"] += len(samples)
         manifest["tokens"] += samples.token_count
     manifest["left_out"] = reader.count_left_out()
-    left_out = _list_left_out(manifest["left_out"])
+    counts = [f"{count} {reason}" for reason, count in manifest["left_out"].items()]
+    left_out = ", ".join(counts) or "nothing"
     if not manifest["samples"]:
         raise UserError(f"data.text={list(d.text)}: no text in it ({left_out} left out)")
     manifest["finished"] = manifest["tokens"] >= d.text_tokens
     data.write_manifest(folder, manifest)  # last: text without it is read again
     if not quiet:
         sources = ", ".join(f"{s['source']} {s['tokens']}" for s in manifest["sources"])
-        say(f"{manifest['tokens']} tokens of text in {folder} ({sources}); left out: {left_out}")
+        hint = " (data.text_column chooses the column)" if UNUSED_COLUMN in left_out else ""
+        say(
+            f"{manifest['tokens']} tokens of text in {folder} ({sources}); left out: "
+            f"{left_out}{hint}"
+        )
     return manifest
-
-
-def _list_left_out(left_out: dict[str, int]) -> str:
-    counts = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "nothing"
-    has_columns = any(reason.startswith(UNUSED_COLUMN) for reason in left_out)
-    return f"{counts} (data.text_column chooses the column)" if has_columns else counts

@@ -1,8 +1,7 @@
 """Estimates, from training text, of what decoding will measure: acceptance per position and τ.
 
 Shapes: … leading dimensions (B, A), K drafted positions. Where `valid` (…, K) is false, drafts are
-cut: the text, its document or the answer ends there. Compare with a decoder only over anchors whose
-whole block is valid, or whose text ends at the end of sequence.
+cut: compare with a decoder only anchors whose block is all valid, or ends with end-of-sequence.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ def kept_token(log_q_label: Tensor, p_label: Tensor, acceptance: Tensor, valid: 
     """Probability that token verification accepts draft m and all before it, (…, K) → (…, K).
 
     [Π_{j<m} min(1, q_j(x_j)/p_j(x_j))]·β_m with β_m = Σ_x min(p_m, q_m). Its mean is unbiased over
-    text x drawn from the very p of the statistics (same temperature, no other processor), because
-    an x_j drawn from p is the accepted draft with probability min(1, q/p); for q independent over
-    positions and for q that depends on the drafts before. Π_{j≤m} β_j along one path is NOT: it
-    multiplies averages over all tokens along a single path.
+    text x drawn from the very p of the statistics, because an x_j drawn from p is the accepted
+    draft with probability min(1, q/p); also where q depends on the drafts before. Π_{j≤m} β_j along
+    one path is NOT.
     """
     # in logarithms: p may underflow where q does not
     ratio = (log_q_label - p_label.clamp_min(1e-37).log()).clamp_max(0.0).exp() * valid
@@ -37,9 +35,8 @@ def expected_accepted_token(
 @torch.no_grad()
 def kept_greedy(match: Tensor, greedy_label: Tensor, valid: Tensor) -> Tensor:
     """Whether greedy verification accepts draft m and all before it, (…, K) → (…, K), 0 or 1.
-
-    Exact on text that the target wrote greedily. On other text the run ends after the first token
-    that is not argmax p, because p after argmax p is not known: a lower bound.
+    Exact on text that the target wrote greedily. Elsewhere a lower bound: the run ends after the
+    first token that is not argmax p, because p after argmax p is not known.
     """
     hit = (match > 0.5) & valid
     on_path = torch.cat((torch.ones_like(hit[..., :1]), (greedy_label > 0.5)[..., :-1]), dim=-1)

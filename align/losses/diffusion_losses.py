@@ -1,8 +1,7 @@
-"""Losses of masked diffusion, per masked position, unreduced, in nats and without their weight.
+"""Losses of masked diffusion, per masked position, unreduced, in nats, without `Schedule.weight`.
 
-Rows (R, V) of network outputs at masked positions with their clean tokens (R,). V counts the mask,
-`mask_id`. A position's weight is `Schedule.weight`. In fp32 whatever comes in (fp64 stays): SEDD's
-sums in bf16 lose 0.02 nats a token.
+Rows (R, V) of network outputs at masked positions with their clean tokens (R,). V counts the mask.
+In fp32 (fp64 stays): SEDD's sums in bf16 lose 0.02 nats a token.
 """
 
 from __future__ import annotations

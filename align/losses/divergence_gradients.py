@@ -1,8 +1,5 @@
-"""The statistics of a chunk of rows and their gradients, written by hand: d(value)/d(logits) = q·(S
-− Σ q·S) for a slope S in q.
-
-Shapes: align/losses/divergences.py.
-"""
+"""The statistics of a chunk of rows and their gradients, written by hand: d(value)/d(logits) =
+q·(S − Σ q·S) for a slope S in q. Shapes: align/losses/divergences.py."""
 
 from __future__ import annotations
 
@@ -41,12 +38,9 @@ class ChunkInputs:
 
 
 def _product(left: Tensor, right: Tensor, transposed: bool) -> Tensor:
-    """left @ right, or left @ rightᵀ, with fp32 sums. A GPU multiplies two 16-bit factors as they
-    are; a CPU cannot give fp32 sums of them, and logits in bf16 (±0.03 at 16) would distort every
-    divergence.
-
-    Both are made contiguous: a strided bf16 product onto a wide head is hundreds of times slower.
-    """
+    """left @ right, or left @ rightᵀ, with fp32 sums: logits in bf16 (±0.03 at 16) would distort
+    every divergence. A GPU multiplies two 16-bit factors as they are, a CPU can't. Both are made
+    contiguous: a strided bf16 product onto a wide head is hundreds of times slower."""
     dtype = factor_dtype(left, right)
     left, right = left.to(dtype).contiguous(), right.to(dtype).contiguous()
     if dtype != torch.float32:

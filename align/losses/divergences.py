@@ -1,11 +1,9 @@
-"""Divergences between the drafter's q and the target's p per drafted position: values and
-gradients, in fp32.
+"""Divergences between the drafter's q and the target's p per drafted position, in fp32.
 
-Logits are computed in chunks of rows and gradients are written by hand
-(align/losses/divergence_gradients.py), so that memory is (chunk × Vd), never (rows × Vd). p is
-constant; gradients reach the drafter's hidden states and the two factors of its Markov bias.
-Shapes: P positions of text, R = B·A·K drafted rows, D width, r rank of the bias, Vd draft
-vocabulary, V whole vocabulary.
+Logits are computed in chunks of rows and gradients are written by hand, so that memory is
+(chunk × Vd), never (rows × Vd). p is constant; gradients reach the drafter's hidden states and the
+two factors of its Markov bias. Shapes: P positions of text, R = B·A·K drafted rows, D width, r rank
+of the bias, Vd draft vocabulary, V whole vocabulary.
 """
 
 from __future__ import annotations
@@ -84,8 +82,7 @@ def row_statistics(
     at a time. More rows than that recompute their logits in the backward pass.
 
     Args:
-        head_VdD: rows of the frozen head for the draft vocabulary.
-        draft_vocab: (Vd,) ascending target ids of those rows; None = all of V in order.
+        head_VdD: rows of the frozen head for the draft vocabulary, ascending target ids (Vd,).
         wanted: divergences to compute, names of `DIVERGENCES`.
     """
     count, step = rows.hidden_RD.shape[0], chunk_rows
@@ -116,12 +113,8 @@ def logit_statistics(
     head_VD: Tensor,
     wanted: frozenset[str] = frozenset(),
 ) -> RowStatistics:
-    """Statistics, (R,), of a drafter with its own head: q = softmax(logits_RV).
-
-    Args:
-        place_R: as in `DraftRows`. head_VD: the TARGET's head, which turns the hidden states of
-            `places` into p.
-    """
+    """Statistics, (R,), of a drafter with its own head: q = softmax(logits_RV). head_VD: the
+    TARGET's, which turns the hidden states of `places` into p."""
     names = tuple(name for name in DIVERGENCES if name in wanted)
     head_VD = head_VD.detach().to(factor_dtype(places.hidden_PD, head_VD)).contiguous()
     work = ChunkInputs(places, head_VD, None, names, True, direct=True)

@@ -1,9 +1,6 @@
-"""Losses of block drafters from `align.losses.divergences`, per drafted position, unreduced.
-
-A loss is a weighted sum of terms; every term but `streak`, which has its own, is multiplied by a
-weight of its position in the block, a constant. Shapes: … leading dimensions (B, A), K drafted
-positions.
-"""
+"""Losses of drafters from `align.losses.divergences`, per drafted position, unreduced: a weighted
+sum of terms, each but `streak` times a constant weight of its position in the block. Shapes: …
+leading dimensions (B, A), K drafted positions."""
 
 from __future__ import annotations
 
@@ -25,10 +22,8 @@ _LEAST = 1e-12
 
 
 def d_pace_weights(log_q_label: Tensor, alpha: float, valid: Tensor) -> Tensor:
-    """w_k = Σ_{m≥k} Π_{j≤m} ((1−α)·q_j + α), D-PACE (arXiv 2605.18810); α = 0: the streak loss's.
-
-    The first position that is not `valid` ends the sum.
-    """
+    """w_k = Σ_{m≥k} Π_{j≤m} ((1−α)·q_j + α), D-PACE (arXiv 2605.18810), up to the first position
+    that is not `valid`; α = 0: the streak loss's."""
     smooth = ((1 - alpha) * log_q_label.detach().exp() + alpha) * valid
     return smooth.cumprod(-1).flip(-1).cumsum(-1).flip(-1)
 
@@ -53,11 +48,9 @@ def cross_entropy(log_q_label: Tensor, valid: Tensor) -> Tensor:
 
 
 def streak(log_q_label: Tensor, valid: Tensor) -> Tensor:
-    """−Π_{j≤m} q_j(x_j) at every position m: SpecDiff-2's streak objective (arXiv 2511.00606, eq.
-    6). Its gradient is that of −Σ_k w_k·log q_k with `d_pace_weights(α=0)`.
-
-    The first position that is not `valid` ends it.
-    """
+    """−Π_{j≤m} q_j(x_j) at every position m up to the first that is not `valid`: SpecDiff-2's
+    streak objective (arXiv 2511.00606, eq. 6), whose gradient is that of −Σ_k w_k·log q_k with
+    `d_pace_weights(α=0)`."""
     masked = torch.where(valid, log_q_label, LOG_ZERO)
     return -masked.cumsum(-1).exp() * valid
 
@@ -88,11 +81,8 @@ def confidence(logit: Tensor, acceptance: Tensor, valid: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Objective:
-    """A weighted sum of losses over drafted positions, as the recipe's `objective` describes it.
-
-    terms: weight by name, names of `LOSSES`. weighting: of `WEIGHTINGS`; `alpha` is used by d_pace,
-    `decay` (positions) by exponential and normalised.
-    """
+    """A weighted sum of losses over drafted positions: `objective` of the recipe. `alpha` is used
+    by d_pace, `decay` (positions) by exponential and normalised."""
 
     terms: Mapping[str, float]
     weighting: str = "d_pace"
@@ -106,11 +96,9 @@ class Objective:
         return frozenset(needed) & frozenset(DIVERGENCES)
 
     def weights(self, statistics: RowStatistics, valid: Tensor) -> Tensor:
-        """Position weights, (…, K), zero where not valid, no gradient.
-
-        exponential: w_k = exp(−(k−1)/decay), DFlash (arXiv 2602.06036); normalised: divided by
-        their sum over the block's valid positions, DSpark (arXiv 2607.05147).
-        """
+        """Position weights, (…, K), zero where not valid, no gradient. exponential: w_k =
+        exp(−(k−1)/decay), DFlash (arXiv 2602.06036); normalised: divided by their sum over the
+        block's valid positions, DSpark (arXiv 2607.05147)."""
         log_q = statistics.log_q_label.detach()
         if self.weighting == "d_pace":
             return d_pace_weights(log_q, self.alpha, valid)

@@ -14,10 +14,8 @@ class TargetPlaces:
     """p of the next token at every text position P: one pass of the head serves all anchors.
 
     hidden_PD: the target's last hidden states. log_z_P: log-sum-exp over the WHOLE vocabulary of
-    logits/temperature. best_P: argmax p. next_P: the token that follows in the text. log_p_next_P:
-    its log-probability. finish: turns the head's product (rows, columns) into logits, given the
-    columns' ids (None = all), in place or not. top: replaces `hidden_PD` if only the most probable
-    tokens are stored.
+    logits/temperature. best_P: argmax p. next_P: the token that follows. log_p_next_P: its
+    log-probability. finish: turns the head's product into logits, given the columns' ids or None.
     """
 
     hidden_PD: Tensor
@@ -38,11 +36,8 @@ def target_places(
     chunk: int = 0,
     finish: Callable[[Tensor, Tensor | None], Tensor] | None = None,
 ) -> TargetPlaces:
-    """Run the target's head, (chunk, D) → (chunk, V) logits at a time; `chunk` 0 = chosen by
-    device.
-
-    p = softmax(logits / temperature). `finish`: as in `TargetPlaces`; `head` applies it already.
-    """
+    """Run the target's head, (chunk, D) → (chunk, V) logits at a time; p = softmax(logits /
+    temperature). `finish`: as in `TargetPlaces`; `head` applies it already."""
     log_z, best, log_p = [], [], []
     chunk = chunk or (256 if hidden_PD.device.type == "cpu" else 4096)
     for part, following in zip(hidden_PD.split(chunk), next_P.split(chunk), strict=True):

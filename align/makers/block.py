@@ -159,12 +159,9 @@ def fresh_config(
     start: list[int],
     **known: Any,
 ) -> BlockConfig:
-    """The architecture of a fresh block drafter, from sizes.
-
-    Args:
-        shape: of its keys and values. layers: whose keys and values, or whose outputs, it reads.
-            start: which its own start from (taps). known: further fields.
-    """
+    """The architecture of a fresh block drafter. shape: of its keys and values. layers: whose keys
+    and values, or whose outputs, it reads. start: which its own start from. known: further
+    fields."""
     shared = options.context == "shared_kv"
     divides = target.num_heads % shape.heads == 0
     return BlockConfig(

@@ -16,20 +16,12 @@ from specalign.lm.model import Target
 from specalign.lm.slabs import LayerShape
 
 _INNER = (
-    "intermediate_size",
-    "ffn_dim",
-    "n_inner",
-    "ffn_hidden_size",
-    "block_ff_dim",
-    "ffn_hidden_dim",
+    *("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
+    *("block_ff_dim", "ffn_hidden_dim"),
 )
 _EPS = (
-    "rms_norm_eps",
-    "layer_norm_epsilon",
-    "layer_norm_eps",
-    "norm_epsilon",
-    "norm_eps",
-    "layernorm_epsilon",
+    *("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon"),
+    *("norm_eps", "layernorm_epsilon"),
 )
 
 
@@ -41,11 +33,7 @@ def tap_layers(num_layers: int, taps: int) -> list[int]:
 
 
 def shared_layers(num_layers: int, layers: int) -> list[int]:
-    """Target layers that a drafter starts from: first, last and evenly spaced ones between them.
-
-    The first layer expects embeddings, which are a two-hundredth of the size of a late layer's
-    inputs.
-    """
+    """Target layers that a drafter starts from: first, last and evenly spaced ones between them."""
     if layers == 1:
         return [num_layers - 1]
     return [-(-i * (num_layers - 1) // (layers - 1)) for i in range(layers)]

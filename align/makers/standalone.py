@@ -39,8 +39,6 @@ from specalign.models.families import BASES
 from specalign.models.masked_lm import MaskedLM, with_lora
 from specalign.models.standalone import DiffusionConfig, DiffusionDrafter
 
-# ---- diffusion drafters ----
-
 
 def make_standalone(target: Target, options: DrafterConfig, seed: int = 0) -> DiffusionDrafter:
     """A diffusion drafter. Raises UserError for an option that does not fit the target."""
@@ -127,17 +125,10 @@ def ddit_config(options: DrafterConfig, vocab_size: int) -> DDiTConfig:
     )
 
 
-# ---- the target's own layers ----
-
-
 def own_layers(target: Target, layers: Sequence[int]) -> TextModel:
     """Config and weights, copied in fp32, of a causal language model with only these layers of the
-    target, in this order, and without towers for images and sound.
-
-    Raises:
-        UserError: a layer that the target lacks. NotImplementedError: a wrapper of a text model
-            that transformers lacks.
-    """
+    target, in this order, and without towers for images and sound. Raises UserError: a layer that
+    the target lacks; NotImplementedError: a wrapper of a text model that transformers lacks."""
     count = target.num_layers
     if not layers or not all(0 <= i < count for i in layers):
         has = f"target {target.spec!r} has layers 0 to {count - 1}"

@@ -1,25 +1,37 @@
-"""The target's outputs over the training text, computed every time or kept in memory or on disk.
-
-The target is frozen, so later epochs can skip its forward pass.
-"""
+"""The target's outputs over the training text, computed every time or kept in memory or on disk,
+so that later epochs skip the target's forward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import errno
+import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from align.config.trainer import TrainerConfig
 from align.losses.target_places import TargetPlaces, target_places
-from align.outputs.row import DTYPES, RowKey, RowOutputs, compute_row, row_key
-from align.outputs.store import OutputStore, describe_outputs
 from specalign.common.batch import Batch, Step
+from specalign.common.errors import UserError, system_number
+from specalign.common.files import write_atomically, write_json
+from specalign.common.schema import JsonObject, read_object
+from specalign.common.text import say
 from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
 from specalign.models.target_features import Features, TargetFeatures, target_features
+
+Row = dict[str, Tensor]
+"""One row: hidden, key.N, value.N, taps for the drafter; log_z, best and log_p (of the next token)
+at its L places."""
+RowKey = tuple[str, float]
+"""A hash of a row's text and layout, and the temperature of p."""
+_OTHER = "give another trainer.features_path"
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 @dataclass
@@ -32,12 +44,17 @@ class TargetOutputs:
     used_P: Tensor
 
 
+def flat_places(step: Step) -> Tensor:
+    """The flat place whose p each drafted position imitates, (B, A, K)."""
+    rows, length = step.batch.tokens_BL.shape
+    offset = torch.arange(rows, device=step.batch.tokens_BL.device)[:, None, None] * length
+    return step.anchors.places_BAK(length) + offset
+
+
 def used_places(step: Step) -> Tensor:
     """Flat places, ascending, whose p some valid drafted row imitates; one place if there is
     none."""
-    rows, length = step.batch.tokens_BL.shape
-    offset = torch.arange(rows, device=step.batch.tokens_BL.device)[:, None, None] * length
-    place_BAK, valid = step.anchors.places_BAK(length) + offset, step.anchors.valid_BAK
+    place_BAK, valid = flat_places(step), step.anchors.valid_BAK
     return (place_BAK[valid] if bool(valid.any()) else place_BAK.flatten()[:1]).unique()
 
 
@@ -56,19 +73,129 @@ def compute_target_outputs(
     return TargetOutputs(features, places, used)
 
 
-class TargetOutputCache:
-    """The target's outputs by row, kept within limits of memory and disk.
+def row_key(alone: Batch, temperature: float) -> RowKey:
+    """The key of a row, given as a batch of one, by its content."""
+    digest = hashlib.sha256()
+    for tensor in (alone.tokens_BL, alone.positions_BL, alone.document_BL):
+        digest.update(tensor.to("cpu", torch.int64).contiguous().numpy().tobytes())
+    return digest.hexdigest()[:32], temperature
 
-    A row is always computed alone and rounded (fp32 where fp16 overflows), stored or not, so that a
-    resumed run stays bit-identical.
+
+def compute_row(
+    target: Target,
+    alone: Batch,
+    config: BlockConfig | None,
+    temperature: float,
+    dtype: torch.dtype,
+    run: Features = target_features,
+) -> Row:
+    """The target over one row, rounded to `dtype`."""
+    features = run(target, alone, config).map(lambda t: _round(t, dtype))
+    following = alone.tokens_BL.roll(-1, dims=1).flatten()
+    # p of the rounded state, the one that its logits will be computed from
+    hidden = features.hidden_BLD[0].to(target.dtype)
+    places = target_places(hidden, following, target.head, temperature)
+    row = {"hidden": features.hidden_BLD, "log_z": places.log_z_P, "best": places.best_P}
+    row["log_p"] = places.log_p_next_P
+    row |= {f"key.{i}": key for i, key in enumerate(features.keys)}
+    row |= {f"value.{i}": value for i, value in enumerate(features.values)}
+    if features.taps_BLFD is not None:
+        row["taps"] = features.taps_BLFD
+    return row
+
+
+def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy in `dtype`, in fp32 if that overflows."""
+    found = x.to(dtype, copy=True)
+    return found if bool(found.isfinite().all()) else x.to(torch.float32, copy=True)
+
+
+def count_bytes(row: Row) -> int:
+    """The bytes of a row's numbers."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in row.values())
+
+
+def describe_outputs(target: Target, config: BlockConfig | None, dtype: str) -> JsonObject:
+    """What the rows are outputs of."""
+    return {
+        "target_sha256": target.hash,
+        "target_dtype": target.dtype_name,
+        "context": None if config is None else config.context,
+        "layers": [] if config is None else list(config.target_layer_ids),
+        "dtype": dtype,
+    }
+
+
+class OutputStore:
+    """Rows on disk, up to a limit of bytes; further rows are not stored. A safetensors file per
+    row, named by its content and written under another name first, so a kill leaves no half row,
+    and rows serve every run that packs them. `manifest.json` describes what they are outputs of.
+
+    Args:
+        folder: created with the first row; UserError if it holds outputs of something else.
+        gigabytes: limit, 1e9 bytes each. writers: processes that share the remaining room evenly.
+    """
+
+    def __init__(
+        self, folder: Path, description: JsonObject, gigabytes: float, writers: int = 1
+    ) -> None:
+        self.folder, self.description, self.full = folder, description, False
+        self.manifest = folder / "manifest.json"
+        sizes = [path.stat().st_size for path in folder.glob("row-*.safetensors")]
+        self.count, self.bytes = len(sizes), sum(sizes)
+        self.limit = self.bytes + (int(gigabytes * 1e9) - self.bytes) // writers
+        if self.manifest.exists():
+            found = read_object(self.manifest)
+            for key, value in description.items():
+                if found.get(key) != value:
+                    differs = f"{key} is {found.get(key)!r}, here it would be {value!r}"
+                    raise UserError(f"{self.manifest}: {differs}; {_OTHER}")
+        elif sizes:
+            raise UserError(f"{self.manifest} is missing: remove the outputs there, or {_OTHER}")
+
+    def _path(self, key: RowKey) -> Path:
+        digest, temperature = key
+        return self.folder / f"row-{digest}-{temperature!r}.safetensors"
+
+    def __contains__(self, key: RowKey) -> bool:
+        return self._path(key).exists()
+
+    def get(self, key: RowKey, device: torch.device) -> Row | None:
+        """A row, or None; a damaged one is removed. Raises OSError: not readable now."""
+        path = self._path(key)
+        if not path.exists():
+            return None
+        try:
+            return {name: tensor.to(device) for name, tensor in load_file(path).items()}
+        except (SafetensorError, OSError) as error:
+            if system_number(error) not in (None, errno.ENOENT):  # too many open files, for example
+                raise
+            say(f"warning: {path} is damaged ({error}) and counts as not stored", error=True)
+            path.unlink(missing_ok=True)
+            return None
+
+    def put(self, key: RowKey, row: Row) -> None:
+        """Store a row if there is room, else set `full`."""
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in row.items()}
+        size = count_bytes(row) + 128 * (len(tensors) + 1)  # with the file's header, at most
+        if self.full or self.bytes + size > self.limit:
+            self.full = True
+            return
+        if not self.manifest.exists():
+            write_json(self.manifest, self.description)
+        write_atomically(self._path(key), lambda part: save_file(tensors, str(part)))
+        self.count += 1
+        self.bytes += size
+
+
+class TargetOutputCache:
+    """The target's outputs by row, kept within limits of memory and disk. A row is always computed
+    alone and rounded, stored or not, so that a resumed run stays bit-identical.
 
     Args:
         config: of the drafter; None = it reads only the last hidden state.
-        options: `keep_features_gb` of memory, `features_gb` of disk, their `features_dtype`.
-        folder: where rows are stored. writers: processes that store.
-
-    Raises:
-        UserError: the folder holds outputs of something else.
+        folder: where rows are stored; UserError if it holds outputs of something else.
+        writers: processes that store.
     """
 
     def __init__(
@@ -86,7 +213,7 @@ class TargetOutputCache:
         if options.features_gb and folder is not None:
             about = describe_outputs(target, config, options.features_dtype)
             self.store = OutputStore(folder, about, options.features_gb, writers)
-        self._rows: dict[RowKey, RowOutputs] = {}
+        self._rows: dict[RowKey, Row] = {}
         self.run: Features = target_features
         self.missing: Callable[[bool], bool] = bool
         """Whether to compute a row, given whether this process lacks it; with a sharded target,
@@ -95,47 +222,46 @@ class TargetOutputCache:
     def outputs(self, step: Step, temperature: float) -> TargetOutputs:
         """As `compute_target_outputs`, from rows of `step.keys`."""
         rows = [self.row(step.batch.row(i), temperature) for i in range(len(step.keys))]
-        parts = [row.features for row in rows]
-        dtype = self.target.dtype
-        taps = [p.taps_BLFD for p in parts if p.taps_BLFD is not None]
+        # converted first: autocast to bf16 refuses to join fp16
+        joined = {
+            name: torch.cat([self._restore(name, row[name]) for row in rows]) for name in rows[0]
+        }
+        layers = range(sum(name.startswith("key.") for name in joined))
         features = TargetFeatures(
-            _join([p.hidden_BLD for p in parts], dtype),
-            [_join(layer, dtype) for layer in zip(*(p.keys for p in parts), strict=True)],
-            [_join(layer, dtype) for layer in zip(*(p.values for p in parts), strict=True)],
-            _join(taps, dtype) if taps else None,
+            joined["hidden"],
+            [joined[f"key.{i}"] for i in layers],
+            [joined[f"value.{i}"] for i in layers],
+            joined.get("taps"),
         )
         used = used_places(step)
         places = TargetPlaces(
             features.hidden_BLD.flatten(0, 1)[used],
-            torch.cat([row.log_z_L for row in rows])[used],
-            torch.cat([row.best_L for row in rows])[used],
+            joined["log_z"][used],
+            joined["best"][used],
             step.batch.tokens_BL.roll(-1, dims=1).flatten()[used],
-            torch.cat([row.log_p_next_L for row in rows])[used],
+            joined["log_p"][used],
             temperature,
             self.target.finish,
         )
         return TargetOutputs(features, places, used)
 
-    def row(self, alone: Batch, temperature: float) -> RowOutputs:
+    def _restore(self, name: str, tensor: Tensor) -> Tensor:
+        return tensor if name in ("log_z", "best", "log_p") else tensor.to(self.target.dtype)
+
+    def row(self, alone: Batch, temperature: float) -> Row:
         """One row, given as a batch of one: from memory, from disk, or computed and then kept."""
         key = row_key(alone, temperature)
         row = self._rows.get(key)
-        kept = row is not None
+        is_kept = row is not None
         if row is None and self.store is not None:
-            stored = self.store.get(key)
-            row = None if stored is None else stored.to(self.target.device)
+            row = self.store.get(key, self.target.device)
         if self.missing(row is None):
             made = compute_row(self.target, alone, self.config, temperature, self.dtype, self.run)
             if row is None and self.store is not None:
                 self.store.put(key, made)
             row = row or made
         assert row is not None
-        if not kept and row.bytes <= self.room:
-            self.room -= row.bytes
+        if not is_kept and count_bytes(row) <= self.room:
+            self.room -= count_bytes(row)
             self._rows[key] = row
         return row
-
-
-def _join(rows: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-    """Rows as one batch. Each is converted first: autocast to bf16 refuses to join fp16."""
-    return torch.cat([row.to(dtype) for row in rows])

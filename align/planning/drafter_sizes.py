@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from specalign.common.errors import UserError
 from specalign.common.hub import model_folder
 from specalign.common.schema import JsonObject, read_config
 from specalign.formats.masked_lm import from_config
-from specalign.formats.sedd_mdlm_config import read_plan
+from specalign.formats.sedd_mdlm import read_plan
 from specalign.lm.slabs import LayerShape
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
@@ -27,12 +27,9 @@ from specalign.models.ddit import DDiT
 
 @dataclass(frozen=True)
 class DrafterSizes:
-    """Counts of numbers, not bytes.
-
-    parameters: its own, without the target's embedding and head. trained: with gradient and
-    optimizer state. drafted: tokens per draft. rows: of a block's input. context: numbers of the
-    target's that it reads per token.
-    """
+    """Counts of numbers, not bytes. parameters: its own, without the target's embedding and head.
+    trained: with gradient and optimizer state. drafted: tokens per draft. rows: of a block's input.
+    context: numbers of the target's that it reads per token."""
 
     kind: str
     parameters: int
@@ -57,10 +54,10 @@ def plan_drafter_sizes(recipe: Recipe, target: TargetSizes) -> DrafterSizes:
         return _size_ddit(options, target)
     if options.kind == "masked_lm":
         return _size_masked_lm(options, target)
-    if options.init is not None:
-        start = read_target_sizes(options.init)
-        return _size_layers(start, options, range(start.num_layers), 0)
-    return _size_layers(target, options, first_layers(target, options), 0)
+    if options.init is None:
+        return _size_layers(target, options, first_layers(target, options), 0)
+    start = read_target_sizes(options.init)
+    return _size_layers(start, options, range(start.num_layers), 0)
 
 
 def read_init_config(init: str) -> JsonObject:
@@ -72,9 +69,8 @@ def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
     if options.init is None:
         config = _make_block_config(options, target)
     else:
-        config = BlockConfig.from_dict(
-            read_init_config(options.init), f"drafter.init={options.init!r}"
-        )
+        where = f"drafter.init={options.init!r}"
+        config = BlockConfig.from_dict(read_init_config(options.init), where)
     config.confidence_head = options.confidence_head
     config.convolution |= options.convolution
     with torch.device("meta"):
@@ -83,9 +79,10 @@ def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
     per_layer = 2 * config.num_key_value_heads * config.head_dim if shared else config.hidden_size
     width, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
     shape = (len(network.layers), width, inner, heads, config.draft_vocab_size or config.vocab_size)
-    counts = _count_parameters(network, options)
     reads = per_layer * len(config.target_layer_ids)
-    return DrafterSizes("block", *counts, *shape, config.block_size, config.rows, reads)
+    total = _count_parameters(network)
+    trained = _count_parameters(network, "confidence.") if options.train != "all" else total
+    return DrafterSizes("block", total, trained, *shape, config.block_size, config.rows, reads)
 
 
 def _make_block_config(options: DrafterConfig, target: TargetSizes) -> BlockConfig:
@@ -113,23 +110,9 @@ def _make_block_config(options: DrafterConfig, target: TargetSizes) -> BlockConf
     )
 
 
-def _count_parameters(network: nn.Module, options: DrafterConfig) -> tuple[int, int]:
-    """A network's parameters, and how many of them are trained."""
-    sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
-    total = sum(sizes.values())
-    if options.train == "confidence_head":
-        return total, sum(n for name, n in sizes.items() if "confidence." in name)
-    return total, total
-
-
-def _count_updates(options: DrafterConfig, linears: Iterable[tuple[str, int, int]]) -> int:
-    """The low-rank updates of linear layers, given by name, inputs and outputs."""
-    sizes = [i + o for name, i, o in linears if name.rpartition(".")[2] in options.lora_targets]
-    if options.lora_rank and not sizes:
-        raise UserError(
-            f"drafter.lora_targets={options.lora_targets}: no linear layer of that name"
-        )
-    return options.lora_rank * sum(sizes)
+def _count_parameters(network: nn.Module, part: str = "") -> int:
+    """The parameters with `part` in their names."""
+    return sum(weight.numel() for name, weight in network.named_parameters() if part in name)
 
 
 def _size_ddit(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
@@ -137,12 +120,12 @@ def _size_ddit(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
     if options.init is not None:
         values = read_init_config(options.init)
         family = str(values.get("model_type") or "sedd")
-        config = read_plan(values, family, f"drafter.init={options.init!r}").config
+        config = read_plan(values, family, f"drafter.init={options.init!r}")[0]
     with torch.device("meta"):
-        network = DDiT(config)
+        count = _count_parameters(DDiT(config))
     width = config.hidden_size
     shape = (config.n_blocks, width, 4 * width, config.n_heads, config.vocab_size)
-    return DrafterSizes("ddit", *_count_parameters(network, options), *shape, options.block_size)
+    return DrafterSizes("ddit", count, count, *shape, options.block_size)
 
 
 def _size_masked_lm(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
@@ -158,20 +141,23 @@ def _size_masked_lm(options: DrafterConfig, target: TargetSizes) -> DrafterSizes
         return _size_layers(target, options, values["layers"], tables * target.embedding)
     with torch.device("meta"):
         network = from_config(values, f"drafter.init={options.init!r}")
-    config = network.model.config
+    count, config = _count_parameters(network), network.model.config
     width, heads = config.hidden_size, config.num_attention_heads
     inner = int(getattr(config, "intermediate_size", None) or 4 * width)
     shape = (config.num_hidden_layers, width, inner, heads, config.vocab_size)
-    parameters = _count_parameters(network, options)
-    return DrafterSizes("masked_lm", *parameters, *shape, options.block_size)
+    return DrafterSizes("masked_lm", count, count, *shape, options.block_size)
 
 
 def _size_layers(
     target: TargetSizes, options: DrafterConfig, layers: Sequence[int], tables: int
 ) -> DrafterSizes:
     """A drafter made of the target's layers, with this many numbers in its own tables."""
-    parameters = sum(target.layers[i] for i in layers) + target.last_norm + tables
-    updates = len(layers) * _count_updates(options, target.linears)
+    names = options.lora_targets
+    updated = [i + o for name, i, o in target.linears if name.rpartition(".")[2] in names]
+    if options.lora_rank and not updated:
+        raise UserError(f"drafter.lora_targets={names}: no linear layer of that name")
+    updates = len(layers) * options.lora_rank * sum(updated)
+    total = sum(target.layers[i] for i in layers) + target.last_norm + tables + updates
     shape = (len(layers), target.hidden_size, target.inner_size, target.num_heads)
-    counts = (parameters + updates, updates or parameters)
+    counts = (total, updates or total)
     return DrafterSizes(options.kind, *counts, *shape, target.vocab_size, options.block_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from align.config.data import TEMPLATE
 from align.config.recipe import Recipe
 from align.data.shards import read_manifest
 from align.planning.drafter_sizes import DrafterSizes
@@ -25,12 +26,9 @@ FILL = 0.93
 
 @dataclass(frozen=True)
 class TextSize:
-    """The text that a recipe trains on.
-
-    samples: in all; written: of these, already there. tokens: of a sample on average; answers:
-    their share that is answer. kept: share of written samples that is kept. source: how it is
-    known.
-    """
+    """The text that a recipe trains on. samples: in all; written: of these, already there. tokens:
+    of a sample on average; answers: their share that is answer. kept: share of written samples that
+    is kept. source: how it is known."""
 
     samples: int
     written: int = 0
@@ -80,10 +78,6 @@ class StageMemory:
     def bytes(self) -> float:
         return sum(self.parts.values())
 
-    @property
-    def largest(self) -> str:
-        return max(self.parts, key=lambda name: self.parts[name])
-
 
 @dataclass(frozen=True)
 class NumberSizes:
@@ -99,8 +93,7 @@ class NumberSizes:
 def plan_writing(recipe: Recipe, target: TargetSizes, sizes: NumberSizes) -> StageMemory:
     """`align.synthesize`: weights, the cache of a batch, its logits."""
     data = recipe.data
-    template = 40  # tokens
-    length = min(target.context_limit, data.prompt_limit + data.max_answer_tokens + template)
+    length = min(target.context_limit, data.prompt_limit + data.max_answer_tokens + TEMPLATE)
     parts = {
         "process": float(PROCESS_BYTES),
         "target": float(target.parameters * sizes.weights),
@@ -154,10 +147,6 @@ def _count_target(recipe: Recipe, target: TargetSizes) -> float:
     return target.parameters
 
 
-def _reads_shared_keys(recipe: Recipe) -> bool:
-    return recipe.drafter.kind == "block" and recipe.drafter.context == "shared_kv"
-
-
 def feature_bytes(recipe: Recipe, target: TargetSizes, drafter: DrafterSizes) -> int:
     """Bytes of a token's stored outputs: hidden state, what the drafter reads, log-sum-exp, argmax
     and log p of the next token."""
@@ -170,7 +159,7 @@ def _plan_step(
 ) -> float:
     """What a step holds at its peak: the target's forward pass, the drafter's layers for the
     backward pass, logits."""
-    length, trainer = recipe.data.length, recipe.trainer
+    length, trainer, options = recipe.data.length, recipe.trainer, recipe.drafter
     rows = trainer.batch_size // (trainer.accumulate * recipe.processes)
     anchors = min(trainer.anchors, max(1, int(length * FILL * text.answers)))
     if drafter.kind == "block":
@@ -184,15 +173,15 @@ def _plan_step(
         sequences, each = 1, length + anchors * drafter.drafted
         if recipe.stage == "pretrain" or drafter.kind == "autoregressive":
             each = length
-        elif recipe.drafter.attention == "full":
-            sequences, each = anchors, min(recipe.drafter.window, length) + drafter.drafted
+        elif options.attention == "full":
+            sequences, each = anchors, min(options.window, length) + drafter.drafted
         tokens = sequences * each
         attention = 5 * sequences * each**2  # the mask: a byte per pair, four while it is added
     # norms, queries, keys and outputs, and four tensors of the feed-forward part
     width, inner = drafter.hidden_size, drafter.inner_size
     layers = drafter.layers * tokens * (24 * width + sizes.drafter * (4 * width + 4 * inner))
     forward = length * (4 * target.hidden_size + 3 * target.inner_size) * sizes.target + length**2
-    if _reads_shared_keys(recipe):
+    if drafter.kind == "block" and options.context == "shared_kv":
         forward += length * target.cached * sizes.target
     logits = 4 * drafter.vocabulary * _count_logit_rows(recipe, drafter, rows, anchors)
     return rows * (forward + layers + attention) + logits

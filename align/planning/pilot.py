@@ -6,11 +6,11 @@ from __future__ import annotations
 import copy
 import time
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from statistics import median
 
-import lightning
 from lightning.pytorch.callbacks import Callback
 
 from align.config.hardware import target_device
@@ -23,16 +23,13 @@ from align.training.base_module import Interrupted, NonFiniteLoss
 from align.training.build import MODULES, draft_vocab, make_drafter
 from align.training.datamodule import RowsModule
 from align.training.run import fit
-from specalign.common.batch import PackedRow
 from specalign.common.claims import scratch
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 
 SAMPLES = 32
-"""Samples that a pilot writes at most."""
-FEWEST = 4
-"""Samples that training needs."""
+"""Samples that a pilot writes at most; training needs four."""
 
 
 @dataclass
@@ -64,57 +61,51 @@ def run_pilot(recipe: Recipe, text: TextSize) -> Pilot:
     with. KeyboardInterrupt: a signal."""
     pilot = Pilot()
     with scratch("specalign-plan-") as folder:
-        small = _shrink(recipe, folder, text)
+        small = _shrink(recipe, folder)
         start = time.monotonic()
         target = load_target(small.target.name, device=target_device(small), **small.target_options)
         pilot.loading = time.monotonic() - start
         if text.written < text.samples:
-            written = _write_samples(small, target, pilot, folder / "data")
-            source = f"{written.written} samples written now"
-            pilot.text = replace(written, samples=text.samples, written=text.written, source=source)
+            _write_samples(small, target, pilot)
+            found = read_text_size(small)
+            source = f"{found.written} samples written now"
+            pilot.text = replace(found, samples=text.samples, written=text.written, source=source)
+        if text.written:  # training reads what is there, and nothing is added to it
+            small.data.path = str(recipe.data_folder)
+            small.data.samples = max(2, text.written)
+            small.data.batch_size = recipe.data.batch_size
         _train_steps(small, target, pilot)
     return pilot
 
 
-def _shrink(recipe: Recipe, folder: Path, text: TextSize) -> Recipe:
+def _shrink(recipe: Recipe, folder: Path) -> Recipe:
     """The recipe on a few samples, without what only the whole run needs."""
     small = copy.deepcopy(recipe)
-    trainer, data = small.trainer, small.data
+    data, trainer = small.data, small.trainer
     small.output = str(folder / "run")
     small.target.parallel = "replicate"
-    trainer.logger = []
-    trainer.milestones = []
-    trainer.resume = "never"
-    trainer.validate_first = False
-    trainer.max_minutes = None
+    data.path = str(folder / "data")
+    data.samples = data.batch_size = min(SAMPLES, data.batch_size, max(2, data.samples))
+    data.writer = "target"  # a server is not asked for a trial
+    data.text = []
     if trainer.features_gb:
         trainer.keep_features_gb = max(trainer.keep_features_gb, 1.0)
     trainer.features_gb = 0.0
-    trainer.features_path = None
-    data.text, data.mixture = [], []
-    data.writer = "target"  # a server is not asked for a trial
-    if text.written:  # training reads what is there, and nothing is added to it
-        data.samples, data.path = max(2, text.written), str(recipe.data_folder)
-    else:
-        data.path = str(folder / "data")
+    trainer.logger = []
+    trainer.validate_first = False
+    trainer.max_minutes = None
     return small
 
 
-def _write_samples(small: Recipe, target: Target, pilot: Pilot, folder: Path) -> TextSize:
-    """Write one batch and time it; returns what was written."""
-    own = copy.deepcopy(small)
-    few = min(SAMPLES, own.data.batch_size, max(2, own.data.samples))
-    own.data.path, own.data.samples, own.data.batch_size = str(folder), few, few
-    writing = Synthesis(own, target, folder, quiet=True)
+def _write_samples(small: Recipe, target: Target, pilot: Pilot) -> None:
+    """Write a batch and time it, then as many as training needs."""
+    writing = Synthesis(small, target, small.data_folder, quiet=True)
     start = time.monotonic()
     writing.write_shard()
-    pilot.sample = (time.monotonic() - start) / few
-    while writing.manifest["samples"] < FEWEST:
+    pilot.sample = (time.monotonic() - start) / small.data.batch_size
+    while writing.manifest["samples"] < 4:
         writing.write_shard()
-    if small.data.path == own.data.path:
-        small.data.samples, small.data.batch_size = writing.manifest["samples"], few
-        small.data.write = "never"
-    return read_text_size(own)
+    small.data.samples = writing.manifest["samples"]
 
 
 def _train_steps(small: Recipe, target: Target, pilot: Pilot) -> None:
@@ -138,7 +129,7 @@ def _train_steps(small: Recipe, target: Target, pilot: Pilot) -> None:
         raise KeyboardInterrupt from None
     except NonFiniteLoss as error:
         raise UserError(f"in a trial of a few steps {error}") from None
-    seconds = [after - before for before, after in zip(times.steps, times.steps[1:], strict=False)]
+    seconds = [after - before for before, after in pairwise(times.steps)]
     pilot.preparing = times.steps[0] - start
     pilot.fresh = median(seconds[1:new])  # the first step is slower
     pilot.stored = median(seconds[new:]) if trainer.keep_features_gb else pilot.fresh
@@ -151,12 +142,10 @@ class _Repeating:
 
     def __init__(self, stream: RowStream, places: int) -> None:
         self.stream, self.places = stream, places
+        self.row = stream.row
 
     def key(self, place: int) -> int:
         return self.stream.key(place % self.places)
-
-    def row(self, key: int) -> PackedRow:
-        return self.stream.row(key)
 
 
 class StepTimes(Callback):
@@ -166,18 +155,16 @@ class StepTimes(Callback):
         self.steps: list[float] = []
         self.validated = self.ended = 0.0
 
-    def on_train_batch_start(
-        self, trainer: lightning.Trainer, pl_module: object, batch: object, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, *of_step: object) -> None:
         self.steps.append(time.monotonic())
 
-    def on_validation_start(self, trainer: lightning.Trainer, pl_module: object) -> None:
+    def on_validation_start(self, *of_run: object) -> None:
         self.steps.append(time.monotonic())
 
-    def on_validation_end(self, trainer: lightning.Trainer, pl_module: object) -> None:
+    def on_validation_end(self, *of_run: object) -> None:
         self.validated = time.monotonic()
 
-    def on_train_end(self, trainer: lightning.Trainer, pl_module: object) -> None:
+    def on_train_end(self, *of_run: object) -> None:
         self.ended = time.monotonic()
 
 

@@ -23,11 +23,12 @@ from align.planning.memory import (
     plan_writing,
     read_text_size,
 )
-from align.planning.pilot import StageSeconds
+from align.planning.pilot import StageSeconds, run_pilot, scale_seconds
 from align.planning.target_sizes import TargetSizes, read_target_sizes
 from align.planning.tau import ExpectedTau, predict_tau
 from specalign.common.errors import UserError, nearest
 from specalign.common.provenance import machine, memory_bytes
+from specalign.common.text import say
 from specalign.lm.dtypes import has_fast_bf16
 
 GIB = 2**30
@@ -85,8 +86,8 @@ def find_local_hardware(recipe: Recipe) -> Hardware:
 
 @dataclass
 class TrainingPlan:
-    """Everything known about a run before it starts. seconds: None if no pilot ran. misfits: what
-    does not fit."""
+    """Everything known about a run before it starts. tokens_seen: text tokens that training reads,
+    all epochs counted. seconds: None if no pilot ran. misfits: what does not fit."""
 
     recipe: Recipe
     hardware: Hardware
@@ -94,15 +95,10 @@ class TrainingPlan:
     drafter: DrafterSizes
     text: TextSize
     stages: list[StageMemory]
+    tokens_seen: float
     tau: dict[str, ExpectedTau] = field(default_factory=dict)
     seconds: StageSeconds | None = None
     misfits: list[str] = field(default_factory=list)
-
-    @property
-    def tokens_seen(self) -> float:
-        """Text tokens that training reads, all epochs counted."""
-        trainer = self.recipe.trainer
-        return trainer.max_steps * trainer.batch_size * self.recipe.data.length * FILL
 
     def to_dict(self) -> dict[str, object]:
         """Plain values, for --json."""
@@ -124,32 +120,41 @@ class TrainingPlan:
 def make_plan(recipe: Recipe, hardware: Hardware, text: TextSize | None = None) -> TrainingPlan:
     """The plan without its time. Raises UserError: a target whose config is unavailable, or options
     that do not fit it."""
-    options = recipe.target
+    options, trainer = recipe.target, recipe.trainer
     target = read_target_sizes(options.name, options.revision, options.trust_remote_code)
     drafter = plan_drafter_sizes(recipe, target)
     text = text or read_text_size(recipe)
-    sizes = _find_number_sizes(recipe, hardware)
+    is_half = options.dtype != "float32"
+    if options.dtype == "auto" and not hardware.gpu:
+        is_debug = options.name.startswith("debug")
+        is_half = has_fast_bf16(torch.device("cpu")) and not is_debug
+    number = 2 if is_half else 4
+    # on a CPU a bf16 layer keeps a packed copy of its weights
+    sizes = NumberSizes(
+        target=number,
+        weights=number if hardware.gpu else 4,
+        drafter={"auto": number, "fp32": 4, "bf16": 2}[trainer.precision],
+        gpu=hardware.gpu,
+    )
     writing = plan_writing(recipe, target, sizes)
     training = plan_training(recipe, target, drafter, text, sizes)
-    plan = TrainingPlan(recipe, hardware, target, drafter, text, [writing, training])
+    seen = trainer.max_steps * trainer.batch_size * recipe.data.length * FILL
+    plan = TrainingPlan(recipe, hardware, target, drafter, text, [writing, training], seen)
     for how in ("greedy", "sampling"):
-        tau = predict_tau(drafter.kind, plan.tokens_seen, drafter.drafted, how, target.spec)
+        tau = predict_tau(drafter.kind, seen, drafter.drafted, how, target.spec)
         if tau is not None:
             plan.tau[how] = tau
     plan.misfits = _list_misfits(plan)
     return plan
 
 
-def _find_number_sizes(recipe: Recipe, hardware: Hardware) -> NumberSizes:
-    dtype = recipe.target.dtype
-    is_half = dtype != "float32"
-    if dtype == "auto" and not hardware.gpu:
-        is_debug = recipe.target.name.startswith("debug")
-        is_half = has_fast_bf16(torch.device("cpu")) and not is_debug
-    target = 2 if is_half else 4
-    drafter = {"auto": target, "fp32": 4, "bf16": 2}[recipe.trainer.precision]
-    # on a CPU a bf16 layer keeps a packed copy of its weights
-    return NumberSizes(target, target if hardware.gpu else 4, drafter, hardware.gpu)
+def measure_plan(plan: TrainingPlan, importing: float) -> TrainingPlan:
+    """The plan with what a pilot on this machine finds. `importing`: see `scale_seconds`."""
+    say("running a short pilot …", error=True)
+    pilot = run_pilot(plan.recipe, plan.text)
+    measured = make_plan(plan.recipe, plan.hardware, pilot.text)
+    measured.seconds = scale_seconds(plan.recipe, measured.text, pilot, importing)
+    return measured
 
 
 def _list_misfits(plan: TrainingPlan) -> list[str]:
@@ -157,14 +162,13 @@ def _list_misfits(plan: TrainingPlan) -> list[str]:
     found, data, hardware = [], plan.recipe.data, plan.hardware
     for stage in plan.stages:
         is_shared = stage.stage == "training" and not hardware.gpu  # processes share a CPU's memory
-        processes = plan.recipe.launch.devices if is_shared else 1
-        needed = stage.bytes * processes
+        needed = stage.bytes * (plan.recipe.launch.devices if is_shared else 1)
         if hardware.memory and needed > hardware.memory:
+            largest = max(stage.parts, key=lambda name: stage.parts[name])
             found.append(
                 f"{stage.stage} takes {needed / GIB:.1f} GiB, a device has "
-                f"{hardware.memory / GIB:.1f}; most of it is {stage.largest} "
-                f"({stage.parts[stage.largest] / GIB:.1f} GiB); "
-                f"{REMEDIES.get(stage.largest, SPLIT)}"
+                f"{hardware.memory / GIB:.1f}; most of it is {largest} "
+                f"({stage.parts[largest] / GIB:.1f} GiB); {REMEDIES.get(largest, SPLIT)}"
             )
     limit = data.prompt_limit + data.max_answer_tokens
     if limit > plan.target.context_limit:
@@ -178,6 +182,7 @@ def _list_misfits(plan: TrainingPlan) -> list[str]:
 def render_plan(plan: TrainingPlan) -> str:
     """The plan as text."""
     recipe, target, drafter, text = plan.recipe, plan.target, plan.drafter, plan.text
+    seconds = plan.seconds
     missing = "" if target.has_weights else "; its weights are not here"
     lines = [
         f"{recipe.name}: {target.spec} ({target.architecture}) on {plan.hardware.count} × "
@@ -197,24 +202,20 @@ def render_plan(plan: TrainingPlan) -> str:
         f"{format_count(plan.tokens_seen)} text tokens",
         "",
         f"{'':<11}{'memory per device':>18}{'time':>10}   most of the memory",
-        *(_render_stage(plan, stage) for stage in plan.stages),
-        "",
-        *_render_tau(plan),
     ]
-    if plan.seconds is None:
+    for stage in plan.stages:
+        clock = "?" if seconds is None else format_seconds(getattr(seconds, stage.stage))
+        largest = sorted(stage.parts.items(), key=lambda pair: -pair[1])[:3]
+        parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
+        lines.append(f"{stage.stage:<11}{format_bytes(stage.bytes):>18}{clock:>10}   {parts}")
+    lines += ["", *_render_tau(plan)]
+    if seconds is None:
         lines.append("time       unknown: a pilot on the device itself measures it")
     else:
-        total = format_seconds(plan.seconds.writing + plan.seconds.training)
+        total = format_seconds(seconds.writing + seconds.training)
         lines.append(f"time       {total} in all, measured here on a few samples and steps")
     misfits = [f"DOES NOT FIT: {line}" for line in plan.misfits]
     return "\n".join([*lines, "", *(misfits or ["everything fits in memory"])])
-
-
-def _render_stage(plan: TrainingPlan, stage: StageMemory) -> str:
-    seconds = "?" if plan.seconds is None else format_seconds(getattr(plan.seconds, stage.stage))
-    largest = sorted(stage.parts.items(), key=lambda pair: -pair[1])[:3]
-    parts = ", ".join(f"{name} {_format_bytes(size)}" for name, size in largest)
-    return f"{stage.stage:<11}{_format_bytes(stage.bytes):>18}{seconds:>10}   {parts}"
 
 
 def _render_tau(plan: TrainingPlan) -> list[str]:
@@ -244,5 +245,5 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _format_bytes(number: float) -> str:
+def format_bytes(number: float) -> str:
     return f"{number / GIB:.1f} GiB" if number >= 0.1 * GIB else f"{number / 2**20:.0f} MiB"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from specalign.common.errors import UserError
 from specalign.common.hub import model_folder
-from specalign.lm.debug import DEBUG, debug_model
+from specalign.lm.debug import debug_model
 from specalign.lm.inspection.anatomy import (
     context_limit,
     decoder,
@@ -20,17 +20,15 @@ from specalign.lm.inspection.anatomy import (
     query_heads,
 )
 from specalign.lm.loading import resolve_folder
-from specalign.lm.opening import check_asked, opener, quiet_loading
+from specalign.lm.names import DEBUG
+from specalign.lm.opening import check_asked, empty_model, quiet_loading
 
 
 @dataclass(frozen=True)
 class TargetSizes:
-    """Counts of numbers, not bytes.
-
-    parameters: all, a tied head counted once. layers: of each layer. cached: numbers that the
-    layers cache per token. linears: name, inputs and outputs of the linear layers of the last
-    layer. has_weights: the weights are on this machine.
-    """
+    """Counts of numbers, not bytes. parameters: all, a tied head counted once. layers: of each
+    layer. cached: by the layers per token. linears: name, inputs and outputs of the linear layers
+    of the last layer. has_weights: the weights are on this machine."""
 
     spec: str
     architecture: str
@@ -68,10 +66,7 @@ def read_target_sizes(
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     quiet_loading()
     try:
-        config = AutoConfig.from_pretrained(str(folder), **options)
-        make = opener(folder, spec, options).from_config
-        with torch.device("meta"):
-            model = make(config, trust_remote_code=trust_remote_code)
+        model = empty_model(folder, spec, options)
     except UserError:
         raise
     except Exception as error:  # transformers' errors for broken configs have no common class

@@ -44,11 +44,7 @@ def predict_tau(
     kind: str, tokens: float, drafted: int, how: str = "sampling", target: str = ""
 ) -> ExpectedTau | None:
     """τ of a drafter of this kind that has seen this many text tokens; None if no run of its kind
-    was measured.
-
-    Args:
-        drafted: K; τ is at most K + 1. how: `greedy` or `sampling`. target: the target's name.
-    """
+    was measured. drafted: K; τ is at most K + 1. how: `greedy` or `sampling`."""
     record = read_runs()
     runs = [run for run in record["runs"] if how in run]
     seen = [run["rows"] * record["tokens_per_row"] for run in runs]

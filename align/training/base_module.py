@@ -1,8 +1,5 @@
 """Training of every kind of drafter: data → forward → loss → step, then validation, sharding and
-checkpoints.
-
-The target is frozen and not part of the module.
-"""
+checkpoints. The target is frozen and not part of the module."""
 
 from __future__ import annotations
 
@@ -21,13 +18,16 @@ from align.config.recipe import Recipe
 from align.losses.acceptance import expected_accepted_token, kept_greedy, kept_token
 from align.losses.divergences import RowStatistics
 from align.losses.objective import Objective
-from align.outputs.cache import TargetOutputCache, TargetOutputs, compute_target_outputs
-from align.training.ema import EMA
-from align.training.metrics import StepSums, TrainingProgress, ValidationSums
-from align.training.optimizer import make_optimizer, set_rate
-from align.training.parallel.sharded import Sharded
-from align.training.parallel.target import AbsentTarget, SharedTarget
-from align.training.schedule import count_text_rows, learning_rate
+from align.outputs.cache import (
+    TargetOutputCache,
+    TargetOutputs,
+    compute_target_outputs,
+    flat_places,
+)
+from align.training.metrics import TrainingProgress, ValidationSums
+from align.training.optimizer import EMA, learning_rate, make_optimizer, set_rate
+from align.training.parallel.sharded import AbsentTarget, Sharded, SharedTarget
+from align.training.parallel.strategies import Zero
 from specalign.common.batch import Step
 from specalign.common.rng import random_state, seed_global, set_random_state
 from specalign.common.schema import JsonObject
@@ -50,40 +50,34 @@ class Interrupted(RuntimeError):
 
 
 class DrafterModule(lightning.LightningModule, ABC):
-    """Trains a drafter towards its target on packed rows.
-
-    Args:
-        drafter: q; knows its target p.
-        text_rows: of other text, which come first; default: those of a new run.
-    """
+    """Trains a drafter, which knows its target, on packed rows. text_rows: of other text, which
+    come first."""
 
     drafter: Drafter
 
-    def __init__(self, drafter: Drafter, recipe: Recipe, text_rows: int | None = None) -> None:
+    def __init__(self, drafter: Drafter, recipe: Recipe, text_rows: int = 0) -> None:
         super().__init__()
         o, t = recipe.objective, recipe.trainer
         self.drafter = drafter
         self.recipe = recipe
         self.objective = Objective(o.terms, o.weighting, o.decay, o.d_pace_alpha)
-        self.text_rows = count_text_rows(recipe) if text_rows is None else text_rows
+        self.text_rows = text_rows
         self.ema = EMA(drafter, t.ema)
         self.final_weights: dict[str, Tensor] = {}
         self.progress = TrainingProgress()
         self.validation_numbers: dict[str, float] = {}
         self.first_numbers: dict[str, float] = {}  # with `trainer.validate_first`
-        self.target_cache = self._make_cache()
+        self.target_cache: TargetOutputCache | None = None
+        if t.keep_features_gb or t.features_gb:
+            folder, writers = recipe.features_folder, recipe.processes
+            self.target_cache = TargetOutputCache(
+                drafter.target, self.conditioning, t, folder, writers
+            )
         self.shared_target: SharedTarget | AbsentTarget | None = None
         self._is_sharded = False
         self._last_step_ended = 0.0  # on the monotonic clock
         self._sums = ValidationSums(drafter.config.block_size)
         self._resumed_rng: dict[str, object] | None = None
-
-    def _make_cache(self) -> TargetOutputCache | None:
-        recipe, target = self.recipe, self.drafter.target
-        if not recipe.trainer.keep_features_gb and not recipe.trainer.features_gb:
-            return None
-        folder, writers = recipe.features_folder, recipe.processes
-        return TargetOutputCache(target, self.conditioning, recipe.trainer, folder, writers)
 
     # ---- one step ----
 
@@ -92,7 +86,7 @@ class DrafterModule(lightning.LightningModule, ABC):
         loss = self.objective.per_position(s, valid_BAK).sum() * step.scale
         accepted_BA = expected_accepted_token(s.log_q_label, s.p_label, s.acceptance, valid_BAK)
         accepted = (accepted_BA * complete_BA).sum()
-        self._count(step, StepSums(loss.detach(), accepted, complete_BA.sum(), valid_BAK.sum()))
+        self._count(step, loss.detach(), accepted, complete_BA.sum(), valid_BAK.sum())
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -151,13 +145,8 @@ class DrafterModule(lightning.LightningModule, ABC):
     def used_rows(step: Step, outputs: TargetOutputs) -> Tensor:
         """The index into `outputs.used_P` of the p that each drafted position imitates, (B, A,
         K)."""
-        length = step.batch.tokens_BL.shape[1]
-        offset = (
-            torch.arange(len(step.batch.tokens_BL), device=outputs.used_P.device)[:, None, None]
-            * length
-        )
-        place_BAK = step.anchors.places_BAK(length) + offset
-        return torch.searchsorted(outputs.used_P, place_BAK).clamp_max(len(outputs.used_P) - 1)
+        places = flat_places(step)
+        return torch.searchsorted(outputs.used_P, places).clamp_max(len(outputs.used_P) - 1)
 
     def complete(self, step: Step) -> Tensor:
         """Anchors that count for τ, (B, A): generated by the target (decoding never drafts directly
@@ -180,14 +169,16 @@ class DrafterModule(lightning.LightningModule, ABC):
             self._resumed_rng = None
 
     @torch.no_grad()
-    def _count(self, step: Step, sums: StepSums) -> None:
-        """Add this micro-batch of all processes to `progress`, with one transfer and one
-        reduction."""
+    def _count(self, step: Step, *sums: Tensor) -> None:
+        """Add this micro-batch of all processes to `progress`, with one transfer and one reduction.
+        `sums`: loss, expected accepted drafts, their anchors, positions in the loss."""
         seconds = time.monotonic() - self._last_step_ended
         self._last_step_ended += seconds
         tokens = (step.batch.document_BL >= 0).sum()
-        vector = sums.to_vector(tokens, self.progress.stop_wanted, seconds)
-        if not self.progress.add(self._reduce(vector).tolist(), self.trainer.world_size):
+        on_device = torch.stack([x.double() for x in (*sums, tokens)])
+        on_host = torch.tensor([float(self.progress.stop_wanted), seconds], dtype=torch.float64)
+        total = self._reduce(torch.cat([on_device, on_host.to(on_device.device)]))
+        if not self.progress.add(total.tolist(), self.trainer.world_size):
             raise NonFiniteLoss(
                 f"the loss at step {self.global_step + 1} is not finite (trainer.learning_rate, "
                 "trainer.gradient_clip)"
@@ -207,7 +198,8 @@ class DrafterModule(lightning.LightningModule, ABC):
             self.ema.swap_in(self.drafter)
 
     def validation_step(self, step: Step, index: int) -> None:
-        s, valid = self.model_step(step, 1.0), step.anchors.valid_BAK
+        s = self.model_step(step, 1.0)
+        valid = step.anchors.valid_BAK
         if step.scale == 0:  # a repeated row that keeps the processes in step
             return
         self._sums.add_loss(self.objective.per_position(s, valid).sum(), valid[..., 0].sum())
@@ -265,12 +257,12 @@ class DrafterModule(lightning.LightningModule, ABC):
     @contextmanager
     def gathered_weights(self, write: bool = False) -> Iterator[None]:
         """The drafter's full weights where the strategy shards them without DTensors (ZeRO-3)."""
-        gather = getattr(self.trainer.strategy, "gather_parameters", None)
-        if gather is None:
-            yield
-        else:
-            with gather(list(self.drafter.parameters()), write):
+        strategy = self.trainer.strategy
+        if isinstance(strategy, Zero):
+            with strategy.gather_parameters(list(self.drafter.parameters()), write):
                 yield
+        else:
+            yield
 
     # ---- checkpoints ----
 

@@ -1,13 +1,14 @@
-"""Training of block drafters: a block after each anchor, conditioned on the target, through the
-target's head."""
+"""Training by the objective's terms: of block drafters, a block after each anchor, conditioned on
+the target, through its head; and of autoregressive drafters."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
-from align.losses.divergences import DraftRows, RowStatistics, row_statistics
+from align.losses.divergences import DraftRows, RowStatistics, logit_statistics, row_statistics
 from align.losses.objective import after_prefix
 from align.training.base_module import DrafterModule
 from specalign.common.batch import Step
@@ -15,6 +16,7 @@ from specalign.common.rng import keyed_generator
 from specalign.diffusion.noise import clean_prefixes
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
+from specalign.models.causal import CausalDrafter
 
 
 class BlockDrafterModule(DrafterModule):
@@ -29,10 +31,7 @@ class BlockDrafterModule(DrafterModule):
 
     def draw_prefixes(self, step: Step) -> Tensor | None:
         """The number of clean tokens at each block's start while training, (B, A); None = always 0.
-
-        Drawn from each row's place in the stream, so that resumed runs and any number of processes
-        draw the same.
-        """
+        Drawn from each row's place in the stream."""
         decay = self.recipe.objective.prefix_decay
         if decay == 0:
             return None
@@ -40,11 +39,9 @@ class BlockDrafterModule(DrafterModule):
         return clean_prefixes(step.anchors, decay, step.batch.tokens_BL.shape[1], generators)
 
     def model_step(self, step: Step, temperature: float) -> RowStatistics:
-        """Statistics (B, A, K) of one micro-batch of whole drafts, with p at `temperature`."""
         return self.block_statistics(step, temperature, None)
 
     def draft_statistics(self, step: Step) -> tuple[RowStatistics, Tensor, Tensor]:
-        """Statistics, positions in the loss and anchors in τ, after `draw_prefixes`."""
         clean_BA = self.draw_prefixes(step)
         s = self.block_statistics(step, self.recipe.objective.temperature, clean_BA)
         if clean_BA is None:
@@ -60,12 +57,10 @@ class BlockDrafterModule(DrafterModule):
         outputs = self.target_outputs(step, temperature)
         hidden = drafter(batch, outputs.features, anchors, clean_BA)
         factors = drafter.markov_factors(batch, anchors, hidden)
-        drafted = DraftRows(
-            hidden.flatten(0, 2),
-            self.used_rows(step, outputs).flatten(),
-            None if factors is None else factors[0].flatten(0, 2),
-            None if factors is None else factors[1],
-        )
+        drafted = DraftRows(hidden.flatten(0, 2), self.used_rows(step, outputs).flatten())
+        if factors is not None:
+            drafted.z_Rr = factors[0].flatten(0, 2)
+            drafted.basis_rV = factors[1]
         statistics = row_statistics(
             drafted,
             outputs.places,
@@ -76,3 +71,29 @@ class BlockDrafterModule(DrafterModule):
             self.recipe.objective.chunk_rows,
         )
         return replace(statistics, confidence=drafter.confidence_logits(batch, anchors, hidden))
+
+
+class CausalDrafterModule(DrafterModule):
+    """Trains `drafter`, a causal language model, towards p at every position of an answer.
+
+    One causal pass over a packed row gives q at every position, so the K positions of an anchor are
+    K positions of the row. On the target's own text expected τ is unbiased.
+    """
+
+    drafter: CausalDrafter
+
+    def model_step(self, step: Step, temperature: float) -> RowStatistics:
+        """Statistics (B, A, K) of one micro-batch, with p at `temperature`."""
+        drafter, outputs = self.drafter, self.target_outputs(step, temperature)
+        hidden_PD = drafter(step.batch).flatten(0, 1)[outputs.used_P]
+        place_P = torch.arange(len(hidden_PD), device=hidden_PD.device)
+        places, wanted = outputs.places, self.objective.wanted
+        if drafter.has_targets_head:
+            rows, head_VD = DraftRows(hidden_PD, place_P), drafter.head_weight_VD
+            chunk = self.recipe.objective.chunk_rows
+            found = row_statistics(rows, places, head_VD, None, place_P.shape, wanted, chunk)
+        else:
+            logits_PV, head_VD = drafter.logits(hidden_PD), drafter.target.head_weight_VD
+            found = logit_statistics(logits_PV, place_P, places, head_VD, wanted)
+        at_BAK = self.used_rows(step, outputs)
+        return found.map(lambda value_P: value_P[at_BAK])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -12,18 +11,16 @@ from torch.distributed.tensor import DTensor
 
 from align.config.drafter import DrafterConfig
 from align.config.recipe import Recipe
-from align.data.draft_vocab import coverage, frequent_tokens
+from align.data.draft_vocab import frequent_tokens
 from align.data.supply import Supply
 from align.makers.block import block_config, make_block
 from align.makers.standalone import make_causal, make_standalone
 from align.training.base_module import Drafter, DrafterModule
-from align.training.block_module import BlockDrafterModule
-from align.training.causal_module import CausalDrafterModule
+from align.training.block_module import BlockDrafterModule, CausalDrafterModule
 from align.training.checkpoints import Checkpoint
 from align.training.diffusion_module import DiffusionDrafterModule
-from align.training.model_card import RunNumbers, write_card
+from align.training.model_card import write_card
 from specalign.common.checksums import CHECKSUMS, write_checksums
-from specalign.common.errors import UserError
 from specalign.folder.chat import Chat
 from specalign.folder.trained_chat import save_chat
 from specalign.formats.block import load_drafter, save_drafter
@@ -63,18 +60,11 @@ def needs_vocabulary(options: DrafterConfig) -> bool:
 def draft_vocab(
     recipe: Recipe, target: Target, supply: Supply, resume: Checkpoint | None
 ) -> Tensor | None:
-    """The token ids that a drafter may propose, ascending; None = all.
-
-    A resumed run uses its checkpoint's: more data may have changed the frequencies.
-    """
-    saved = None if resume is None else resume.seal.draft_vocab
-    if resume is None or saved is None:
+    """The token ids that a drafter may propose, ascending; None = all. A resumed run uses its
+    checkpoint's: more data may have changed the frequencies."""
+    if resume is None or resume.seal.draft_vocab is None:
         return frequent_tokens(supply.training, target, recipe.drafter.draft_vocab, supply.text)
-    if not all(a < b for a, b in pairwise([-1, *saved, target.vocab_size])):
-        raise UserError(
-            f"{resume.path}: its draft_vocab is not an ascending list of the target's tokens"
-        )
-    return torch.tensor(saved)
+    return torch.tensor(resume.seal.draft_vocab)
 
 
 def conditioning(options: DrafterConfig, target: Target) -> BlockConfig | None:
@@ -88,19 +78,9 @@ def conditioning(options: DrafterConfig, target: Target) -> BlockConfig | None:
 
 def save_trained(module: DrafterModule, supply: Supply, steps: int, name: str = "drafter") -> Path:
     """Write the drafter and its card to <output>/NAME; returns the folder."""
-    recipe, drafter, progress = module.recipe, module.drafter, module.progress
+    recipe, drafter = module.recipe, module.drafter
     folder = Path(recipe.output) / name
-    trained = module.trained_parameters()
-    run = RunNumbers(
-        steps=steps,
-        tokens_seen=progress.tokens_seen,
-        positions=progress.positions,
-        minutes=progress.seconds / 60,
-        parameters=sum(w.numel() for key, w in module.final_weights.items() if key in trained),
-        validation=module.validation_numbers,
-        coverage=coverage(supply.training, drafter.draft_vocab, drafter.target),
-    )
-    card = write_card(recipe, drafter.config, supply.manifest, run, supply.text_manifest)
+    card = write_card(module, supply, steps)
     (folder / CHECKSUMS).unlink(missing_ok=True)  # until the new weights are complete
     if isinstance(drafter, BlockDrafter):
         _save_block(drafter, recipe, module.final_weights, folder, card)

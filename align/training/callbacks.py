@@ -1,14 +1,11 @@
 """Callbacks after every step and validation: progress lines and metrics, then checkpoints and
-stopping.
-
-In this order, so that a checkpoint's window of means begins after the line that reports it.
-"""
+stopping, so that a checkpoint's window of means begins after the line that reports it."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import lightning
@@ -17,8 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from align.training import checkpoints
 from align.training.base_module import DrafterModule, Interrupted
 from align.training.loggers import CSVFile
-from align.training.messages import training_line, validation_line
-from specalign.common.text import say
+from specalign.common.text import clock, say
 
 
 class StepCallback(Callback):
@@ -72,8 +68,10 @@ class ProgressLogger(StepCallback):
         progress = self.module.progress
         means = progress.take_means()
         numbers = {"train/loss": means["loss"]}
+        tau = ""
         if "tau" in means:
             numbers["train/expected_tau"] = means["tau"]
+            tau = f"expected τ {means['tau']:.3f}  "
         rate = (progress.positions - self._positions) / max(now - self._since, 1e-9)
         numbers["train/learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
         numbers["train/positions_per_second"] = rate
@@ -83,7 +81,11 @@ class ProgressLogger(StepCallback):
         if t.max_minutes is not None:
             left = min(left, max(0.0, 60 * t.max_minutes - progress.seconds))
         unit = "token" if self.module.recipe.stage == "pretrain" else "block"
-        self._report(trainer, training_line(step, t.max_steps, numbers, left, unit), numbers)
+        line = (
+            f"step {step}/{t.max_steps}  loss {means['loss']:.4f} a {unit}  {tau}"
+            f"{rate:.0f} positions/s  {clock(left)} left"
+        )
+        self._report(trainer, line, numbers)
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: object) -> None:
         numbers = self.module.validation_numbers
@@ -98,6 +100,35 @@ class ProgressLogger(StepCallback):
         for logger in trainer.loggers if trainer.is_global_zero else []:
             logger.log_metrics(numbers, trainer.global_step)
             logger.save()
+
+
+def validation_line(step: int, numbers: Mapping[str, float]) -> str:
+    """Expected τ with its standard error, acceptance at each position, and the share of drafts
+    accepted up to it."""
+    parts = [f"loss {numbers['loss']:.4f} a block"]
+    if "bound" in numbers:
+        parts.append(
+            f"bound {numbers['bound']:.3f}±{numbers['bound_se']:.3f} nats a token "
+            f"(perplexity {numbers['perplexity']:.0f})"
+        )
+    taus = []
+    for name, temperature in (("greedy", 0), ("sampling", 1)):
+        if f"tau_{name}" in numbers:
+            taus.append(f"{numbers[f'tau_{name}']:.3f}±{numbers[f'tau_{name}_se']:.3f} {name}")
+        else:
+            taus.append(f"unknown {name} (no held-out text at temperature {temperature})")
+    parts.append(f"expected τ {', '.join(taus)}")
+    line = f"validation at step {step}: {', '.join(parts)}"
+    lists = {
+        "acceptance by position": "acceptance_",
+        "accepted up to it": "kept_sampling_",
+        "accepted up to it, greedy": "kept_greedy_",
+    }
+    for title, prefix in lists.items():
+        values = [f"{v:.3f}" for k, v in numbers.items() if k.startswith(prefix)]
+        if values:
+            line += f"; {title} {' '.join(values)}"
+    return line
 
 
 class MilestoneCallback(StepCallback):

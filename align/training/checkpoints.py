@@ -1,8 +1,7 @@
 """Complete checkpoints of a run, and the one to resume from.
 
-A checkpoint is `step-N.ckpt` (a file, or a folder under DeepSpeed) with a seal `step-N.json`. It is
-saved under another name, renamed when complete, and sealed last. The seal holds the run's settings
-and the hashes of the files.
+A checkpoint is `step-N.ckpt` (a file, or a folder under DeepSpeed), renamed when complete, with a
+seal `step-N.json`, written last, of the run's settings and the hashes of the files.
 """
 
 from __future__ import annotations
@@ -21,20 +20,18 @@ from specalign.common.text import say
 _START_OVER = "use trainer.resume=never or another output"
 
 
+_OPTIONS = {"stage": "stage", "train": "drafter.train", "strategy": "launch.strategy"}
+"""The option behind each of `Settings`."""
+
+
 @dataclass(frozen=True)
 class Settings:
-    """What a run must share with the checkpoint that it resumes from.
-
-    train: the trained parts of the drafter. strategy: the kind that can read the checkpoint.
-    """
+    """What a run must share with the checkpoint that it resumes from: stage, the trained parts of
+    the drafter, and the kind of strategy that can read it."""
 
     stage: str | None = None
     train: str = "all"
     strategy: str | None = None
-
-
-_OPTIONS = {"stage": "stage", "train": "drafter.train", "strategy": "launch.strategy"}
-"""The option behind each setting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,33 +140,26 @@ def find_fault(path: Path, read_content: bool = False) -> str | None:
     """Why a checkpoint is unusable, or None. `read_content` also compares the hashes of its
     files."""
     try:
-        record = read_seal(path)
+        hashes = read_seal(path).sha256
     except UserError:
         return "incomplete"
-    if not path.exists():
-        return "missing"
     files = _list_files(path)
-    if files.keys() != record.sha256.keys():
+    if not files or files.keys() != hashes.keys():
         return "incomplete"
     for name, file in files.items() if read_content else ():
-        if sha256_file(file) != record.sha256[name]:
+        if sha256_file(file) != hashes[name]:
             return f"damaged ({name} has changed since it was saved)"
     return None
 
 
-def check_named(resume: str) -> None:
+def check_named(resume: str, read_content: bool = False) -> None:
     """Raises UserError if `trainer.resume` names a checkpoint that is not complete."""
-    if resume not in ("auto", "never"):
-        fault = find_fault(expand_path(resume, "trainer.resume"))
-        if fault:
-            raise _describe_unusable(resume, fault)
-
-
-def _describe_unusable(resume: str, fault: str) -> UserError:
-    return UserError(
-        f"trainer.resume={resume}: no complete checkpoint there ({fault}); auto, never, or a "
-        "step-N.ckpt"
-    )
+    if resume in ("auto", "never"):
+        return
+    fault = find_fault(expand_path(resume, "trainer.resume"), read_content)
+    if fault:
+        hint = "auto, never, or a step-N.ckpt"
+        raise UserError(f"trainer.resume={resume}: no complete checkpoint there ({fault}); {hint}")
 
 
 def find_resume(folder: Path, resume: str, target_sha256: str) -> Checkpoint | None:
@@ -177,12 +167,10 @@ def find_resume(folder: Path, resume: str, target_sha256: str) -> Checkpoint | N
     none, else a path. Raises UserError: a named one that is unusable, or one of another target."""
     if resume == "never":
         return None
-    named = resume != "auto"
-    paths = [expand_path(resume, "trainer.resume")] if named else _list_steps(folder)
-    for path in paths:
-        fault = find_fault(path, read_content=True)
-        if fault and named:
-            raise _describe_unusable(resume, fault)
+    check_named(resume, read_content=True)
+    named = [] if resume == "auto" else [expand_path(resume, "trainer.resume")]
+    for path in named or _list_steps(folder):
+        fault = None if named else find_fault(path, read_content=True)
         if fault:
             say(f"warning: {path} is {fault} and ignored", error=True)
             continue
@@ -196,13 +184,12 @@ def find_resume(folder: Path, resume: str, target_sha256: str) -> Checkpoint | N
     return None
 
 
-def check_same_run(checkpoint: Checkpoint, drafter: dict[str, object], settings: Settings) -> None:
-    """Raises UserError if a checkpoint's drafter has another architecture, or it was saved under
-    other settings. `drafter`: the config of this run's drafter."""
+def check_same_run(checkpoint: Checkpoint, drafter: JsonObject, settings: Settings) -> None:
+    """Raises UserError if a checkpoint's drafter has another config than `drafter`, or it was saved
+    under other settings."""
     path, record = checkpoint.path, checkpoint.seal
     for name in {**record.drafter, **drafter}:
-        now = drafter.get(name)
-        saved = record.drafter.get(name)
+        now, saved = drafter.get(name), record.drafter.get(name)
         is_new = name not in record.drafter and not now  # an option of a later version
         if name != "target" and saved != now and not is_new:  # the target's hash counts
             raise UserError(

@@ -1,11 +1,9 @@
 """Packed rows with anchors, as a function of (seed, step): resuming is starting at another step.
-
-A step's global batch depends neither on the number of processes nor on the number of micro-batches.
-"""
+A step's global batch depends neither on the number of processes nor on that of micro-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 
@@ -23,16 +21,16 @@ from specalign.common.rng import keyed_generator
 from specalign.diffusion.noise import sample_anchors
 
 Place = tuple[int, int]  # (micro-batch, place in the stream = key of the anchors)
+HeldOutRows = list[tuple[str, PackedRow]]
+"""Validation rows with their kind of text: greedy, sampling or other."""
 _VALIDATION_SEED = 0x7A11D
 
 
 @dataclass(frozen=True)
 class StepSampler:
-    """Batch sampler of places from step `start` on, one list per micro-batch.
-
-    Step s takes the places s·G … s·G+G−1 of the stream, split into `accumulate` micro-batches, each
-    split into `world` slices of `batch_size` rows, one per process. steps: optimizer steps in all.
-    """
+    """Batch sampler of places from step `start` on, one list per micro-batch. Step s takes the
+    places s·G … s·G+G−1 of the stream, split into `accumulate` micro-batches, each split into
+    `world` slices of `batch_size` rows, one per process. steps: optimizer steps in all."""
 
     steps: int
     batch_size: int
@@ -62,14 +60,6 @@ class StepSampler:
         return range(first, first + size)
 
 
-def count_anchors(row: PackedRow, anchors: int) -> int:
-    """The number of anchors that `sample_anchors` finds: positions whose next token is an answer's
-    in the same document."""
-    same = (row.document_L[1:] == row.document_L[:-1]) & row.answer_L[1:]
-    places = same & (row.positions_L[:-1] > 0) & (row.document_L[:-1] >= 0)
-    return min(anchors, int(places.sum()))
-
-
 def make_batch(
     rows: Sequence[PackedRow],
     keys: Sequence[int],
@@ -78,12 +68,8 @@ def make_batch(
     seed: int,
     width: int = 0,
 ) -> tuple[Batch, Anchors]:
-    """Stack rows with random anchors, drawn from (seed, key).
-
-    Args:
-        anchors: per row. width: the least number of anchor columns; more are kept only if a row
-            uses them.
-    """
+    """Stack rows with `anchors` random anchors each, drawn from (seed, key). width: the least
+    number of anchor columns; more are kept only if a row uses them."""
     parts = [
         sample_anchors(collate([row]), anchors, block_size, keyed_generator(seed, 2, key))
         for row, key in zip(rows, keys, strict=True)
@@ -97,21 +83,17 @@ def make_batch(
     return collate(rows), Anchors(index_BA.gather(1, keep_BA), kept_BAK)
 
 
-def validation_rows(
-    samples: ShardSamples, length: int, count: int, exact: bool
-) -> list[tuple[str, PackedRow]]:
-    """At most `count` held-out rows with their kind of text, kinds in turn, independent of the
-    run's seed.
+def validation_rows(samples: ShardSamples, length: int, count: int, exact: bool) -> HeldOutRows:
+    """At most `count` held-out rows, kinds of text in turn, independent of the run's seed.
 
-    `greedy` text was generated at temperature 0 and estimates τ of greedy decoding; `sampling` text
-    at temperature 1 and, if `exact`, without top-p and top-k estimates τ of sampling. Each estimate
-    is unbiased only on its own text.
+    `greedy` text, generated at temperature 0, estimates τ of greedy decoding; `sampling` text, at
+    temperature 1 and, if `exact`, without top-p and top-k, that of sampling. Each estimate is
+    unbiased only on its own text.
     """
-    temperature = samples.temperature
-    greedy = temperature == 0
-    sampling = (temperature == 1) & exact
+    greedy = samples.temperature == 0
+    sampling = (samples.temperature == 1) & exact
 
-    def rows(kind: str, chosen: Tensor) -> list[tuple[str, PackedRow]]:
+    def rows(kind: str, chosen: Tensor) -> HeldOutRows:
         indices = chosen.nonzero()[:, 0].tolist()
         packed = pack(samples.select(indices), length, 0) if indices else []
         return [(kind, row) for row in packed[:count]]
@@ -122,12 +104,8 @@ def validation_rows(
 
 
 class RowsModule(lightning.LightningDataModule):
-    """Training and validation rows of a data folder.
-
-    Args:
-        stream: training rows. validation: held-out samples. block_size: K.
-        exact: text was sampled without top-p and top-k.
-    """
+    """Training and validation rows: of `stream`, and of `validation`, held-out samples. block_size:
+    K. exact: text was sampled without top-p and top-k."""
 
     def __init__(
         self,
@@ -152,20 +130,15 @@ class RowsModule(lightning.LightningDataModule):
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.start = state["step"]
 
-    def sampler(self, rank: int, world: int) -> StepSampler:
-        """The batches of one process."""
-        t = self.recipe.trainer
-        share = t.batch_size // (t.accumulate * world)
-        return StepSampler(t.max_steps, share, t.accumulate, rank, world, self.start)
-
     def train_dataloader(self) -> DataLoader[Place]:
-        assert self.trainer is not None
-        sampler = self.sampler(self.trainer.global_rank, self.trainer.world_size)
-
-        def collate(places: Sequence[Place]) -> Step:
-            return self.step(sampler, places)
-
-        return DataLoader(_Places(len(sampler)), batch_sampler=sampler, collate_fn=collate)
+        t, trainer = self.recipe.trainer, self.trainer
+        assert trainer is not None
+        world = trainer.world_size
+        share = t.batch_size // (t.accumulate * world)
+        sampler = StepSampler(
+            t.max_steps, share, t.accumulate, trainer.global_rank, world, self.start
+        )
+        return _make_loader(sampler, lambda places: self.step(sampler, places))
 
     def step(self, sampler: StepSampler, places: Sequence[Place]) -> Step:
         """One micro-batch of one process."""
@@ -185,46 +158,44 @@ class RowsModule(lightning.LightningDataModule):
         return Step(batch, anchors, scale, keys=row_keys, places=keys, written=written)
 
     def _count(self, place: int) -> int:
-        """The anchors of the row at a place."""
+        """The number of anchors that `sample_anchors` finds in the row at a place: positions whose
+        next token is an answer's in the same document."""
         key = self.stream.key(place)
         if key not in self._counts:
-            self._counts[key] = count_anchors(self.stream.row(key), self.recipe.trainer.anchors)
+            row = self.stream.row(key)
+            same = (row.document_L[1:] == row.document_L[:-1]) & row.answer_L[1:]
+            places = same & (row.positions_L[:-1] > 0) & (row.document_L[:-1] >= 0)
+            self._counts[key] = min(self.recipe.trainer.anchors, int(places.sum()))
         return self._counts[key]
 
     def val_dataloader(self) -> DataLoader[Place]:
-        """Held-out rows, one per batch, distributed to the processes in turn, with an anchor at
-        every position, or for standalone drafters, whose blocks are more expensive, as many as in
-        training.
-
-        Every process gets equally many, since forwards may be collective: repeated rows have scale
-        0.
-        """
+        """Held-out rows, one per batch, distributed to the processes in turn. Every process gets
+        equally many, since forwards may be collective: repeated rows have scale 0."""
         assert self.trainer is not None
         rank, world, count = self.trainer.global_rank, self.trainer.world_size, len(self.held_out)
         batches = [[(0, place)] for place in range(rank, -(-count // world) * world, world)]
+        return _make_loader(batches, lambda places: self._validation_step(places[0][1]))
 
-        def collate(places: Sequence[Place]) -> Step:
-            place = places[0][1]
-            index = place % count
-            kind, row = self.held_out[index]
-            d, t = self.recipe.data, self.recipe.trainer
-            anchor_limit = min(d.length, t.anchors) if self.recipe.drafter.standalone else d.length
-            batch, anchors = make_batch(
-                [row], [index], anchor_limit, self.block_size, _VALIDATION_SEED
-            )
-            return Step(batch, anchors, float(place < count), kind, (-1 - index,), (index,))
-
-        return DataLoader(_Places(count), batch_sampler=batches, collate_fn=collate)
+    def _validation_step(self, place: int) -> Step:
+        """A held-out row with an anchor at every position, or for standalone drafters, whose blocks
+        are more expensive, as many as in training."""
+        count, limit = len(self.held_out), self.recipe.data.length
+        index = place % count
+        kind, row = self.held_out[index]
+        if self.recipe.drafter.standalone:
+            limit = min(limit, self.recipe.trainer.anchors)
+        batch, anchors = make_batch([row], [index], limit, self.block_size, _VALIDATION_SEED)
+        return Step(batch, anchors, float(place < count), kind, (-1 - index,), (index,))
 
 
 class _Places(Dataset[Place]):
     """Places themselves: `collate` looks up the rows."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-
     def __getitem__(self, place: Place) -> Place:
         return place
 
-    def __len__(self) -> int:
-        return self.count
+
+def _make_loader(
+    batches: Iterable[list[Place]], collate: Callable[[list[Place]], Step]
+) -> DataLoader[Place]:
+    return DataLoader(_Places(), batch_sampler=batches, collate_fn=collate)

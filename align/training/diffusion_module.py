@@ -2,7 +2,7 @@
 
     pretrain    whole rows, each document after a clean prefix: the diffusion loss, per token
     finetune    blocks after clean prefixes, as in decoding: the diffusion loss, summed over a block
-    calibrate   the same + λ · the terms of the objective (distillation towards the target) at masked positions
+    calibrate   the same + λ · the objective's terms (distillation) at masked positions
 
 The diffusion loss is SEDD's denoising score entropy or MDLM's bound. All stages validate the bound
 on held-out blocks given the text before them, and expected τ and acceptance of one-step drafts.
@@ -20,7 +20,6 @@ from align.losses.diffusion_losses import masked_cross_entropy, score_entropy
 from align.losses.divergences import RowStatistics, logit_statistics
 from align.outputs.cache import TargetOutputs
 from align.training.base_module import DrafterModule
-from align.training.metrics import StepSums
 from specalign.common.batch import Anchors, Corrupted, Step
 from specalign.common.rng import keyed_generator
 from specalign.diffusion.noise import (
@@ -44,11 +43,8 @@ class DiffusionDrafterModule(DrafterModule):
 
     def noise(self, step: Step, training: bool = True) -> Corrupted:
         """Noise drawn from each row's place in the stream, so that resumed runs and any number of
-        processes draw the same.
-
-        Validation draws by the number of masks whatever training does: the same bound with a much
-        smaller error.
-        """
+        processes draw the same. Validation draws by the number of masks: the same bound with a much
+        smaller error."""
         o, drafter, device = self.recipe.objective, self.drafter, step.batch.tokens_BL.device
         times = o.times if training else "count"
         seed, parts = self.recipe.seed if training else _VALIDATION_SEED, []
@@ -63,8 +59,9 @@ class DiffusionDrafterModule(DrafterModule):
             else:
                 index, valid = step.anchors.index_BA[b : b + 1], step.anchors.valid_BAK[b : b + 1]
                 anchors = Anchors(index, valid)
-                whole = [0.0] * (anchors.block_size - 1) + [1.0]
-                lengths = (o.block_lengths or whole) if training else whole
+                lengths = [0.0] * (anchors.block_size - 1) + [1.0]
+                if training and o.block_lengths:
+                    lengths = o.block_lengths
                 parts.append(
                     corrupt_blocks(row, anchors, *how, lengths, generator, times, o.least_time)
                 )
@@ -87,42 +84,32 @@ class DiffusionDrafterModule(DrafterModule):
         self, f_RV: Tensor, noisy: Corrupted, at: Tensor, score: bool | None = None
     ) -> Tensor:
         """The diffusion loss of the rows f at the positions `at`, (R,). `score` False: the bound,
-        whatever the training loss.
-
-        For a network that predicts logits both are equal: normalised, their score has Z = 1, and
-        score entropy is MDLM's bound term by term (RADD, arXiv 2406.03736).
-        """
-        drafter = self.drafter
+        whatever the training loss. For a network that predicts logits both are equal: normalised,
+        their score has Z = 1 (RADD, arXiv 2406.03736)."""
         # fp64: near t = 1 the rates of cosine and geometric schedules lose four digits in fp32
         times = noisy.times.double()[..., None].expand(noisy.valid.shape)[at]
         importance = noisy.importance[..., None].expand(noisy.valid.shape)[at]
         if score is None:
-            score = (
-                self.recipe.objective.diffusion == "score_entropy"
-                and drafter.config.prediction == "log_score"
-            )
+            has_scores = self.drafter.config.prediction == "log_score"
+            score = has_scores and self.recipe.objective.diffusion == "score_entropy"
         loss = score_entropy if score else masked_cross_entropy
-        value = loss(f_RV, noisy.tokens_0[at], drafter.mask_id)
-        return (importance * (drafter.schedule.weight(times) * value)).float()
+        value = loss(f_RV, noisy.tokens_0[at], self.drafter.mask_id)
+        return (importance * (self.drafter.schedule.weight(times) * value)).float()
 
     def statistics(
         self, step: Step, outputs: TargetOutputs, f_RV: Tensor, at: Tensor
     ) -> RowStatistics:
         """Statistics of q and p at the positions `at`, spread over (B, A, K); unmasked positions
         have q = 1 and no loss."""
-        target = self.drafter.target
         statistics = logit_statistics(
             self.drafter.target_logits(f_RV),
             self.used_rows(step, outputs)[at],
             outputs.places,
-            target.head_weight_VD,
+            self.drafter.target.head_weight_VD,
             self.objective.wanted,
         )
-
-        def spread(values_R: Tensor) -> Tensor:
-            return torch.zeros(at.shape, device=at.device).masked_scatter(at, values_R)
-
-        return statistics.map(spread)
+        zeros = torch.zeros(at.shape, device=at.device)
+        return statistics.map(lambda values_R: zeros.masked_scatter(at, values_R))
 
     def strength(self) -> float:
         """The distillation weight λ at this step."""
@@ -132,32 +119,27 @@ class DiffusionDrafterModule(DrafterModule):
         return o.distillation * min(1.0, (self.global_step + 1) / max(1, o.distillation_warmup))
 
     def annealing_mask(self, step: Step) -> Annealed | None:
-        """Which noisy tokens attend to the right during annealing; None = all. A drafter from
-        drafter.init already does."""
+        """Which noisy tokens attend to the right during annealing; None = all, as those of a
+        drafter from drafter.init."""
         steps = self.recipe.objective.annealing
         if self.recipe.drafter.init is not None or self.global_step + 1 >= steps:
             return None
         progress = (self.global_step + 1) / steps
         generator = keyed_generator(self.recipe.seed, 4, *step.places)
         device = step.batch.tokens_BL.device
-
-        def see(length: int) -> Tensor:
-            return annealed_see(length, progress, generator).to(device)
-
-        return see
+        return lambda length: annealed_see(length, progress, generator).to(device)
 
     # ---- training ----
 
     def training_step(self, step: Step, index: int) -> Tensor:
         noisy = self.noise(step)
         at = self.loss_positions(noisy)
+        see = self.annealing_mask(step)
         if self.recipe.stage == "pretrain":
-            hidden, sigma = self.drafter.suffix_rows(step.batch, noisy, self.annealing_mask(step))
+            hidden, sigma = self.drafter.suffix_rows(step.batch, noisy, see)
             scale = 1.0 / noisy.valid.numel()  # per token of the step's rows, with padding
         else:
-            hidden, sigma = self.drafter.block_rows(
-                step.batch, step.anchors, noisy, self.annealing_mask(step)
-            )
+            hidden, sigma = self.drafter.block_rows(step.batch, step.anchors, noisy, see)
             scale = step.scale
         f_RV = self.drafter.logits(hidden[at], sigma[at])
         loss = self.diffusion(f_RV, noisy, at).sum()
@@ -168,7 +150,7 @@ class DiffusionDrafterModule(DrafterModule):
             loss = loss + strength * (self.objective.per_position(s, noisy.valid) * at).sum()
         loss = loss * scale
         zero = torch.zeros((), device=loss.device)
-        self._count(step, StepSums(loss.detach(), zero, zero, noisy.valid.sum()))
+        self._count(step, loss.detach(), zero, zero, noisy.valid.sum())
         return loss
 
     # ---- validation ----
@@ -180,15 +162,12 @@ class DiffusionDrafterModule(DrafterModule):
         masks, valid = torch.full_like(clean, drafter.mask_id), step.anchors.valid_BAK
         noisy = Corrupted(masks, clean, times, valid, torch.ones_like(times))
         outputs = self.target_outputs(step, temperature)
-        totals = {
-            f.name: torch.zeros(clean.shape, device=clean.device) for f in fields(RowStatistics)
-        }
+        names = [f.name for f in fields(RowStatistics)]
+        totals = {name: torch.zeros(clean.shape, device=clean.device) for name in names}
         for at, f_RV in self._chunks(step, noisy):
-            statistics = self.statistics(step, outputs, f_RV, at)
-            for name, total in totals.items():
-                value = getattr(statistics, name)
+            for name, value in vars(self.statistics(step, outputs, f_RV, at)).items():
                 if value is not None:
-                    total += value
+                    totals[name] += value
         return RowStatistics(**totals)
 
     def losses(self, step: Step, noisy: Corrupted) -> tuple[Tensor, Tensor]:

@@ -18,11 +18,8 @@ from specalign.common.files import naming, write_text
 
 
 class MetricsFile:
-    """A CSV table with `step` first and the other columns in order of appearance.
-
-    Rows are appended and flushed at once, so that a kill loses none; a new column rewrites the
-    file.
-    """
+    """A CSV table with `step` first and the other columns in order of appearance. Rows are flushed
+    at once, so that a kill loses none; a new column rewrites the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -102,13 +99,15 @@ def build_loggers(options: TrainerConfig, name: str, folder: Path) -> list[Logge
         loggers.append(TensorBoardLogger(str(folder), name="tensorboard", version=""))
     if "wandb" in options.logger:
         folder.mkdir(parents=True, exist_ok=True)
-        wandb_logger = WandbLogger(
-            project=os.environ.get("WANDB_PROJECT") or "align",
-            name=name,
-            save_dir=str(folder),
-            offline=is_offline() and os.environ.get("WANDB_MODE") != "disabled",
-            id=find_run_id(folder, fresh=options.resume == "never"),
-            resume="allow",
+        run_id = find_run_id(folder, fresh=options.resume == "never")
+        loggers.append(
+            WandbLogger(
+                project=os.environ.get("WANDB_PROJECT") or "align",
+                name=name,
+                save_dir=str(folder),
+                offline=is_offline() and os.environ.get("WANDB_MODE") != "disabled",
+                id=run_id,
+                resume="allow",
+            )
         )
-        loggers.append(wandb_logger)
     return loggers

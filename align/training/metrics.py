@@ -14,33 +14,12 @@ KINDS = ("greedy", "sampling")
 WINDOW = ("loss", "accepted", "anchors", "batches")
 
 
-@dataclass(frozen=True)
-class StepSums:
-    """One micro-batch of this process. accepted: expected accepted drafts, summed over `anchors`
-    anchors. positions: drafted positions in the loss."""
-
-    loss: Tensor
-    accepted: Tensor
-    anchors: Tensor
-    positions: Tensor
-
-    def to_vector(self, tokens: Tensor, stop_wanted: bool, seconds: float) -> Tensor:
-        """All that `TrainingProgress.add` counts, (7,) fp64."""
-        on_device = [self.loss, self.accepted, self.anchors, self.positions, tokens]
-        on_host = torch.tensor(
-            [float(stop_wanted), seconds], dtype=torch.float64, device=self.loss.device
-        )
-        return torch.cat([torch.stack([x.double() for x in on_device]), on_host])
-
-
 @dataclass
 class TrainingProgress:
-    """Progress of a run over all its parts and processes; the same in every process.
-
-    positions: drafted positions in the loss. tokens_seen: text tokens. seconds: time trained.
-    window: sums since the last progress line. stop_wanted: this process received a signal.
-    stopping: one of the processes did, and all know.
-    """
+    """Progress of a run over all its parts and processes; the same in every process. positions:
+    drafted positions in the loss. tokens_seen: text tokens. seconds: time trained. window: sums
+    since the last progress line. stop_wanted: this process received a signal. stopping: one of the
+    processes did, and all know."""
 
     positions: int = 0
     tokens_seen: int = 0
@@ -50,8 +29,8 @@ class TrainingProgress:
     stopping: bool = False
 
     def add(self, total: list[float], world: int) -> bool:
-        """Count one micro-batch, a vector of `StepSums` summed over processes. False = its loss is
-        not finite: nothing is counted."""
+        """Count one micro-batch, summed over processes. False = its loss is not finite: nothing is
+        counted."""
         loss, accepted, anchors, positions, tokens, stop, seconds = total
         loss /= world
         if not isfinite(loss):
@@ -73,7 +52,7 @@ class TrainingProgress:
         self.window = dict.fromkeys(w, 0.0)
         return means
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> JsonObject:
         names = ("positions", "tokens_seen", "seconds")
         return {**{name: getattr(self, name) for name in names}, "window": dict(self.window)}
 
@@ -123,16 +102,13 @@ class ValidationSums:
 
     def vector(self) -> Tensor:
         """All sums, (2 + 6 + 2K + 4K + 6,) fp64."""
-        parts = [self._loss, self._accepted, self._positions, self._bound]
+        parts = (self._loss, self._accepted, self._positions, self._bound)
         return torch.cat([part.flatten() for part in parts])
 
     def numbers(self, vector: Tensor) -> dict[str, float]:
-        """Metrics from vectors summed over processes; without anchors there is no τ.
-
-        `acceptance_k` is the mean β given the text before it; `kept_…_k` the share of drafts
-        accepted up to position k, which sum to τ − 1. Standard errors treat anchors as independent,
-        which those of one text are not quite.
-        """
+        """Metrics from vectors summed over processes; without anchors there is no τ. `acceptance_k`
+        is the mean β given the text before it; `kept_…_k` the share of drafts accepted up to
+        position k, which sum to τ − 1. Standard errors treat anchors as independent."""
         sizes = [t.numel() for t in (self._loss, self._accepted, self._positions, self._bound)]
         loss, accepted, positions, bound = vector.split(sizes)
         numbers = {"loss": float(loss[0] / loss[1].clamp_min(1))}
@@ -147,22 +123,16 @@ class ValidationSums:
             numbers[f"tau_{kind}_se"] = sqrt(variance / count)
             numbers[f"anchors_{kind}"] = count
             kept |= {f"kept_{kind}_{k + 1}": value / count for k, value in enumerate(by_position)}
-        numbers |= _bound_numbers(*bound.tolist())
-        sampled, greedy = positions.view(2, 2, -1)
-        sums_K, counts_K = sampled if bool(sampled[1].any()) else greedy
-        for k in range(len(counts_K)):
-            if counts_K[k] > 0:
-                numbers[f"acceptance_{k + 1}"] = float(sums_K[k] / counts_K[k])
+        x, n, xx, xn, nn, blocks = bound.tolist()
+        if n:  # nats per token with the standard error of a ratio of sums
+            ratio = x / n
+            spread = max(xx - 2 * ratio * xn + ratio * ratio * nn, 0.0)
+            numbers["bound"] = ratio
+            numbers["bound_se"] = sqrt(spread * blocks / max(blocks - 1, 1)) / n
+            numbers["perplexity"] = exp(min(ratio, 700.0))
+        sampled, greedy = positions.view(2, 2, -1).tolist()
+        sums_K, counts_K = sampled if any(sampled[1]) else greedy
+        for k, (total, count) in enumerate(zip(sums_K, counts_K, strict=True), 1):
+            if count:
+                numbers[f"acceptance_{k}"] = total / count
         return numbers | kept
-
-
-def _bound_numbers(
-    x: float, n: float, xx: float, xn: float, nn: float, blocks: float
-) -> dict[str, float]:
-    """Nats per token with the standard error of a ratio of sums, and the perplexity."""
-    if n == 0:
-        return {}
-    ratio = x / n
-    spread = max(xx - 2 * ratio * xn + ratio * ratio * nn, 0.0)
-    error = sqrt(spread * blocks / max(blocks - 1, 1)) / n
-    return {"bound": ratio, "bound_se": error, "perplexity": exp(min(ratio, 700.0))}

@@ -2,62 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from align.config.recipe import Recipe, resolve
-from align.data.shards import Manifest
+from align.data.draft_vocab import coverage
+from align.data.supply import Supply
+from align.training.base_module import DrafterModule
 from specalign.common.errors import UserError
-from specalign.common.hub import DEFAULT_TARGET, card_metadata, card_value, hub_id, model_folder
+from specalign.common.hub import (
+    DEFAULT_TARGET,
+    card_metadata,
+    card_value,
+    hub_id,
+    model_folder,
+    opening_name,
+)
 from specalign.common.provenance import training_versions
 from specalign.common.strict_yaml import dump_yaml
 from specalign.common.text import markdown_text
 from specalign.folder.chat import Chat, quote_arguments
-from specalign.folder.publishing import opening_name
 from specalign.models.block_config import BlockConfig
 from specalign.models.causal import CausalConfig
 from specalign.models.standalone import DiffusionConfig
 
-DrafterSettings = BlockConfig | DiffusionConfig | CausalConfig
 
-
-@dataclass(frozen=True)
-class RunNumbers:
-    """Numbers of a run. parameters: trained ones. positions: drafted positions in the loss.
-    validation: its last metrics. coverage: the share of the training answers' tokens in the draft
-    vocabulary."""
-
-    steps: int
-    tokens_seen: int
-    positions: int
-    minutes: float
-    parameters: int
-    validation: dict[str, float]
-    coverage: float = 1.0
-
-
-def write_card(
-    recipe: Recipe,
-    config: DrafterSettings,
-    manifest: Manifest,
-    run: RunNumbers,
-    text: Manifest | None = None,
-) -> str:
-    """Markdown with hub metadata.
-
-    Args:
-        manifest, text: of the generated data and of `data.text`.
-    """
+def write_card(module: DrafterModule, supply: Supply, steps: int) -> str:
+    """Markdown with hub metadata. `module.final_weights` are those after `steps` steps."""
+    recipe, config = module.recipe, module.drafter.config
     library, title, description = _describe(recipe, config)
     tags = ["speculative-decoding", "discrete-diffusion", "drafter"]
     if isinstance(config, CausalConfig):
         tags.remove("discrete-diffusion")
     chat = Chat(recipe.data.template_kwargs, recipe.data.system)
-    target = opening_name(config.target)  # `published_texts` replaces a path on upload
+    target = opening_name(config.target)
     options = [] if target == DEFAULT_TARGET else ["--target", target]
     arguments = quote_arguments([*options, *chat.arguments])
-    table = _make_table(recipe, config, manifest, run, text)
+    table = _make_table(module, supply, steps, chat)
     lines = [
         *card_metadata(library, config.target, _find_licence(recipe.drafter.init), tags),
         f"# {markdown_text(f'{Path(recipe.output).name}: {title}')}",
@@ -82,73 +63,54 @@ def write_card(
     return "\n".join(lines)
 
 
-def _make_table(
-    recipe: Recipe,
-    config: DrafterSettings,
-    manifest: Manifest,
-    run: RunNumbers,
-    text: Manifest | None,
-) -> dict[str, str]:
+def _make_table(module: DrafterModule, supply: Supply, steps: int, chat: Chat) -> dict[str, str]:
     """Rows of the card's table; empty ones are left out."""
-    versions, chat = training_versions(), Chat(recipe.data.template_kwargs, recipe.data.system)
-    vocabulary = ""
-    if isinstance(config, BlockConfig):
-        size = config.draft_vocab_size or config.vocab_size
-        vocabulary = f"{size:,} of {config.vocab_size:,} tokens, {run.coverage:.1%} of the training answers' tokens"
-    other_text = ""
-    if text is not None:
+    recipe, drafter, progress = module.recipe, module.drafter, module.progress
+    trained = module.trained_parameters()
+    count = sum(w.numel() for name, w in module.final_weights.items() if name in trained)
+    vocabulary = other_text = ""
+    if isinstance(drafter.config, BlockConfig):
+        size = drafter.config.draft_vocab_size or drafter.config.vocab_size
+        share = coverage(supply.training, drafter.draft_vocab, drafter.target)
+        vocabulary = f"{size:,} of {drafter.config.vocab_size:,} tokens, {share:.1%} of the "
+        vocabulary += "training answers' tokens"
+    if supply.text_manifest is not None:
+        text = supply.text_manifest
         sources = ", ".join(markdown_text(_name(s["source"])) for s in text["sources"])
-        other_text = (
-            f"{text['tokens']:,} tokens of {sources}, for {recipe.data.text_share:.0%} of the steps"
-        )
-    temperatures = f"{manifest['prompt_temperature']} / {manifest['answer_temperatures']}"
+        share_of_steps = f"for {recipe.data.text_share:.0%} of the steps"
+        other_text = f"{text['tokens']:,} tokens of {sources}, {share_of_steps}"
+    data, versions = supply.manifest, training_versions()
+    temperatures = f"{data['prompt_temperature']} / {data['answer_temperatures']}"
     return {
-        "trainable parameters": f"{run.parameters:,}",
+        "trainable parameters": f"{count:,}",
         "draft vocabulary": vocabulary,
-        "target sha256": f"`{config.target_sha256}`",
-        "data": f"{manifest['samples']:,} samples, {manifest['tokens']:,} tokens generated by the "
-        f"target (temperatures {temperatures}, seed {manifest['seed']})",
+        "target sha256": f"`{drafter.config.target_sha256}`",
+        "data": f"{data['samples']:,} samples, {data['tokens']:,} tokens generated by the target "
+        f"(temperatures {temperatures}, seed {data['seed']})",
         "prompted with": markdown_text(chat.description) if chat else "",
         "other text": other_text,
-        "training": f"{run.steps:,} steps, {run.tokens_seen:,} text tokens seen, "
-        f"{run.positions:,} drafted positions, {run.minutes:.1f} minutes",
-        **_describe_validation(run.validation),
+        "training": f"{steps:,} steps, {progress.tokens_seen:,} text tokens seen, "
+        f"{progress.positions:,} drafted positions, {progress.seconds / 60:.1f} minutes",
+        **_describe_validation(module.validation_numbers),
         "versions": f"torch {versions['torch']}, transformers {versions['transformers']}, commit "
         f"{versions['git_commit']}",
     }
 
 
-def _describe(recipe: Recipe, config: DrafterSettings) -> tuple[str, str, str]:
+def _describe(
+    recipe: Recipe, config: BlockConfig | DiffusionConfig | CausalConfig
+) -> tuple[str, str, str]:
     """Library, title and a paragraph."""
-    target, size, drafter = config.target, config.block_size, recipe.drafter
-    start = "random weights" if drafter.init is None else markdown_text(_name(drafter.init))
+    target, size, init = config.target, config.block_size, recipe.drafter.init
+    start = "" if init is None else f" Training started from {markdown_text(_name(init))}."
     if isinstance(config, BlockConfig):
-        if drafter.init is None and drafter.init_from_target:
-            start = f"the target's layers {_list_numbers(config.init_layer_ids)}"
-        text = (
-            f"Drafts {size} tokens in one pass, conditioned on the target (`{config.context}`, "
-            f"target layers {_list_numbers(config.target_layer_ids)}). Useful with that target "
-            f"alone, whose embedding it uses. Its layers started from {start}."
-        )
-        return "block-drafter", f"a block-diffusion drafter for {target}", text
+        text = f"Drafts {size} tokens in one pass, conditioned on that target, whose embedding it uses."
+        return "block-drafter", f"a block-diffusion drafter for {target}", text + start
     if isinstance(config, DiffusionConfig):
-        kind = "DDiT" if drafter.kind == "ddit" else "masked language model"
-        text = (
-            f"A {kind} ({drafter.attention} attention) that reads tokens alone; trained in blocks "
-            f"of {size}, stage {recipe.stage}. Its vocabulary is that target's."
-        )
-        return "diffusion-drafter", f"a standalone diffusion drafter for {target}", text
-    if config.layers:
-        start = f"layers {_list_numbers(config.layers)} of that target"
-    text = (
-        f"It started from {start}; its embedding and head were not trained. transformers opens "
-        f"this folder as it is. τ below is for drafts of {size} tokens."
-    )
-    return "transformers", f"a small causal language model that drafts for {target}", text
-
-
-def _list_numbers(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, numbers))
+        text = f"Reads tokens alone, of that target's vocabulary; trained in blocks of {size}."
+        return "diffusion-drafter", f"a standalone diffusion drafter for {target}", text + start
+    text = f"transformers opens this folder as it is. τ below is for drafts of {size} tokens."
+    return "transformers", f"a small causal language model that drafts for {target}", text + start
 
 
 def _describe_validation(validation: dict[str, float]) -> dict[str, str]:
@@ -164,8 +126,7 @@ def _describe_validation(validation: dict[str, float]) -> dict[str, str]:
         perplexity = f"perplexity {validation['perplexity']:.1f}"
         rows["bound on held-out blocks"] = f"{bound:.3f} ± {error:.3f} nats a token, {perplexity}"
     acceptance = [f"{v:.3f}" for k, v in validation.items() if k.startswith("acceptance_")]
-    if acceptance:
-        rows["acceptance Σmin(p, q) by position"] = " / ".join(acceptance)
+    rows["acceptance Σmin(p, q) by position"] = " / ".join(acceptance)
     return rows
 
 
@@ -187,17 +148,12 @@ def _name(source: str) -> str:
 def _without_paths(recipe: Recipe) -> dict[str, object]:
     """The resolved recipe without this machine's paths, except the target's."""
     data, init = recipe.data, recipe.drafter.init
+    text = [_name(source) for source in data.text]
+    prompts = data.prompts and _name(data.prompts)
     public = replace(
         recipe,
-        data=replace(
-            data,
-            path=None,
-            text=[_name(source) for source in data.text],
-            prompts=data.prompts and _name(data.prompts),
-        ),
+        data=replace(data, path=None, text=text, prompts=prompts),
         drafter=replace(recipe.drafter, init=init and _name(init)),
         trainer=replace(recipe.trainer, features_path=None),
     )
-    values = resolve(public)
-    del values["output"]
-    return values
+    return {key: value for key, value in resolve(public).items() if key != "output"}

@@ -1,4 +1,5 @@
-"""AdamW, or Muon for the layers' matrices with AdamW for the rest."""
+"""AdamW, or Muon for the layers' matrices with AdamW for the rest; the learning rate of every step;
+averaged weights."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from align.config.trainer import TrainerConfig
+from align.training.parallel.sharded import copy_into, gather
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
 from specalign.lm.dtypes import target_dtype
@@ -17,39 +20,18 @@ _MOMENTUM = 0.95
 """Nesterov momentum of Muon."""
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of X, X Xᵀ X and (X Xᵀ)² X (Jordan et al., 2024)."""
-_ROUNDS = 5
 
 
-def make_optimizer(
-    trained: Mapping[str, torch.nn.Parameter], t: TrainerConfig
-) -> torch.optim.Optimizer:
-    """The optimizer of trained weights, by name. Raises UserError if Muon has nothing to update."""
-    betas = (t.betas[0], t.betas[1])
-    if t.optimizer == "adamw":
-        weights = list(trained.values())
-        return torch.optim.AdamW(
-            weights, lr=t.learning_rate, betas=betas, weight_decay=t.weight_decay
-        )
-    matrices = [p for name, p in trained.items() if is_matrix(name, p)]
-    others = [p for name, p in trained.items() if not is_matrix(name, p)]
-    if not matrices:
-        raise UserError("trainer.optimizer=muon: no layer's matrix is trained (drafter.train)")
-    groups = [{"params": others, "muon": False}, {"params": matrices, "muon": True}]
-    dtype = target_dtype("auto", matrices[0].device)
-    return MuonAdamW(
-        [group for group in groups if group["params"]],
-        dtype,
-        lr=t.learning_rate,
-        betas=betas,
-        weight_decay=t.weight_decay,
-    )
-
-
-def is_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
-    """Whether Muon updates it. Embeddings, heads, and convolutions, which start at zero, use
-    AdamW."""
-    inside = ("layers." in name or "blocks." in name) and name.endswith(".weight")
-    return inside and parameter.dim() == 2 and "_conv." not in name
+def learning_rate(t: TrainerConfig, step: int, seconds: float) -> float:
+    """Linear warm-up, then cosine decay to the minimum at max_steps, or at max_minutes if that
+    comes first: a function of steps and seconds, so that no scheduler has to be saved."""
+    if step < t.warmup_steps:
+        return t.learning_rate * (step + 1) / t.warmup_steps
+    done = (step - t.warmup_steps) / max(1, t.max_steps - t.warmup_steps)
+    if t.max_minutes is not None:
+        done = max(done, seconds / (60 * t.max_minutes))
+    low = t.min_learning_rate_ratio
+    return t.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
 
 
 def set_rate(optimizer: torch.optim.Optimizer, t: TrainerConfig, rate: float) -> None:
@@ -60,12 +42,32 @@ def set_rate(optimizer: torch.optim.Optimizer, t: TrainerConfig, rate: float) ->
             group["lr"] = rate / t.learning_rate * t.muon_learning_rate
 
 
-class MuonAdamW(torch.optim.AdamW):
-    """Muon for the groups with `muon`, AdamW for the others, with one state.
+def make_optimizer(trained: Mapping[str, nn.Parameter], t: TrainerConfig) -> torch.optim.Optimizer:
+    """The optimizer of trained weights, by name. Raises UserError if Muon has nothing to update."""
+    options = {"lr": t.learning_rate, "betas": tuple(t.betas), "weight_decay": t.weight_decay}
+    if t.optimizer == "adamw":
+        return torch.optim.AdamW(list(trained.values()), **options)  # type: ignore[arg-type]
+    matrices = [p for name, p in trained.items() if is_matrix(name, p)]
+    others = [p for name, p in trained.items() if not is_matrix(name, p)]
+    if not matrices:
+        raise UserError("trainer.optimizer=muon: no layer's matrix is trained (drafter.train)")
+    groups: list[dict[str, object]] = [{"params": matrices, "muon": True}]
+    if others:
+        groups.insert(0, {"params": others, "muon": False})
+    return MuonAdamW(groups, target_dtype("auto", matrices[0].device), **options)
 
-    Updates are orthogonalised momentum (Jordan et al., 2024), scaled to the size of AdamW's steps
-    (Liu et al., arXiv 2502.16982, eq. 4). In bf16 the steps equal those of `torch.optim.Muon` bit
-    for bit. `dtype`: the compute type of the orthogonalisation."""
+
+def is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Whether Muon updates it. Embeddings, heads, and convolutions, which start at zero, use
+    AdamW."""
+    inside = ("layers." in name or "blocks." in name) and name.endswith(".weight")
+    return inside and parameter.dim() == 2 and "_conv." not in name
+
+
+class MuonAdamW(torch.optim.AdamW):
+    """Muon for the groups with `muon`, AdamW for the others, with one state. Updates are
+    orthogonalised momentum (Jordan et al., 2024), scaled to the size of AdamW's steps (Liu et al.,
+    arXiv 2502.16982, eq. 4); in bf16 they equal `torch.optim.Muon`'s bit for bit."""
 
     def __init__(self, groups: list[dict[str, object]], dtype: torch.dtype, **options: Any) -> None:
         super().__init__(groups, **options)
@@ -90,7 +92,7 @@ class MuonAdamW(torch.optim.AdamW):
         super().step()
         return loss
 
-    def _update_matrix(self, parameter: torch.nn.Parameter, group: JsonObject) -> None:
+    def _update_matrix(self, parameter: nn.Parameter, group: JsonObject) -> None:
         gradient, state = parameter.grad, self.state[parameter]
         assert gradient is not None
         if not state:
@@ -101,20 +103,71 @@ class MuonAdamW(torch.optim.AdamW):
         parameter.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(parameter.shape)))
 
 
-def orthogonalise(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Approximately U Vᵀ of a matrix U S Vᵀ, computed in `dtype`: five Newton-Schulz steps (Jordan
-    et al., 2024), after which singular values are between about 0.7 and 1.2.
-
-    torch's version always uses bf16, which takes 25 times as long as fp32 on a CPU without bf16
-    arithmetic.
-    """
+def orthogonalise(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """Approximately U Vᵀ of a matrix U S Vᵀ: five Newton-Schulz steps (Jordan et al., 2024) in
+    `dtype`; torch's version always uses bf16, on most CPUs 25 times as slow as fp32."""
     is_tall = matrix.shape[0] > matrix.shape[1]
     moved = matrix.to(dtype)
     moved = moved.T if is_tall else moved
     moved = moved / moved.norm().clamp(min=1e-7)
     linear, cubic, quintic = _NEWTON_SCHULZ
-    for _ in range(_ROUNDS):
+    for _ in range(5):
         gram = moved @ moved.T
         polynomial = torch.addmm(gram, gram, gram, beta=cubic, alpha=quintic)
         moved = torch.addmm(moved, polynomial, moved, beta=linear)
     return moved.T if is_tall else moved
+
+
+class EMA:
+    """Averaged weights: shadow ← d·shadow + (1−d)·weight after every step, d = min(decay,
+    (1+n)/(10+n)) after n updates (SEDD's warm-up). A decay of 0 switches it off. The shadow is
+    fp32; with FSDP2 every process averages its own shards."""
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self.decay, self.updates = decay, 0
+        self.shadow: dict[str, Tensor] = {}
+        self._replaced: dict[str, Tensor] = {}
+        if decay:
+            self.shadow = {n: p.detach().float().clone() for n, p in module.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, module: nn.Module) -> None:
+        """Average in the module's present weights."""
+        d = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        self.updates += 1
+        for name, parameter in module.named_parameters():
+            self.shadow[name].lerp_(parameter.detach().float(), 1 - d)
+
+    @torch.no_grad()
+    def swap_in(self, module: nn.Module) -> None:
+        """Replace the module's weights by the averaged ones until `swap_out`."""
+        if self.decay and not self._replaced:
+            self._replaced = {n: p.detach().clone() for n, p in module.named_parameters()}
+            for name, parameter in module.named_parameters():
+                parameter.copy_(self.shadow[name])
+
+    @torch.no_grad()
+    def swap_out(self, module: nn.Module) -> None:
+        """Restore the module's own weights."""
+        if self._replaced:
+            for name, parameter in module.named_parameters():
+                parameter.copy_(self._replaced[name])
+            self._replaced = {}
+
+    def weights(self, module: nn.Module) -> dict[str, Tensor]:
+        """The weights to save, averaged or not: fp32 copies on the CPU."""
+        weights = self.shadow if self.decay else dict(module.named_parameters())
+        return {
+            name: gather(p.detach()).to("cpu", torch.float32, copy=True)
+            for name, p in weights.items()
+        }
+
+    def state_dict(self) -> JsonObject:
+        shadow = {name: gather(tensor) for name, tensor in self.shadow.items()}
+        return {"updates": self.updates, "shadow": shadow}
+
+    def load_state_dict(self, state: JsonObject) -> None:
+        """A shadow that the state lacks (trained without EMA) starts from the present weights."""
+        self.updates = int(state["updates"])
+        for name in self.shadow.keys() & state["shadow"].keys():
+            copy_into(self.shadow[name], state["shadow"][name])

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+import signal
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import lightning
 import torch
 
-from align.config.hardware import main_process, target_placement
-from align.config.launching import thread_share
+from align.config.hardware import (
+    RESUMES,
+    accelerator,
+    devices,
+    main_process,
+    target_device,
+    thread_share,
+)
 from align.config.recipe import Recipe
-from align.config.run_record import save_run_record
+from align.config.recipe_files import save_run_record
+from align.config.wandb_runs import trial_note
 from align.data.supply import Supply, open_supply
 from align.training import checkpoints
-from align.training.base_module import Drafter, DrafterModule
+from align.training.base_module import Drafter, DrafterModule, Interrupted, NonFiniteLoss
 from align.training.build import (
     MODULES,
     conditioning,
@@ -24,46 +35,88 @@ from align.training.build import (
     needs_vocabulary,
     save_trained,
 )
-from align.training.callbacks import MilestoneCallback
-from align.training.checkpoints import Checkpoint
+from align.training.callbacks import CheckpointCallback, MilestoneCallback, ProgressLogger
+from align.training.checkpoints import Checkpoint, Settings
 from align.training.datamodule import RowsModule
-from align.training.messages import gain_line, list_notes, next_commands
-from align.training.parallel.strategies import is_one_file
-from align.training.schedule import count_text_rows
-from align.training.store_outputs import check_stored
-from align.training.trainer import build_trainer, read_settings
+from align.training.loggers import build_loggers
+from align.training.parallel.strategies import (
+    build_plugins,
+    build_strategy,
+    checkpoint_kind,
+    is_lost_peer,
+    is_one_file,
+)
+from align.training.store_outputs import check_stored, count_text_rows
+from specalign.common.claims import Claim
+from specalign.common.commands import command
 from specalign.common.errors import UserError
+from specalign.common.hub import DEFAULT_TARGET
+from specalign.common.schema import JsonObject
 from specalign.common.text import say
+from specalign.folder.chat import Chat
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 
 
-def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:
-    """Run a recipe to its end and save the drafter to <output>/drafter.
+def run_command(recipe: Recipe, argv: Sequence[str]) -> int:
+    """`align.train`: claim the folders and train. Returns the exit code: training that stopped
+    early is reported."""
+    try:
+        with ExitStack() as claims:
+            if main_process():
+                claims.enter_context(Claim(Path(recipe.output), "output"))
+                if recipe.trainer.features_gb:
+                    claims.enter_context(Claim(recipe.features_folder, "trainer.features_path"))
+                note = trial_note(recipe)
+                if note:
+                    say(note, error=True)
+            train(recipe, argv=argv)
+        return 0
+    except (NonFiniteLoss, Interrupted) as stop:
+        if not main_process():  # it stopped with the others: not a crash to its launcher
+            return 0
+        failed = isinstance(stop, NonFiniteLoss)
+        say(f"error: {stop}" if failed else str(stop), error=True)
+        return 1 if failed else 130
+    except RuntimeError as error:
+        if not is_lost_peer(error):
+            raise
+        # the launcher's signal ends this process too
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if main_process():
+            say(f"error: another process has failed or stopped responding; {RESUMES}", error=True)
+        return 1
 
-    The step itself, data → forward → loss, is `DrafterModule.training_step`. Raises UserError:
-    wrong input. NonFiniteLoss, Interrupted: training stopped early."""
+
+def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:
+    """Run a recipe to its end and save the drafter to <output>/drafter. The step itself is
+    `DrafterModule.training_step`. Raises UserError: wrong input. NonFiniteLoss, Interrupted:
+    training stopped early."""
     quiet = quiet or not main_process()
-    target = load_target(recipe.target.name, **target_placement(recipe), **recipe.target_options)
+    placement: JsonObject = {"device": "cpu", "fast": False}  # to be sharded
+    if recipe.target.parallel == "replicate":
+        placement = {"device": target_device(recipe)}
+    target = load_target(recipe.target.name, **placement, **recipe.target_options)
     drafter, supply, resume = _open(recipe, target, quiet)
+    text_rows = count_text_rows(recipe)
     if resume is not None:
         checkpoints.check_same_run(resume, drafter.config.to_dict(), read_settings(recipe))
         _check_steps(recipe, resume)
+        text_rows = resume.seal.schedule.get("text_rows", text_rows)
 
-    text_rows = count_text_rows(recipe, None if resume is None else resume.seal)
     stream = supply.stream(recipe, text_rows)
     block_size = drafter.config.block_size
     rows = RowsModule(recipe, stream, supply.validation, block_size, supply.exact)
     module = MODULES[recipe.drafter.kind](drafter, recipe, text_rows)
     if recipe.target.parallel == "absent":
         assert module.target_cache is not None and module.target_cache.store is not None
-        places = recipe.trainer.max_steps * recipe.trainer.batch_size
-        check_stored(recipe, module.target_cache.store, rows.held_out, stream, places)
+        check_stored(recipe, module.target_cache.store, rows.held_out, stream)
     if main_process():
         save_run_record(recipe, argv)
     if not quiet:
-        for line in (supply.line(recipe), *list_notes(module, resume)):
-            say(line, error=True)
+        say(supply.line(recipe), error=True)
+        if resume is not None:
+            say(_describe_resume(recipe, resume), error=True)
 
     milestones = MilestoneCallback(
         module, lambda steps, name: save_trained(module, supply, steps, name)
@@ -76,23 +129,9 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     return module
 
 
-def _check_steps(recipe: Recipe, resume: Checkpoint) -> None:
-    """Raises UserError for a checkpoint after the recipe's last step, or of another batch size."""
-    t, done = recipe.trainer, resume.seal.step
-    if done > t.max_steps:
-        raise UserError(f"trainer.max_steps={t.max_steps}: {resume.path} already has {done} steps")
-    batch_size = resume.seal.schedule.get("batch_size", t.batch_size)
-    if batch_size != t.batch_size:
-        raise UserError(
-            f"{resume.path}: saved under trainer.batch_size={batch_size}; give the same"
-        )
-
-
 def _open(recipe: Recipe, target: Target, quiet: bool) -> tuple[Drafter, Supply, Checkpoint | None]:
-    """The drafter, its data, and the checkpoint to resume from.
-
-    What can fail without data comes first: generating them may take hours.
-    """
+    """The drafter, its data, and the checkpoint to resume from. What can fail without data comes
+    first: generating them may take hours."""
     options = recipe.drafter
     if needs_vocabulary(options):
         conditioning(options, target)
@@ -107,6 +146,25 @@ def _open(recipe: Recipe, target: Target, quiet: bool) -> tuple[Drafter, Supply,
     return drafter, supply, resume
 
 
+def _check_steps(recipe: Recipe, resume: Checkpoint) -> None:
+    """Raises UserError for a checkpoint after the recipe's last step, or of another batch size."""
+    t, done = recipe.trainer, resume.seal.step
+    if done > t.max_steps:
+        raise UserError(f"trainer.max_steps={t.max_steps}: {resume.path} already has {done} steps")
+    batch_size = resume.seal.schedule.get("batch_size", t.batch_size)
+    if batch_size != t.batch_size:
+        saved = f"saved under trainer.batch_size={batch_size}"
+        raise UserError(f"{resume.path}: {saved}; give the same")
+
+
+def read_settings(recipe: Recipe) -> Settings:
+    """What a run must share with the checkpoint that it resumes from."""
+    return Settings(recipe.stage, recipe.drafter.train, checkpoint_kind(recipe))
+
+
+# ---- training ----
+
+
 def fit(
     module: DrafterModule,
     rows: RowsModule,
@@ -115,8 +173,8 @@ def fit(
     callback: lightning.Callback | None = None,
 ) -> lightning.Trainer:
     """Train, resuming from a checkpoint of the same run; sets `module.final_weights`, the weights
-    to save. Raises Interrupted, NonFiniteLoss: training stopped early. KeyboardInterrupt: a signal
-    outside of the steps."""
+    to save. `callback` runs after each step, before it is saved. Raises Interrupted, NonFiniteLoss:
+    training stopped early. KeyboardInterrupt: a signal outside of the steps."""
     recipe, t = module.recipe, module.recipe.trainer
     max_steps = t.max_steps
     if resume is not None and t.max_minutes and resume.seal.seconds >= 60 * t.max_minutes:
@@ -141,12 +199,94 @@ def fit(
     return trainer
 
 
+def build_trainer(
+    module: DrafterModule,
+    max_steps: int,
+    quiet: bool = False,
+    callback: lightning.Callback | None = None,
+) -> lightning.Trainer:
+    """Lightning's Trainer. Raises UserError: fp32 training with a target in half precision."""
+    recipe, t = module.recipe, module.recipe.trainer
+    for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # hides banners
+    warnings.filterwarnings("ignore", module="lightning")
+    device, output = accelerator(recipe), Path(recipe.output)
+    half_target = module.drafter.target.dtype != torch.float32
+    if t.precision == "fp32" and half_target:
+        raise UserError("trainer.precision=fp32 needs a target in fp32: add target.dtype=float32")
+    is_mixed = t.precision == "bf16" or half_target
+    if device == "gpu" and is_mixed:
+        torch.set_float32_matmul_precision("high")  # TF32 for the remaining fp32 products
+    callbacks = [
+        ProgressLogger(module, quiet or not main_process()),
+        *([] if callback is None else [callback]),
+        CheckpointCallback(module, output / "checkpoints", read_settings(recipe)),
+    ]
+    return lightning.Trainer(
+        accelerator=device,
+        devices=devices(recipe),
+        num_nodes=recipe.launch.num_nodes,
+        strategy=build_strategy(recipe, device),
+        plugins=build_plugins(recipe.launch.strategy),
+        precision="bf16-mixed" if is_mixed else "32-true",  # weights and optimizer: always fp32
+        max_steps=max_steps,
+        accumulate_grad_batches=t.accumulate,
+        gradient_clip_val=t.gradient_clip or None,
+        val_check_interval=t.validate_every * t.accumulate,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        logger=build_loggers(t, recipe.name, output),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        inference_mode=False,
+        callbacks=callbacks,
+        default_root_dir=recipe.output,
+    )
+
+
+# ---- messages ----
+
+
+def _describe_resume(recipe: Recipe, resume: Checkpoint) -> str:
+    steps = resume.seal.step
+    if steps < recipe.trainer.max_steps:
+        return f"resuming from {resume.path}"
+    return (
+        f"{recipe.output} is finished ({steps} steps), nothing to train; "
+        f"trainer.max_steps={2 * steps} continues it, trainer.resume=never starts over"
+    )
+
+
 def _report(module: DrafterModule, folder: Path, steps: int) -> None:
-    t = module.recipe.trainer
+    """Print what training gained, and the commands to run next."""
+    recipe, t = module.recipe, module.recipe.trainer
     if steps < t.max_steps:
         limit = f"trainer.max_minutes={t.max_minutes:g}"
         say(f"{limit} ended training after {steps} of {t.max_steps} steps")
     gain = gain_line(module.first_numbers, module.validation_numbers)
     if gain:
         say(gain)
-    say(next_commands(module.recipe, folder))
+    target = [] if recipe.target.name == DEFAULT_TARGET else ["--target", recipe.target.name]
+    chat = Chat(recipe.data.template_kwargs, recipe.data.system)
+    options = [*target, "--drafter", str(folder), *chat.arguments]
+    say(f"the drafter is in {folder}; next:")
+    say(f"  {command('decode.eval', '--suite', 'builtin', *options)}")
+    say(f'  {command("decode.generate", *options)} "your prompt"')
+
+
+def gain_line(before: Mapping[str, float], now: Mapping[str, float]) -> str | None:
+    """Estimated τ on held-out text before and after training; None if it was not measured
+    before."""
+    parts = []
+    for name in ("greedy", "sampling"):
+        if f"tau_{name}" not in before or f"tau_{name}" not in now:
+            continue
+        first, last, error = before[f"tau_{name}"], now[f"tau_{name}"], now[f"tau_{name}_se"]
+        clear = "" if abs(last - first) > 1.96 * error else ", within the error of these texts"
+        parts.append(
+            f"{name} {first:.2f} before, {last:.2f} ± {error:.2f} after "
+            f"({last / first - 1:+.0%}{clear})"
+        )
+    return f"τ (estimated on held-out text): {'; '.join(parts)}" if parts else None

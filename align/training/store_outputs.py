@@ -11,35 +11,32 @@ from align.config.recipe import Recipe
 from align.data.packing import collate
 from align.data.stream import RowStream
 from align.data.supply import open_supply
-from align.outputs.cache import TargetOutputCache
-from align.outputs.row import row_key
-from align.outputs.store import OutputStore
+from align.outputs.cache import OutputStore, TargetOutputCache, row_key
 from align.training.build import conditioning
-from align.training.datamodule import validation_rows
-from align.training.schedule import count_text_rows
-from specalign.common.batch import Batch, PackedRow
+from align.training.datamodule import HeldOutRows, validation_rows
+from specalign.common.batch import Batch
 from specalign.common.commands import command
 from specalign.common.errors import UserError
 from specalign.common.text import plural, say
 from specalign.lm.loading import load_target
 
-LINE_EVERY = 30.0
-"""Seconds between progress lines."""
+
+def count_text_rows(recipe: Recipe) -> int:
+    """Packed rows of `data.text`, which a run reads first."""
+    t, d = recipe.trainer, recipe.data
+    return round(d.text_share * t.max_steps) * t.batch_size if d.text else 0
 
 
 def list_rows(
-    recipe: Recipe, held_out: list[tuple[str, PackedRow]], stream: RowStream, places: int
-) -> Iterator[tuple[int, Batch, float]]:
-    """The rows that a run reads, held-out rows first, each once: its place in the stream, the row
-    as a batch of one, and the temperature of p."""
+    recipe: Recipe, held_out: HeldOutRows, stream: RowStream
+) -> Iterator[tuple[Batch, float]]:
+    """The rows that a run reads, held-out rows first, each once, as a batch of one with the
+    temperature of p."""
     for _, row in held_out:
-        yield 0, collate([row]), 1.0
-    seen: set[int] = set()
-    for place in range(places):
-        key = stream.key(place)
-        if key not in seen:
-            seen.add(key)
-            yield place, collate([stream.row(key)]), recipe.objective.temperature
+        yield collate([row]), 1.0
+    places = range(recipe.trainer.max_steps * recipe.trainer.batch_size)
+    for key in dict.fromkeys(map(stream.key, places)):
+        yield collate([stream.row(key)]), recipe.objective.temperature
 
 
 def store_outputs(recipe: Recipe) -> None:
@@ -51,20 +48,18 @@ def store_outputs(recipe: Recipe) -> None:
     cache = TargetOutputCache(target, config, t, recipe.features_folder)
     store = cache.store
     assert store is not None
-    samples, length = supply.validation, recipe.data.length
-    held_out = validation_rows(samples, length, t.validation_rows, supply.exact)
-    places = t.max_steps * t.batch_size
+    held_out = validation_rows(
+        supply.validation, recipe.data.length, t.validation_rows, supply.exact
+    )
     stream = supply.stream(recipe, count_text_rows(recipe))
-    start = printed = time.monotonic()
-    for place, row, temperature in list_rows(recipe, held_out, stream, places):
+    printed = time.monotonic()
+    for row, temperature in list_rows(recipe, held_out, stream):
         cache.row(row.to(target.device), temperature)
         if store.full:
             break
-        now = time.monotonic()
-        if now - printed >= LINE_EVERY:
-            printed = now
-            minutes = (now - start) / (place + 1) * (places - place - 1) / 60
-            say(f"{store.count} rows, at most {minutes:.0f} min left")
+        if time.monotonic() - printed >= 30:
+            printed = time.monotonic()
+            say(f"{store.count} rows")
     line = f"{store.count} rows, {store.bytes / 1e9:.3g} GB in {recipe.features_folder}"
     if store.full:
         line += ", the limit of trainer.features_gb: training computes the other rows"
@@ -72,15 +67,11 @@ def store_outputs(recipe: Recipe) -> None:
 
 
 def check_stored(
-    recipe: Recipe,
-    store: OutputStore,
-    held_out: list[tuple[str, PackedRow]],
-    stream: RowStream,
-    places: int,
+    recipe: Recipe, store: OutputStore, held_out: HeldOutRows, stream: RowStream
 ) -> None:
     """Raises UserError if a row of a run with `target.parallel=absent` is not on disk."""
-    rows = list_rows(recipe, held_out, stream, places)
-    missing = sum(row_key(row, temperature) not in store for _, row, temperature in rows)
+    rows = list_rows(recipe, held_out, stream)
+    missing = sum(row_key(row, temperature) not in store for row, temperature in rows)
     if not missing:
         return
     gigabytes = recipe.trainer.features_gb

@@ -1,9 +1,6 @@
 """Whether texts are the target's: the share of greedy answers that the target itself finds most
-probable.
-
-A server may serve another model under the right name, and data may come from one without the
-weights at hand.
-"""
+probable. A server may serve another model under the right name, and data may come from one without
+the weights at hand."""
 
 from __future__ import annotations
 
@@ -11,31 +8,24 @@ from collections.abc import Sequence
 
 import torch
 
-from align.writing.rows import Plan
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
-from specalign.rows.conversation import Conversation
 
-PROBES = 8
+PROBES = (
+    "Explain how rainbows form.", "Write a short poem about the sea.", "What is 17 times 23?",
+    "def fibonacci(n):", "List three uses of a paper clip.", "Translate to French: good morning",
+    "Who wrote Hamlet?", "Give me advice on sleeping well.",
+)  # fmt: skip
+"""The prompts that a server is tried with."""
 PROBE_TOKENS = 16
 _TOLERANCE = 0.25
 """Nats below the most probable token that a server with another dtype may choose."""
 _LEAST_SHARE = 0.9
 """Quantised servers reach more, other models less."""
-_TEXTS = (
-    "Explain how rainbows form.", "Write a short poem about the sea.", "What is 17 times 23?",
-    "def fibonacci(n):", "List three uses of a paper clip.", "Translate to French: good morning",
-    "Who wrote Hamlet?", "Give me advice on sleeping well.",
-)  # fmt: skip
-
-
-def make_probes(plan: Plan) -> list[list[int]]:
-    """The prompts that a server is tried with, as tokens."""
-    return [plan.reader.tokens(Conversation.from_text(text)) for text in _TEXTS[:PROBES]]
 
 
 def check_answers(
-    target: Target, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], who: str
+    target: Target, prompts: Sequence[list[int]], answers: Sequence[list[int]], who: str
 ) -> float:
     """The share of the greedy answers' tokens within the tolerance of the target's largest logit; 1
     without tokens. Raises UserError: they are another model's; `who` wrote them."""

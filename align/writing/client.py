@@ -7,9 +7,9 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Sequence
-from typing import Protocol
 from urllib.parse import urlsplit
 
+import httpx
 import openai
 from tenacity import (
     AsyncRetrying,
@@ -21,13 +21,12 @@ from tenacity import (
 
 from align.config.data import API_KEY
 from specalign.common.errors import UserError, nearest
-from specalign.common.text import say, short
+from specalign.common.text import say_once, short
 
 Json = dict[str, object]
 _RETRYABLE_STATUSES = {408, 409, 425, 429}
 _LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}
 _LONGEST_WAIT = 30.0
-_REPORT_EVERY = 30.0
 
 
 class RetryableError(Exception):
@@ -42,13 +41,6 @@ class RequestRefused(UserError):
         self.status = status
 
 
-class RawReply(Protocol):
-    """A reply of `openai` before it is parsed."""
-
-    @property
-    def text(self) -> str: ...
-
-
 class Client:
     """Requests to one server, within one event loop. Raises UserError: an invalid address, API key
     or proxy.
@@ -58,9 +50,8 @@ class Client:
         reply, retry: seconds to wait for one reply, and for which a failing request is repeated.
     """
 
-    def __init__(self, url: str, reply: float, retry: float, quiet: bool = False) -> None:
-        self.url, self.reply, self.retry, self.quiet = url, reply, retry, quiet
-        self._reported = -_REPORT_EVERY
+    def __init__(self, url: str, reply: float, retry: float) -> None:
+        self.url, self.reply, self.retry = url, reply, retry
         self._secret = os.environ.get(API_KEY, "").strip()
         if not self._secret.isascii() or not self._secret.isprintable():
             raise UserError(f"the environment variable {API_KEY} is not a valid API key")
@@ -84,7 +75,7 @@ class Client:
         UserError: no server, or not an OpenAI-compatible one."""
         where = f"{self.url}/v1/models"
         try:
-            reply = await self._request("/v1/models", self._api.models.with_raw_response.list())
+            reply = await self._read(where, self._api.get("/models", cast_to=httpx.Response))
         except RetryableError as error:
             raise UserError(f"{where}: {error}; is the server up?") from None
         models = reply.get("data")
@@ -96,7 +87,12 @@ class Client:
     async def complete(self, body: Json) -> Json:
         """The reply to a completion request, repeated for `retry` seconds. Raises
         RequestRefused: repeating the request will not help; UserError: no reply in time."""
-        path = "/v1/completions"
+        where = f"{self.url}/v1/completions"
+
+        async def send() -> Json:
+            request = self._api.post("/completions", body=body, cast_to=httpx.Response)
+            return await self._read(where, request)
+
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(RetryableError),
             stop=stop_after_delay(self.retry),
@@ -104,29 +100,21 @@ class Client:
             before_sleep=self._report_retry,
             reraise=True,
         )
-
-        async def send() -> Json:
-            create = self._api.completions.with_raw_response.create
-            # both are in the body
-            return await self._request(path, create(model="", prompt="", extra_body=body))
-
         started = time.monotonic()
         try:
             return await retrying(send)
         except RetryableError as error:
             seconds = time.monotonic() - started
             raise UserError(
-                f"{self.url}{path}: {error}, for {seconds:.0f} s (data.retry_seconds); "
-                "what is written stays, rerun the command to resume"
+                f"{where}: {error}, for {seconds:.0f} s (data.retry_seconds); what is written "
+                "stays, rerun the command to resume"
             ) from None
 
     def _report_retry(self, state: RetryCallState) -> None:
-        if not self.quiet and time.monotonic() - self._reported >= _REPORT_EVERY:
-            self._reported = time.monotonic()
-            assert state.outcome is not None
-            say(f"{self.url}: {state.outcome.exception()}; retrying", error=True)
+        assert state.outcome is not None
+        say_once(f"{self.url}: {state.outcome.exception()}; retrying")
 
-    async def _request(self, path: str, request: Awaitable[RawReply]) -> Json:
+    async def _read(self, where: str, request: Awaitable[httpx.Response]) -> Json:
         """One request's JSON object. Raises RetryableError or RequestRefused."""
         try:
             async with asyncio.timeout(self.reply):
@@ -139,14 +127,14 @@ class Client:
             cause = error.__cause__ or error
             raise RetryableError(f"no answer ({str(cause) or type(cause).__name__})") from None
         except openai.APIStatusError as error:
-            raise self._status_error(path, error) from None
+            raise self._status_error(where, error) from None
         except (ValueError, RecursionError):
             reply = response.text
         if not isinstance(reply, dict):
             raise RetryableError(f"answered {short(reply, 60)}, which is not a JSON object")
         return reply
 
-    def _status_error(self, path: str, error: openai.APIStatusError) -> Exception:
+    def _status_error(self, where: str, error: openai.APIStatusError) -> Exception:
         status = error.status_code
         message = error.body.get("message") if isinstance(error.body, dict) else None
         answer = f"answered {status} {short(message or error.response.text, 200)}"
@@ -158,7 +146,7 @@ class Client:
             hint = f"; API key {verb}: set the environment variable {API_KEY}"
         elif status == 404:
             hint = "; no OpenAI-compatible server answers there"
-        return RequestRefused(f"{self.url}{path}: {answer}{hint}", status)
+        return RequestRefused(f"{where}: {answer}{hint}", status)
 
 
 def choose_model(models: Sequence[Json], url: str, target: str, served: str | None) -> Json:
@@ -171,8 +159,8 @@ def choose_model(models: Sequence[Json], url: str, target: str, served: str | No
                 f"data.served_model={served!r}: not served by {url}{nearest(served, by_name)}"
             )
         return by_name[served]
-    for model in models:
-        names = (str(model["id"]), str(model.get("root") or ""))
+    for name, model in by_name.items():
+        names = (name, str(model.get("root") or ""))
         if _last_part(target) in map(_last_part, names):
             return model
     listed = ", ".join(short(name) for name in list(by_name)[:8])

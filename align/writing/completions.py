@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from align.writing.client import Client, Json, RequestRefused, RetryableError
-from align.writing.template import TargetInfo
+from align.writing.outline import TargetInfo
 from specalign.common.errors import UserError
 from specalign.common.text import short
 
@@ -46,47 +46,22 @@ class Dialect:
     ids_out: bool = True
 
 
-@dataclass(frozen=True)
-class Reply:
-    """What a reply says of its first choice. None: it does not say so. stop: the token that ended
-    it."""
+def _first_choice(reply: Json) -> Json:
+    """The first choice, with the counts of tokens and the model's name. Raises RetryableError for a
+    reply without choices."""
+    choices = reply.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise RetryableError(f"answered {short(reply, 100)}, without choices")
+    usage = reply.get("usage")
+    counts = usage if isinstance(usage, dict) else {}
+    return {**choices[0], **counts, "model": reply.get("model")}
 
-    text: object
-    finish_reason: object
-    model: object
-    token_ids: list[int] | None
-    prompt_ids: list[int] | None
-    prompt_count: int | None
-    count: int | None
-    stop: object
 
-    @classmethod
-    def parse(cls, reply: Json) -> Reply:
-        """Raises RetryableError for a reply without choices."""
-        choices = reply.get("choices")
-        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-            raise RetryableError(f"answered {short(reply, 100)}, without choices")
-        choice = choices[0]
-        usage = reply.get("usage")
-        counts = usage if isinstance(usage, dict) else {}
-        ids, prompt_ids = choice.get("token_ids"), choice.get("prompt_token_ids")
-        prompt_count, count = counts.get("prompt_tokens"), counts.get("completion_tokens")
-        return cls(
-            choice.get("text"),
-            choice.get("finish_reason"),
-            reply.get("model"),
-            ids if isinstance(ids, list) else None,
-            prompt_ids if isinstance(prompt_ids, list) else None,
-            prompt_count if isinstance(prompt_count, int) else None,
-            count if isinstance(count, int) else None,
-            choice.get("stop_reason", choice.get("matched_stop")),
-        )
-
-    def check_prompt(self, prompt: tuple[int, ...]) -> None:
-        """Raises MismatchError if the server has read the prompt as other tokens."""
-        is_other = self.prompt_ids not in (None, list(prompt))
-        if is_other or self.prompt_count not in (None, len(prompt)):
-            raise MismatchError("prompt read as other tokens")
+def _check_prompt(reply: Json, prompt: tuple[int, ...]) -> None:
+    """Raises MismatchError if the server has read the prompt as other tokens."""
+    is_other = reply.get("prompt_token_ids") not in (None, list(prompt))
+    if is_other or reply.get("prompt_tokens") not in (None, len(prompt)):
+        raise MismatchError("prompt read as other tokens")
 
 
 class Completions:
@@ -107,8 +82,8 @@ class Completions:
         for dialect in (Dialect(), Dialect(ids_in=False), Dialect(ids_in=False, extensions=False)):
             self.dialect = dialect
             try:
-                reply = await self._ask(request, Reply.parse)
-                reply.check_prompt(request.prompt)
+                reply = await self._ask(request, _first_choice)
+                _check_prompt(reply, request.prompt)
             except RequestRefused as error:
                 if error.status not in (400, 422):
                     raise
@@ -122,7 +97,7 @@ class Completions:
                 ) from None
             if not dialect.extensions and self.top_k:
                 raise UserError(f"{self.client.url} does not support data.top_k={self.top_k}")
-            self.dialect = replace(dialect, ids_out=reply.token_ids is not None)
+            self.dialect = replace(dialect, ids_out=reply.get("token_ids") is not None)
             return
         assert refused is not None
         raise refused
@@ -132,7 +107,7 @@ class Completions:
         tokenizer = self.target.tokenizer
         prompt: object = list(request.prompt)
         if not self.dialect.ids_in:
-            prompt = tokenizer.decode(prompt, skip_special_tokens=False)
+            prompt = tokenizer.decode(list(request.prompt), skip_special_tokens=False)
         body: Json = {
             "model": self.model,
             "prompt": prompt,
@@ -153,11 +128,8 @@ class Completions:
 
     async def continue_text(self, request: CompletionRequest) -> list[int]:
         """The tokens of a continuation, with the one that ends it unless it was cut at its length.
-
-        Raises:
-            MismatchError: the reply contradicts itself in every try.
-            UserError: no usable reply.
-        """
+        Raises MismatchError: the reply contradicts itself in every try; UserError: no usable
+        reply."""
         return await self._ask(request, lambda reply: self.read(request, reply))
 
     async def _ask(self, request: CompletionRequest, read: Callable[[Json], T]) -> T:
@@ -175,61 +147,62 @@ class Completions:
         raise AssertionError
 
     def read(self, request: CompletionRequest, answer: Json) -> list[int]:
-        """A reply's tokens.
-
-        Raises:
-            RetryableError: not a finished completion of this model.
-            MismatchError: tokens that are uncertain.
-        """
-        reply = Reply.parse(answer)
-        text = reply.text
-        if not isinstance(text, str) or reply.finish_reason not in _FINISH_REASONS:
+        """A reply's tokens. Raises RetryableError: not a finished completion of this model;
+        MismatchError: tokens that are uncertain."""
+        reply = _first_choice(answer)
+        text, model = reply.get("text"), reply["model"] or self.model
+        if not isinstance(text, str) or reply.get("finish_reason") not in _FINISH_REASONS:
             raise RetryableError(f"answered {short(answer, 100)}, which is no finished text")
-        if str(reply.model or self.model) != self.model:
-            raise RetryableError(f"answered as {short(reply.model)}, asked for {self.model!r}")
-        reply.check_prompt(request.prompt)
+        if model != self.model:
+            raise RetryableError(f"answered as {short(model)}, asked for {self.model!r}")
+        _check_prompt(reply, request.prompt)
         if not self.dialect.ids_out:
             return self._cut_at_end(request, reply, self._tokenize(text, reply))
         tokens = self._cut_at_end(request, reply, self._read_ids(request, reply))
         ids = tokens[:-1] if tokens and tokens[-1] in request.ends else tokens
-        decoded = self.target.tokenizer.decode(ids, skip_special_tokens=True)
+        decoded = str(self.target.tokenizer.decode(ids, skip_special_tokens=True))
         if not _comparable(text).startswith(_comparable(decoded)):
             raise MismatchError("ids and text that differ")
         return tokens
 
-    def _read_ids(self, request: CompletionRequest, reply: Reply) -> list[int]:
-        ids, size = reply.token_ids, self.target.vocab_size
-        if ids is None or not all(type(i) is int and 0 <= i < size for i in ids):
+    def _read_ids(self, request: CompletionRequest, reply: Json) -> list[int]:
+        ids, size = reply.get("token_ids"), self.target.vocab_size
+        if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < size for i in ids):
             raise MismatchError("ids that are not the target's tokens")
-        if reply.count not in (None, len(ids)) or len(ids) > request.max_tokens:
+        if reply.get("completion_tokens") not in (None, len(ids)) or len(ids) > request.max_tokens:
             raise MismatchError("more or fewer ids than the reply counts")
         return ids
 
-    def _tokenize(self, text: str, reply: Reply) -> list[int]:
+    def _tokenize(self, text: str, reply: Json) -> list[int]:
         tokenizer = self.target.tokenizer
         ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
         if "\ufffd" in text or tokenizer.decode(ids, skip_special_tokens=False) != text:
             raise MismatchError("text that is not its tokens")
-        possible = (0, 1) if reply.finish_reason == "stop" else (0,)  # the end may be counted
-        if reply.count is not None and reply.count - len(ids) not in possible:
+        counts = [None, len(ids)]
+        if reply["finish_reason"] == "stop":  # the end may be counted
+            counts.append(len(ids) + 1)
+        if reply.get("completion_tokens") not in counts:
             raise MismatchError("text tokenized as other tokens")
         return ids
 
-    def _cut_at_end(self, request: CompletionRequest, reply: Reply, ids: list[int]) -> list[int]:
+    def _cut_at_end(self, request: CompletionRequest, reply: Json, ids: list[int]) -> list[int]:
         """The tokens up to the first end. An end that the reply leaves out is appended."""
         for place, token in enumerate(ids):
             if token in request.ends:
                 return ids[: place + 1]
-        is_cut = reply.finish_reason == "length"
+        reason = reply["finish_reason"]
+        is_cut = reason == "length"
         if is_cut != (len(ids) >= request.max_tokens):  # the engine's own limit, or a wrong reason
             counts = f"{len(ids)} of {request.max_tokens} tokens"
-            raise MismatchError(f"{counts} and finish_reason {reply.finish_reason}")
+            raise MismatchError(f"{counts} and finish_reason {reason}")
         if is_cut:
             return ids
-        if type(reply.stop) is int and reply.stop in request.ends:
-            return [*ids, reply.stop]
         eos = self.target.tokenizer.eos_token_id
-        return [*ids, eos if eos in request.ends else min(request.ends)]
+        end = eos if eos in request.ends else min(request.ends)
+        stop = reply.get("stop_reason", reply.get("matched_stop"))
+        if type(stop) is int and stop in request.ends:
+            end = stop
+        return [*ids, end]
 
 
 def _comparable(text: str) -> str:

@@ -1,7 +1,5 @@
-"""Rows that a server has finished, kept until their batch is a shard, so that a killed run resumes.
-
-One file a batch, `.answers-00012.jsonl` next to the shards, one line a row.
-"""
+"""Rows that a server has finished, kept until their batch is a shard, so that a killed run resumes:
+one file a batch, `.answers-00012.jsonl` next to the shards, one line a row."""
 
 from __future__ import annotations
 
@@ -19,26 +17,22 @@ def _path(folder: Path, batch: int) -> Path:
 
 def restore_rows(folder: Path, batch: int, rows: Sequence[Row]) -> list[Row]:
     """Restore the finished rows of a batch; returns the others. A torn last line is removed."""
-    path = _path(folder, batch)
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     missing = {row.index: row for row in rows}
-    size = 0
-    for line in lines:
-        try:
-            finished = json.loads(line)
-        except ValueError:
-            break
-        if not line.endswith(b"\n"):
-            break
-        size += len(line)
+    path = _path(folder, batch)
+    if not path.exists():
+        return list(rows)
+    raw = path.read_bytes()
+    size = raw.rfind(b"\n") + 1
+    if size < len(raw):
+        os.truncate(path, size)
+    for line in raw[:size].splitlines():
+        finished = json.loads(line)
         row = missing.pop(finished["row"], None)
         if row is not None:
             row.tokens = finished["tokens"]
             row.answer_start = finished["answer_start"]
             row.broken = finished["broken"]
             row.done = True
-    if lines and size < path.stat().st_size:
-        os.truncate(path, size)
     return list(missing.values())
 
 
@@ -58,6 +52,5 @@ def append_row(folder: Path, batch: int, row: Row) -> None:
 def forget_until(folder: Path, batch: int) -> None:
     """Remove the rows of this batch, which is a shard, and of those before it."""
     for path in folder.glob(".answers-*.jsonl"):
-        number = path.stem.partition("-")[2]
-        if number.isdecimal() and int(number) <= batch:
+        if int(path.stem.partition("-")[2]) <= batch:
             path.unlink(missing_ok=True)

@@ -16,10 +16,10 @@ from specalign.common.provenance import memory_bytes
 from specalign.common.schema import JsonObject
 from specalign.folder.chat import Chat
 from specalign.folder.tokenizer import open_tokenizer
-from specalign.lm.debug import DEBUG
 from specalign.lm.inspection.anatomy import context_limit, eos_ids
 from specalign.lm.loading import load_target, resolve_folder
 from specalign.lm.model import Target
+from specalign.lm.names import DEBUG
 from specalign.lm.opening import check_asked, processors_template
 
 _LOADING_FACTOR = 4
@@ -44,7 +44,10 @@ class Outline:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
 
-def open_writer(recipe: Recipe) -> Target | Outline:
+TargetInfo = Target | Outline
+
+
+def open_writer(recipe: Recipe) -> TargetInfo:
     """The target; next to a server on the CPU if its weights are on this machine and fit, else its
     outline. Raises UserError: neither can be read."""
     name, options = recipe.target.name, recipe.target_options
@@ -85,17 +88,13 @@ def outline(recipe: Recipe) -> Outline:
 
 
 def _weights_fit(name: str, revision: str | None) -> bool:
-    """Whether all weights are on this machine and fit into its memory."""
+    """Whether weights are on this machine and fit into its memory."""
     folder = resolve_folder(name)
     if isinstance(folder, str):
         config = try_to_load_from_cache(folder, "config.json", revision=revision)
         if not isinstance(config, str):
             return False
         folder = Path(config).parent
-    weights = [path for path in folder.glob("*") if path.suffix in (".safetensors", ".bin")]
-    counts = {int(path.stem.rpartition("-of-")[2]) for path in weights if "-of-" in path.stem}
-    is_complete = not [*folder.glob("*.index.json")]
-    if counts:
-        is_complete = is_complete or len(weights) >= min(counts)
-    size = sum(path.stat().st_size for path in weights)
-    return is_complete and 0 < size * _LOADING_FACTOR <= (memory_bytes() or 0)
+    files = folder.glob("*")
+    size = sum(path.stat().st_size for path in files if path.suffix in (".safetensors", ".bin"))
+    return 0 < size * _LOADING_FACTOR <= (memory_bytes() or 0)

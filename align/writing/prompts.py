@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from align.config.recipe import Recipe
-from align.writing.template import TargetInfo, Template, common_start
+from align.writing.outline import TargetInfo
+from align.writing.template import Template, common_start
 from specalign.common.text import say_once
 from specalign.folder.chat import Chat, chat_ids
 from specalign.folder.rendering import TemplateRefusal
@@ -42,7 +44,7 @@ class PromptReader:
             target.tokenizer, conversation, self.chat, target.vocab_size, target.spec, where
         )
 
-    def fits(self, conversation: Conversation) -> bool:
+    def _fits(self, conversation: Conversation) -> bool:
         return len(self.tokens(conversation)) - self.template.bare <= self.limit
 
     def read(self, conversation: Conversation, where: str = "") -> PromptTokens:
@@ -77,32 +79,27 @@ class PromptReader:
         """Drop the oldest turns, then the start of the longest messages, until it fits."""
         if not self.target.has_chat_template:  # a text to continue
             return conversation, ids[: self.template.bare + self.limit]
-        while not self.fits(conversation):
-            shorter = without_oldest_turn(conversation)
+        while not self._fits(conversation):
+            shorter = _without_oldest_turn(conversation)
             if shorter is None:
                 break
             conversation = shorter
         lengths = [len(message["content"]) for message in conversation.messages]
         for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-            if self.fits(conversation):
-                break
-            conversation = self._shorten(conversation, place)
+            if not self._fits(conversation):
+                conversation = self._shorten(conversation, place)
         return conversation, self.tokens(conversation)
 
     def _shorten(self, conversation: Conversation, place: int) -> Conversation:
         """Keep the longest end of a message that fits, at least its last word; of a text of hardly
         any words, the last character."""
         text = conversation.messages[place]["content"]
-        starts = [
-            i
-            for i in range(len(text))
-            if not text[i].isspace() and (i == 0 or text[i - 1].isspace())
-        ]
+        starts = [found.start() for found in re.finditer(r"\S+", text)]
         if len(starts) <= 4:
             starts = [*range(max(1, len(text)))]
 
         def fits(start: int) -> bool:
-            return self.fits(_replace_content(conversation, place, text[start:]))
+            return self._fits(_replace_content(conversation, place, text[start:]))
 
         chosen = min(bisect_left(starts, True, key=fits), len(starts) - 1)
         return _replace_content(conversation, place, text[starts[chosen] :])
@@ -115,7 +112,7 @@ def _replace_content(conversation: Conversation, place: int, content: str) -> Co
     return replace(conversation, messages=tuple(messages))
 
 
-def without_oldest_turn(conversation: Conversation) -> Conversation | None:
+def _without_oldest_turn(conversation: Conversation) -> Conversation | None:
     """Without the first user message and its answers; None if there is only one. A system prompt
     stays."""
     messages = conversation.messages
@@ -127,10 +124,8 @@ def without_oldest_turn(conversation: Conversation) -> Conversation | None:
 
 
 def first_turn(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """The messages before the first answer that the target can write, and those after that answer.
-
-    An answer that calls a tool stays, as the tool's result follows it.
-    """
+    """The messages before the first answer that the target can write, and those after it. An answer
+    that calls a tool stays, as the tool's result follows it."""
     for i in range(1, len(messages)):
         is_answer = messages[i]["role"] == "assistant" and not messages[i].get("tool_calls")
         if is_answer and messages[i - 1]["role"] in ("user", "tool"):

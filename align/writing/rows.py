@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from align.config.recipe import Recipe
+from align.writing.outline import TargetInfo
 from align.writing.prompts import REFUSED, TOO_LONG, PromptReader, first_turn
-from align.writing.template import TargetInfo, Template
+from align.writing.template import Template
 from specalign.common.errors import UserError
 from specalign.folder.rendering import TemplateRefusal
 from specalign.folder.tokenizer import text_ids
@@ -51,29 +52,23 @@ class Row:
     prompt_ended: bool = False
 
 
-Progress = Callable[..., object]
-"""Called with the number of tokens that were drawn or fed, and of rows that were finished."""
+Progress = Callable[[int], object]
+"""Called with the number of tokens that were drawn or fed."""
 
 
-def ignore_progress(tokens: int, rows: int = 0) -> None:
+def ignore_progress(tokens: int) -> None:
     """A progress callback that does nothing."""
 
 
 class Source:
-    """Writes the rows of batches."""
+    """Writes the rows of batches. about: what the manifest records besides the settings."""
 
     about: Mapping[str, str] = {}
-    """What the manifest records of the source besides the settings."""
 
     def write(self, number: int, needed: int, progress: Progress) -> list[Row] | None:
-        """The finished rows of a batch; None after the last prompt.
-
-        `needed` samples are still missing, so later batches may be started meanwhile.
-        """
+        """The finished rows of a batch; None after the last prompt. `needed` samples are still
+        missing, so later batches may be started meanwhile."""
         raise NotImplementedError
-
-    def forget(self, number: int) -> None:
-        """Called when a batch's samples are on disk."""
 
     def close(self) -> None:
         """Stop what is still running."""
@@ -224,8 +219,7 @@ class Plan:
         return not row.done
 
     def _text(self, tokens: Sequence[int]) -> str:
-        found: str = self.target.tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return found
+        return str(self.target.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def _openings(self) -> list[list[int]]:
         """data.prompt_openings as tokens. Raises UserError for one that fills the whole prompt."""

@@ -6,27 +6,17 @@ Every row has its own seed. Finished rows are kept in a journal until their batc
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from pathlib import Path
 
-from align.writing.agreement import PROBE_TOKENS, check_answers, make_probes
+from align.writing.agreement import PROBE_TOKENS, PROBES, check_answers
 from align.writing.client import Client, choose_model
 from align.writing.completions import CompletionRequest, Completions, MismatchError
-from align.writing.journal import append_row, forget_until, restore_rows
+from align.writing.journal import append_row, restore_rows
 from align.writing.rows import Plan, Progress, Row, Source, ignore_progress, row_seed
 from specalign.common.errors import UserError
 from specalign.common.text import say
 from specalign.lm.model import Target
-
-
-@dataclass
-class _Batch:
-    rows: list[Row]
-    tasks: list[asyncio.Task[None]]
-
-    @property
-    def open_tasks(self) -> list[asyncio.Task[None]]:
-        return [task for task in self.tasks if not task.done()]
+from specalign.rows.conversation import Conversation
 
 
 class Served(Source):
@@ -40,10 +30,11 @@ class Served(Source):
         self.folder = folder
         self.ends = frozenset(plan.target.eos_ids)
         self._progress: Progress = ignore_progress
-        self._batches: dict[int, _Batch] = {}
+        self._rows: dict[int, list[Row]] = {}
+        self._tasks: dict[int, list[asyncio.Task[None]]] = {}
         self._slots = asyncio.Semaphore(d.concurrency)
         self._runner = asyncio.Runner()
-        self.client = Client(d.server, d.reply_seconds, d.retry_seconds, quiet)
+        self.client = Client(d.server, d.reply_seconds, d.retry_seconds)
         try:
             self.completions = self._runner.run(self._connect())
         except BaseException:
@@ -64,7 +55,7 @@ class Served(Source):
                 "(data.max_prompt_tokens, data.max_answer_tokens)"
             )
         completions = Completions(self.client, name, target, d.top_p, d.top_k)
-        prompts = make_probes(self.plan)
+        prompts = [self.plan.reader.tokens(Conversation.from_text(text)) for text in PROBES]
         requests = [
             CompletionRequest(tuple(prompt), PROBE_TOKENS, 0.0, 0, self.ends) for prompt in prompts
         ]
@@ -72,15 +63,9 @@ class Served(Source):
         ids = "exact token ids" if completions.dialect.ids_out else "text that is tokenized again"
         line = f"{url} writes as {name!r}, up to {d.concurrency} requests at once, {ids}"
         if d.server_check == "auto" and isinstance(target, Target):
-            probes = (completions.continue_text(request) for request in requests)
-            found = await asyncio.gather(*probes, return_exceptions=True)
-            answers: list[list[int]] = []
-            for answer in found:
-                if isinstance(answer, BaseException) and not isinstance(answer, MismatchError):
-                    raise answer
-                answers.append(answer if isinstance(answer, list) else [])
+            answers = await asyncio.gather(*(_answer(completions, probe) for probe in requests))
             if not any(answers):
-                raise UserError(f"{url}: {name!r} gave no usable answer ({found[0]})")
+                raise UserError(f"{url}: {name!r} gave no usable answer")
             share = check_answers(target, prompts, answers, f"{url}: {name!r}")
             line += f"; {share:.0%} of its greedy tokens to {len(prompts)} prompts are the target's"
         if not self.quiet:
@@ -96,26 +81,23 @@ class Served(Source):
         begun."""
         if not self._begin(number):
             return None
-        last = max(self._batches)
         more_prompts = True
-        while self._batches[number].open_tasks:
-            open_tasks = [task for batch in self._batches.values() for task in batch.open_tasks]
-            rows = sum(len(batch.rows) for batch in self._batches.values())
-            if more_prompts and rows < needed and len(open_tasks) < self.data.concurrency:
-                last += 1
-                more_prompts = self._begin(last)
+        while not all(task.done() for task in self._tasks[number]):
+            running = [t for tasks in self._tasks.values() for t in tasks if not t.done()]
+            rows = sum(map(len, self._rows.values()))
+            if more_prompts and rows < needed and len(running) < self.data.concurrency:
+                more_prompts = self._begin(max(self._rows) + 1)
                 continue
-            done, _ = await asyncio.wait(open_tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()  # raises its error
-        batch = self._batches.pop(number)
-        for task in batch.tasks:
+        for task in self._tasks.pop(number):
             task.result()
-        return batch.rows
+        return self._rows.pop(number)
 
     def _begin(self, number: int) -> bool:
         """Start the missing rows of a batch; False after the last prompt."""
-        if number in self._batches:
+        if number in self._rows:
             return True
         rows = self.plan.rows(number)
         if not rows:
@@ -125,8 +107,10 @@ class Served(Source):
         restored = len(unwritten) - len(missing)
         if restored and not self.quiet:
             say(f"batch {number}: {restored} of {len(unwritten)} rows are already written")
-        tasks = [asyncio.create_task(self._finish_row(number, row)) for row in missing]
-        self._batches[number] = _Batch(rows, tasks)
+        self._rows[number] = rows
+        self._tasks[number] = [
+            asyncio.create_task(self._finish_row(number, row)) for row in missing
+        ]
         return True
 
     async def _finish_row(self, number: int, row: Row) -> None:
@@ -141,7 +125,6 @@ class Served(Source):
                 row.done = True
                 row.broken = f"{error}, in the server's reply"
             append_row(self.folder, number, row)
-            self._progress(0, 1)
 
     async def _write_answer(self, row: Row) -> None:
         row.tokens = [*row.tokens, *row.forced] or [*self.plan.template.prefix]
@@ -179,17 +162,22 @@ class Served(Source):
         self._progress(len(tokens))
         return tokens
 
-    def forget(self, number: int) -> None:
-        forget_until(self.folder, number)
-
     def close(self) -> None:
         """Cancel the requests in flight; finished rows stay on disk."""
         self._runner.run(self._shut_down())
         self._runner.close()
 
     async def _shut_down(self) -> None:
-        tasks = [task for batch in self._batches.values() for task in batch.tasks]
+        tasks = [task for tasks in self._tasks.values() for task in tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.client.close()
+
+
+async def _answer(completions: Completions, request: CompletionRequest) -> list[int]:
+    """The answer to a probe; empty if its tokens are uncertain."""
+    try:
+        return await completions.continue_text(request)
+    except MismatchError:
+        return []

@@ -12,8 +12,9 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from align.writing.outline import TargetInfo
 from specalign.common.errors import UserError
 from specalign.folder.chat import Chat, chat_ids
 from specalign.folder.rendering import SEED, render
@@ -27,22 +28,6 @@ _TEXTS = ("Hello", "the", "I", "a", "What is 17 times 23?", "1", "(a)", "été",
 _SPACED_TEXT = " Hello "
 _NO_LIMIT = 1 << 62
 """As a vocabulary size: a probe may hold tokens that this target lacks."""
-
-
-class TargetInfo(Protocol):
-    """What a target's folder says without its weights; `Target` and `Outline` have it."""
-
-    spec: str
-    tokenizer: Any
-    chat: Chat
-    eos_ids: tuple[int, ...]
-    vocab_size: int
-    context_limit: int
-
-    @property
-    def has_chat_template(self) -> bool: ...
-    @property
-    def hash(self) -> str | None: ...
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The Python API: a `Decoder` answers prompts. `decode.load` makes one (decode/systems/load.py)."""
+"""The Python API: a `Decoder` answers prompts. `decode.load` makes one."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from specalign.lm.model import Target
 from specalign.rows.conversation import is_message
 
 
-class GenerateOptions(SamplingOptions, total=False):
-    """The options of a call; see `Decoder.generate`."""
+LOADING_OPTIONS = ("system", "template_kwargs", "dtype", "device", "method", "draft_tokens")
 
+
+class GenerateOptions(SamplingOptions, total=False):
     sampling: Sampling | None
     tools: Sequence[Tool] | None
     stop: str | Sequence[str] | None
@@ -38,17 +39,14 @@ class BatchOptions(GenerateOptions, total=False):
 
 
 class Decoder:
-    """A target and its drafter. Its methods may be called any number of times and keep no state
-    between calls. Each sampled request has a new seed unless one is given, and `Generation.seed`
-    records it. A seed repeats a text, unless the drafter looks at the clock (`controller=cost`):
-    then the length of drafts differs from run to run, and with it the text, but not its
-    distribution.
+    """A target and its drafter. Its methods keep no state between calls. Each sampled request has a
+    new seed unless one is given, and `Generation.seed` records it. A seed repeats a text, unless
+    the drafter looks at the clock (`controller=cost`).
 
     Args:
         target: the model whose output distribution is preserved.
         drafter: None = plain decoding.
-        verifier: a name in `decode.speculation.verifiers.VERIFIERS`, or auto
-            (`decode.speculation.verifiers.choose`).
+        verifier: a name in `decode.speculation.verifiers.VERIFIERS`, or auto.
     """
 
     def __init__(
@@ -64,7 +62,7 @@ class Decoder:
     @property
     def name(self) -> str:
         """The drafter's name; `plain` without one."""
-        return self.drafter.name if self.drafter is not None else "plain"
+        return "plain" if self.drafter is None else self.drafter.name
 
     def verifier_for(self, sampling: Sampling) -> str:
         """The verifier used under these settings. Raises UserError for one that would change the
@@ -85,32 +83,25 @@ class Decoder:
 
         Args:
             prompt: a user message; a conversation, as a list of messages or in any other shape that
-                a row of `data.prompts` may have (`{"messages": […], "tools": […]}`); or tokens
-                taken as they are: a list, a tensor of one row, or what a tokenizer returns.
+                a row of `data.prompts` may have; or tokens: a list, a tensor of one row, or what a
+                tokenizer returns.
             max_new_tokens: the output ends after this many, at EOS, at a stop string or when the
                 context is full.
-            stream: called with pieces of the text, never with half a character; together they are
-                `Generation.text`. An exception that it raises ends the generation and reaches the
-                caller. See also the method `stream`.
+            stream: called with pieces of the text, which together are `Generation.text`. An
+                exception that it raises ends the generation and reaches the caller.
             sampling: a `Sampling`, default greedy; or its fields by name: `temperature=0.7,
                 seed=1`.
             tools: functions or JSON schemas that go to the chat template.
-            stop: the text ends before the first of these strings. A string may be a special token
-                (`<|im_end|>`), although the text leaves those out.
+            stop: the text ends before the first of these strings, which may be special tokens
+                (`<|im_end|>`).
             raw: continue a string as plain text, without a chat template.
-
-        Returns:
-            The output with its counts and times. Its `finish` says why it ended: `eos`, `length`
-                (max_new_tokens), `stop` (a stop string), `context` (the target's context is full)
-                or `closed` (a stream that was closed early).
 
         Raises:
             UserError: a wrong argument, or a verifier that would change the output's distribution.
         """
         if stream is not None and not callable(stream):
-            raise UserError(
-                f"stream={stream!r}: must be a function; to iterate: for piece in decoder.stream(…)"
-            )
+            hint = "to iterate: for piece in decoder.stream(…)"
+            raise UserError(f"stream={stream!r}: must be a function; {hint}")
         tokens = self._read_prompt(prompt, options)
         return self._engines([tokens], max_new_tokens, stream, options)[0].run()
 
@@ -121,12 +112,8 @@ class Decoder:
         **options: Unpack[GenerateOptions],
     ) -> Stream:
         """Continue a prompt piece by piece: `for piece in decoder.stream(prompt): print(piece,
-        end="")`. Takes the arguments of `generate`, which gives the same text.
-
-        Returns:
-            An iterator over pieces of the text, never with half a character. Afterwards its
-                `output` is the `Generation`; `close()` ends it early.
-        """
+        end="")`. Takes the arguments of `generate` and gives the same text; afterwards the
+        iterator's `output` is the `Generation`, and `close()` ends it early."""
         pieces: list[str] = []
         tokens = self._read_prompt(prompt, options)
         return Stream(self._engines([tokens], max_new_tokens, pieces.append, options)[0], pieces)
@@ -142,15 +129,14 @@ class Decoder:
         """Continue many prompts, `batch_size` at a time in one target forward; as one ends the next
         begins.
 
-        Every output is the one that `generate` gives for its prompt, sampling and seed, whatever
-        else is in the batch. The exceptions: products over more rows round differently, and some
-        drafters look at the clock (see the class). The times of a request include forwards that it
-        shared with others.
+        Every output is the one that `generate` gives for its prompt, sampling and seed, up to the
+        rounding of products over more rows and drafters that look at the clock. The times of a
+        request include forwards that it shared with others.
 
         Args:
             prompts, max_new_tokens and the options: as in `generate`; `max_new_tokens` and
-                `sampling` one for all, or one for each. With one `Sampling` for all (or its fields
-                by name), request i has its seed plus i.
+                `sampling` one for all, or one for each. With one `Sampling` for all, request i has
+                its seed plus i.
         """
         size = _check_count("batch_size", batch_size)
         rows = []
@@ -175,8 +161,10 @@ class Decoder:
         options: Mapping[str, Any],
     ) -> list[Engine]:
         """Checked requests that have not begun."""
-        known = GenerateOptions.__optional_keys__
+        known = {*GenerateOptions.__optional_keys__, "max_new_tokens"}
         for name in options:
+            if name in LOADING_OPTIONS:
+                raise UserError(f"{name!r} is an option of decode.load")
             if name not in known:
                 raise UserError(f"unknown option {name!r}{nearest(name, known)}")
         fields = {k: v for k, v in options.items() if k in SamplingOptions.__optional_keys__}
@@ -205,9 +193,8 @@ class Decoder:
         verifier = self.verifier_for(sampling)
         check_banned(sampling, self.target)
         if sampling.min_new_tokens > limit:
-            raise UserError(
-                f"min_new_tokens={sampling.min_new_tokens}: more than max_new_tokens={limit}"
-            )
+            least = sampling.min_new_tokens
+            raise UserError(f"min_new_tokens={least}: more than max_new_tokens={limit}")
         return Engine(self.target, tokens, limit, sampling, self.drafter, verifier, stops, stream)
 
 
@@ -220,32 +207,27 @@ def _read_stops(stop: Any) -> tuple[str, ...]:
     return stops
 
 
-def _check_count(name: str, value: Any) -> int:
+def _check_count(name: str, value: object) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise UserError(f"{name}={value!r}: must be a whole number, at least 1")
     return int(value)
 
 
 def _list_prompts(prompts: Any) -> list[Prompt]:
-    """The prompts of a batch. Raises UserError for one prompt, and for rows of tokens that may be
-    padded."""
+    """The prompts of a batch. Raises UserError for one prompt or for padded rows of tokens."""
     single = isinstance(prompts, str | Mapping | Tensor | np.ndarray)
     single = single or not isinstance(prompts, Iterable)
     found = [] if single else list(prompts)
     first = found[0] if found else None
     if single or (isinstance(first, Mapping) and ("role" in first or is_message(dict(first)))):
-        raise UserError(
-            "generate_batch takes a list of prompts (texts, conversations or token lists), not "
-            f"{short(prompts, 60)}"
-        )
+        raise UserError(f"generate_batch takes a list of prompts, not {short(prompts, 60)}")
     return found
 
 
 def _sampling_of_each(
     sampling: Sampling | Sequence[Sampling] | None, fields: Mapping[str, Any], count: int
 ) -> list[Sampling]:
-    """The settings of each request: with one for all, request i has its seed plus i; without a seed
-    a new one."""
+    """The settings of each request: with one for all, request i has its seed plus i."""
     if isinstance(sampling, list | tuple):
         if fields:
             raise UserError(f"sampling for each prompt and {next(iter(fields))} for all: give one")
@@ -257,7 +239,7 @@ def _sampling_of_each(
 
 
 def check_banned(sampling: Sampling, target: Target) -> None:
-    """Raises UserError where a banned token is not in the target's vocabulary, or every token is
+    """Raises UserError for a banned token outside the vocabulary, or where every token is
     banned."""
     outside = [i for i in sampling.banned if i >= target.vocab_size]
     if outside:

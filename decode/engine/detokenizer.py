@@ -1,5 +1,4 @@
-"""The text of tokens while they are generated, without half characters, and cut before a stop
-string."""
+"""The text of growing tokens, without half characters, and cut before a stop string."""
 
 from __future__ import annotations
 
@@ -16,17 +15,14 @@ def special_tokens_in(stops: Sequence[str], tokenizer: Any) -> frozenset[int]:
 
 
 class TextStream:
-    """Text of a growing token list.
+    """Text of a token list that grows by one token at a time, so that its end does not depend on
+    how drafts grouped the tokens.
 
     Args:
         decode: tokens → text, the tokenizer's.
         stops: strings that end the text; it is cut before the first one that is complete.
-        emit: called with every new piece of text that can no longer change; together the pieces are
-            the text that `finish` returns.
+        emit: called with every new piece of text that can no longer change.
         special: special tokens, which `decode` leaves out, that end the text too.
-
-    Tokens are added one by one, so that the end of the text does not depend on how drafts grouped
-    them.
     """
 
     def __init__(
@@ -46,8 +42,8 @@ class TextStream:
         self.sent = 0
 
     def push(self, token: int) -> bool:
-        """Append one token. True when a stop string is complete: the text is cut before it and must
-        not be continued."""
+        """Append one token. True when a stop string is complete and the text must not be
+        continued."""
         if token in self.special:
             self.text += self._fresh()
             self.settled = len(self.tokens)
@@ -63,8 +59,7 @@ class TextStream:
         return False
 
     def finish(self) -> str:
-        """Call after the last token: emits the text that was held back and returns the whole
-        text."""
+        """Emit the text that was held back; returns the whole text."""
         if self.settled < len(self.tokens):
             self.text += self._fresh()
             self.settled = len(self.tokens)

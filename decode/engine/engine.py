@@ -2,9 +2,8 @@
 drafter.
 
 The cache holds every committed token but the last. A round runs the target over [last token,
-drafts], which writes their keys and values; the verifier accepts n drafts and adds one token; the
-cache is rolled back to the committed tokens. Of a tree of drafts (decode/speculation/tree.py) the
-accepted path is first made contiguous.
+drafts]; the verifier accepts n drafts and adds one token; the cache is rolled back to the committed
+tokens. Of a tree of drafts (decode/speculation/tree.py) the accepted path is first made contiguous.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from decode.speculation.sampling import Sampling, make_generator, position_noise
 from decode.speculation.tree import MOST_NODES, ancestors, depths
 from decode.speculation.verification import Outcome, Round, verify_rounds
 from specalign.common.errors import UserError
-from specalign.kernels.gradients import without_gradients
 from specalign.lm.model import Target, TargetOutput
 
 PREFILL_CHUNK = 2048
@@ -35,8 +33,7 @@ PREFILL_CHUNK = 2048
 @torch.no_grad()
 def run_together(engines: Sequence[Engine], most: int = 1) -> None:
     """Run requests of one target and drafter to their ends, at most `most` at a time in one target
-    forward; as one ends the next begins. The output of a request does not depend on the others,
-    except for the rounding of products over more rows."""
+    forward; as one ends the next begins."""
     for _ in run_rounds(engines, most):
         pass
 
@@ -70,7 +67,7 @@ def run_rounds(engines: Sequence[Engine], most: int = 1) -> Generator[None, None
             engine.close()
 
 
-@without_gradients
+@torch.no_grad()
 def begin_together(engines: Sequence[Engine]) -> None:
     """Prefill each request's prompt and choose its first token."""
     rounds = [engine.prefill() for engine in engines]
@@ -91,15 +88,18 @@ def forward_together(
     running: Sequence[Engine], drafts: Sequence[ForwardInput]
 ) -> list[TargetOutput]:
     """One forward pass of the target over the drafts of all requests."""
+    target, caches = running[0].target, [engine.request.cache for engine in running]
+    taps = next((engine.session.taps for engine in running if engine.session is not None), ())
     if len(running) == 1:
-        (only,) = drafts
-        return [running[0]._forward(only.tokens_1L, True, only.see_LL, only.depth_L)]
-    return running[0].target.forward_together(
-        [one.tokens_1L for one in drafts],
-        [engine.request.cache for engine in running],
-        [one.see_LL for one in drafts],
-        next((engine.session.taps for engine in running if engine.session is not None), ()),
-    )
+        [cache], [(tokens_1L, see_LL, depth_L)] = caches, drafts
+        positions_1L = None if depth_L is None else (cache.length + depth_L)[None]
+        return [
+            target.forward(
+                tokens_1L, cache=cache, positions_BL=positions_1L, see_LL=see_LL, taps=taps
+            )
+        ]
+    tokens, see = [one.tokens_1L for one in drafts], [one.see_LL for one in drafts]
+    return target.forward_together(tokens, caches, see, taps)
 
 
 class Engine:
@@ -134,22 +134,40 @@ class Engine:
         return self.out
 
     def begin(self) -> None:
-        """Prefill the prompt and choose the first token."""
         begin_together([self])
 
     def prefill(self) -> Round:
         """Run the target over the prompt; returns the round that chooses the first token."""
         self.started = perf_counter()
-        return self._round(self._prefill(), NO_DRAFTS)
+        target, prompt, sampling, drafter = self.target, self.prompt, self.sampling, self.drafter
+        # room for tree nodes that are rejected; a chain always fits into what may still be written
+        spare = 0 if drafter is None else min(drafter.draft_nodes, MOST_NODES)
+        self.request = Request(
+            target,
+            list(prompt),
+            target.new_cache(1, len(prompt) + self.limit + spare),
+            sampling,
+            make_generator(sampling.fixed_seed, target.device),
+            History(sampling, prompt, target.vocab_size, target.eos_ids, target.device),
+            self._noise() if self.verifier == "gumbel" and not sampling.greedy else None,
+        )
+        if drafter is not None and self.limit > 2:
+            self.session = drafter.start(self.request)
+        taps = self.session.taps if self.session is not None else ()
+        for start in range(0, len(prompt), PREFILL_CHUNK):
+            chunk = torch.tensor([prompt[start : start + PREFILL_CHUNK]], device=target.device)
+            output = target.forward(chunk, cache=self.request.cache, taps=taps, logits=False)
+            if self.session is not None:
+                self.session.observe(output, chunk.shape[1])
+        return self._round(target.head(output.hidden_BLD[:, -1:])[0], NO_DRAFTS)
 
     def commit_prefill(self, outcome: Outcome) -> None:
-        """Commit the first token."""
         self._append(outcome)
         self.prefilled = perf_counter()
         self._record_end()
 
     def close(self) -> None:
-        """The request has ended or failed: end the drafter's session."""
+        """End the drafter's session."""
         if self.session is not None:
             self.session.close()
 
@@ -172,59 +190,16 @@ class Engine:
 
     def _record_end(self) -> None:
         """Record the text and the times of an output that has ended."""
-        out = self.out
+        out, text = self.out, self.text
         if out.finish:
             out.prefill_seconds = self.prefilled - self.started
             out.seconds = perf_counter() - self.prefilled
-            out.text = (
-                self.text.finish() if self.text is not None else self.target.decode(out.tokens)
-            )
-
-    def _prefill(self) -> Tensor:
-        """Run the target over the prompt; returns the logits (1, V) of the first new token."""
-        target, prompt, sampling = self.target, self.prompt, self.sampling
-        # room for tree nodes that are rejected; a chain always fits into what may still be written
-        spare = 0 if self.drafter is None else min(self.drafter.draft_nodes, MOST_NODES)
-        self.request = Request(
-            target,
-            list(prompt),
-            target.new_cache(1, len(prompt) + self.limit + spare),
-            sampling,
-            make_generator(sampling.fixed_seed, target.device),
-            History(sampling, prompt, target.vocab_size, target.eos_ids, target.device),
-            self._noise() if self.verifier == "gumbel" and not sampling.greedy else None,
-        )
-        if self.drafter is not None and self.limit > 2:
-            self.session = self.drafter.start(self.request)
-        for start in range(0, len(prompt), PREFILL_CHUNK):
-            chunk = torch.tensor([prompt[start : start + PREFILL_CHUNK]], device=target.device)
-            output = self._forward(chunk, logits=False)
-            if self.session is not None:
-                self.session.observe(output, chunk.shape[1])
-        return target.head(output.hidden_BLD[:, -1:])[0]
+            out.text = self.target.decode(out.tokens) if text is None else text.finish()
 
     def _noise(self) -> Callable[[int], Tensor]:
         """Position → its noise, cached because drafter and target both ask for it."""
         seed, size, device = self.sampling.fixed_seed, self.target.vocab_size, self.target.device
         return lru_cache(maxsize=64)(lambda position: position_noise(seed, position, size, device))
-
-    def _forward(
-        self,
-        tokens_1L: Tensor,
-        logits: bool = True,
-        see_LL: Tensor | None = None,
-        depth_L: Tensor | None = None,
-    ) -> TargetOutput:
-        taps, cache = self.session.taps if self.session is not None else (), self.request.cache
-        positions_1L = None if depth_L is None else (cache.length + depth_L)[None]
-        return self.target.forward(
-            tokens_1L,
-            cache=cache,
-            positions_BL=positions_1L,
-            see_LL=see_LL,
-            taps=taps,
-            logits=logits,
-        )
 
     def draft(self) -> ForwardInput:
         """Begin a round: draft, and return what the target has to run over."""
@@ -241,53 +216,40 @@ class Engine:
         return ForwardInput(tokens_L[None], see_LL, depth_L)
 
     def make_round(self, output: TargetOutput) -> Round:
-        """What is to be verified, with the target's output."""
         assert output.logits_BLV is not None
         return self._round(output.logits_BLV[0], self.proposal)
 
     def commit_round(self, output: TargetOutput, outcome: Outcome) -> None:
-        """Commit what was accepted of the drafts."""
-        proposal, cache, rows = self.proposal, self.request.cache, outcome.rows
+        out, proposal, cache, rows = self.out, self.proposal, self.request.cache, outcome.rows
         cache.keep(cache.length - len(proposal) - 1, rows)
+        out.calls += 1
+        out.drafted.append(proposal.depth)
         tree = None if proposal.parents is None else Tree(proposal.parents, outcome.path)
-        self.out.calls += 1
-        self.out.drafted.append(proposal.depth)
-        self.out.trees.append(tree)
-        self.out.accepted.append(self._append(outcome))
+        out.trees.append(tree)
+        out.accepted.append(self._append(outcome))
         verified = perf_counter()
-        if self.session is not None and not self.out.finish:
+        if self.session is not None and not out.finish:
             self.session.observe(output if outcome.straight else output.at(rows), len(rows))
-        self.out.verify_seconds += verified - self.drafted
-        self.out.draft_seconds += perf_counter() - verified
+        out.verify_seconds += verified - self.drafted
+        out.draft_seconds += perf_counter() - verified
         self._record_end()
 
     def _propose(self) -> Proposal:
-        """At most as many drafts as still fit, as a round commits one token more. That number is
-        known before anything is drawn."""
+        """At most as many drafts as still fit, a number known before anything is drawn."""
         if self.session is None or self.drafter is None:
             return NO_DRAFTS
         room = min(self.drafter.draft_tokens, self.limit - len(self.out.tokens) - 1)
         proposal = self.session.propose(room) if room > 0 else None
         if proposal is not None and self.target.chains_only and proposal.branches:
-            raise UserError(
-                f"target {self.target.spec!r} {self.target.why_chains_only}: drafts may not branch "
-                "(tree_nodes=0)"
-            )
+            why = f"target {self.target.spec!r} {self.target.why_chains_only}"
+            raise UserError(f"{why}: drafts may not branch (tree_nodes=0)")
         return NO_DRAFTS if proposal is None else proposal.cut(room)
 
     def _round(self, logits_MV: Tensor, proposal: Proposal) -> Round:
-        request, sampling = self.request, self.sampling
+        request, sampling, place = self.request, self.sampling, len(self.request.tokens)
         before = request.history.rows(proposal.tokens_K, proposal.tree)
-        return Round(
-            logits_MV,
-            proposal,
-            self.verifier,
-            sampling,
-            before,
-            request.generator,
-            request.noise,
-            len(request.tokens),
-        )
+        draws = (request.generator, request.noise, place)
+        return Round(logits_MV, proposal, self.verifier, sampling, before, *draws)
 
     def _append(self, outcome: Outcome) -> int:
         """Append the accepted drafts and the next token, up to the end of the output, and set

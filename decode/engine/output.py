@@ -6,12 +6,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 MAX_NEW_TOKENS = 256
-"""The length limit of an answer where none is given."""
 
 
 class Tree(NamedTuple):
-    """The drafts of a call that branch: the parent of every node, and the accepted nodes in
-    order."""
+    """The drafts of a call that branch: every node's parent, and the accepted nodes in order."""
 
     parents: tuple[int, ...]
     path: list[int]
@@ -26,14 +24,13 @@ class Generation:
     """
 
     tokens: list[int]
-    """The output, with EOS where it was reached. After a stop string: up to the token that
-    completed it."""
+    """The output, with EOS where it was reached; up to the token that completed a stop string."""
     text: str
     """The output as text, special tokens left out, cut before a stop string."""
     prompt_tokens: int
     finish: str
     """eos, length (max_new_tokens), stop (a stop string), context (the target's context is full) or
-    closed (a stream that was closed before its end)."""
+    closed (a stream that was closed early)."""
     calls: int = 0
     drafted: list[int] = field(default_factory=list)
     """Drafted tokens per call; of a tree, its levels."""
@@ -46,25 +43,20 @@ class Generation:
     prefill_seconds: float = 0.0
     """Making the cache, reading the prompt and choosing the first token."""
     draft_seconds: float = 0.0
-    """Part of `seconds` spent drafting. On a GPU, work still queued is counted where it is waited
-    for."""
+    """Part of `seconds` spent drafting. A GPU's queued work counts where it is waited for."""
     verify_seconds: float = 0.0
     """Part of `seconds` spent in target calls and verification."""
     seed: int | None = None
-    """The seed with which the output was sampled; None for greedy decoding."""
+    """None for greedy decoding."""
 
     def __str__(self) -> str:
         return self.text
 
     def __repr__(self) -> str:
-        """In short: the lists have a number for each token or call."""
         text = self.text if len(self.text) <= 60 else self.text[:57] + "…"
         speed = f"{self.tokens_per_second:.1f} tokens/s" if self.tokens_per_second else "no speed"
-        return (
-            f"<Generation {text!r}: {len(self.tokens)} tokens ({self.finish}), {self.calls} calls, "
-            f"τ {self.tau:.2f}, "
-            f"{speed}>"
-        )
+        counts = f"{len(self.tokens)} tokens ({self.finish}), {self.calls} calls"
+        return f"<Generation {text!r}: {counts}, τ {self.tau:.2f}, {speed}>"
 
     @property
     def nodes(self) -> list[int]:

@@ -23,12 +23,11 @@ from specalign.rows.shapes import parse_prompt
 Messages = Sequence[Mapping[str, Any]]
 Tokens = Sequence[int] | Tensor | np.ndarray[Any, Any]
 Prompt = str | Messages | Conversation | Tokens | Mapping[str, Any]
-"""A user message; a conversation in any shape that a row of `data.prompts` may have, such as a list
-of messages or a mapping with `messages` and `tools`; tokens; or what a tokenizer returns, a mapping
-with `input_ids`."""
+"""A user message; a conversation in any shape that a row of `data.prompts` may have; tokens; or a
+mapping with `input_ids`."""
 Tool = Mapping[str, Any] | Callable[..., Any]
 """A JSON schema, as OpenAI's API takes it, or a function with type hints and a Google-style
-docstring, as transformers takes it."""
+docstring."""
 
 
 def prompt_tokens(
@@ -42,8 +41,7 @@ def prompt_tokens(
 
     Args:
         raw: tokenize a string as plain text, without the chat template.
-        ignored: counts the parts that the chat template leaves out; None = a note names them, once
-            in a process.
+        ignored: counts the parts that the chat template leaves out; None = one note names them.
         tools: declared to the chat template.
 
     Raises:
@@ -59,15 +57,12 @@ def prompt_tokens(
         raise UserError("the prompt is empty")
     limit = target.context_limit
     if len(tokens) >= limit:
-        raise UserError(
-            f"the prompt has {len(tokens)} tokens: the target's context of {limit} leaves no room "
-            "for an answer"
-        )
+        size = f"the prompt has {len(tokens)} tokens"
+        raise UserError(f"{size}: the target's context of {limit} leaves no room for an answer")
     return tokens
 
 
 def _is_conversation(prompt: Any) -> bool:
-    """Whether it is a `Conversation`, a list of messages, or a mapping without tokens."""
     if isinstance(prompt, Mapping):
         return "input_ids" not in prompt
     if isinstance(prompt, Sequence):
@@ -91,24 +86,26 @@ def _text_tokens(
             raise UserError(f"the prompt is not valid Unicode at character {error.start}") from None
     if raw:
         if not isinstance(prompt, str) or tools:
-            raise UserError(
-                "raw=True continues a string as plain text: messages and tools go through the chat "
-                "template"
-            )
+            raise UserError("raw=True continues a string: messages and tools need the template")
         return target.text_tokens(prompt)
-    if isinstance(prompt, str) and not tools:
-        return _apply_template(target, prompt)
-    conversation = _read_conversation(prompt)
-    if tools:
-        if conversation.tools:
-            raise UserError("tools: the conversation declares its own")
-        conversation = replace(conversation, tools=_read_tools(tools))
-    if conversation.prompt != conversation and target.has_chat_template:
-        say_once(
-            "note: a conversation ends with an assistant message: the target answers in a new turn "
-            "after it"
-        )
-    tokens = _apply_template(target, conversation)
+    conversation = prompt
+    if tools or not isinstance(prompt, str):
+        conversation = _read_conversation(prompt)
+        if tools:
+            if conversation.tools:
+                raise UserError("tools: the conversation declares its own")
+            conversation = replace(conversation, tools=_read_tools(tools))
+        if conversation.prompt != conversation and target.has_chat_template:
+            say_once(
+                "note: a conversation ends with an assistant message: the target answers in a new "
+                "turn after it"
+            )
+    try:
+        tokens = target.chat_tokens(conversation)
+    except TemplateError as error:
+        raise UserError(f"the target's chat template refuses these messages: {error}") from None
+    if isinstance(conversation, str):
+        return tokens
     if ignored is None:
         note_ignored(target, conversation)
     else:
@@ -117,7 +114,7 @@ def _text_tokens(
 
 
 def _read_conversation(prompt: Any) -> Conversation:
-    """A conversation, read as a row of `data.prompts` is; a note names what is not used."""
+    """Read as a row of `data.prompts` is; a note names what is not used."""
     parsed = parse_prompt(prompt)
     if parsed.columns:
         say_once(f"note: keys of prompts not used: {', '.join(parsed.columns)}")
@@ -140,10 +137,8 @@ def _read_tokens(prompt: Any, vocab_size: int) -> list[int]:
     if tokens.ndim == 2 and len(tokens) == 1:
         tokens = tokens[0]
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
-        raise UserError(
-            f"the prompt must be text, messages or one row of tokens, not {short(prompt, 60)} "
-            "(generate_batch takes several)"
-        )
+        kinds = "text, messages or one row of tokens (generate_batch takes several)"
+        raise UserError(f"the prompt must be {kinds}, not {short(prompt, 60)}")
     for token in (int(tokens.min()), int(tokens.max())):
         if not 0 <= token < vocab_size:
             raise UserError(f"prompt token {token} is not within 0..{vocab_size - 1}")
@@ -152,11 +147,8 @@ def _read_tokens(prompt: Any, vocab_size: int) -> list[int]:
 
 
 def _read_tools(tools: Any) -> tuple[JsonObject, ...]:
-    """Tools as JSON schemas."""
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
-        raise UserError(
-            f"tools must be a list of JSON schemas or functions, not {short(tools, 60)}"
-        )
+        raise UserError(f"tools must be a list of schemas or functions, not {short(tools, 60)}")
     schemas: list[JsonObject] = []
     for tool in tools:
         if isinstance(tool, Mapping):
@@ -168,10 +160,3 @@ def _read_tools(tools: Any) -> tuple[JsonObject, ...]:
         with in_one_line(f"tools: no JSON schema can be made of {name!r}"):
             schemas.append(get_json_schema(tool))
     return tuple(schemas)
-
-
-def _apply_template(target: Target, prompt: str | Conversation) -> list[int]:
-    try:
-        return target.chat_tokens(prompt)
-    except TemplateError as error:
-        raise UserError(f"the target's chat template refuses these messages: {error}") from None

@@ -12,8 +12,7 @@ from specalign.lm.model import Target
 
 def stock_model(target: Target) -> Any:
     """The target as transformers runs it, with its own attention (SDPA where it has that) and
-    linear layers. Its `generate` writes by the model's own p, as is done here: nothing of its
-    generation config is applied but the ends of a text."""
+    linear layers; of its generation config only the ends of a text apply."""
     model = reload(target, fast=False).model
     # what a config given to `generate` leaves out is taken from the model's
     ends = list(target.eos_ids)

@@ -15,8 +15,7 @@ from specalign.common.errors import UserError
 
 class Stream(AbstractContextManager["Stream"]):
     """Iterates over pieces of an answer while it is generated; together they are `Generation.text`.
-    Nothing runs between two pieces, and a loop that is left early ends the generation when the
-    stream is closed or no longer referenced.
+    Nothing runs between two pieces, and a loop that is left early ends the generation.
 
     Args:
         engine: a request that has not begun.
@@ -46,17 +45,13 @@ class Stream(AbstractContextManager["Stream"]):
     def output(self) -> Generation:
         """The output with its counts and times. Raises UserError before the end."""
         if not self._engine.out.finish:
-            raise UserError(
-                "the stream has not ended: iterate to its end, or close() it, before reading its "
-                "output"
-            )
+            raise UserError("the stream has not ended: iterate to its end, or close() it, first")
         return self._engine.out
 
 
 @torch.no_grad()
 def _iterate(engine: Engine, pieces: list[str]) -> Generator[str, None, Generation]:
-    """Run the request; yield each piece as soon as it is there. The time between two pieces does
-    not count as decoding."""
+    """Run the request; the time between two pieces does not count as decoding."""
     rounds = run_rounds([engine])
     try:
         for _ in rounds:

@@ -1,9 +1,6 @@
 """Recipes side by side: the drafters that their trainings saved (`trainer.milestones`) decode the
-same prompts.
-
-Each recipe is read and trained by `align.train` in its own process. Records of finished prompts
-survive an interruption; those of a drafter that has changed since are measured again.
-"""
+same prompts. Each recipe is read and trained by `align.train` in its own process. Records survive
+an interruption; those of a drafter that has changed since are measured again."""
 
 from __future__ import annotations
 
@@ -19,9 +16,8 @@ from safetensors import safe_open
 
 from decode.evaluation import runner
 from decode.evaluation.learning import Milestone
-from decode.evaluation.progress import TaskProgress
 from decode.evaluation.records import AS_JSON, Record, add, read_records, write_records
-from decode.evaluation.tokenized import tokenize_prompts
+from decode.evaluation.tokenized import tokenize_suites
 from decode.systems.load import load
 from decode.systems.parsing import Method
 from decode.systems.registry import ANY, PLAIN
@@ -56,11 +52,9 @@ class ComparedRecipe:
     @property
     def kind(self) -> str:
         """The kind of its drafter."""
-        return str(
-            "variable_prefix"
-            if self.values["objective"]["prefix_decay"]
-            else self.values["drafter"]["kind"]
-        )
+        if self.values["objective"]["prefix_decay"]:
+            return "variable_prefix"
+        return str(self.values["drafter"]["kind"])
 
     @property
     def milestones(self) -> list[Milestone]:
@@ -70,11 +64,6 @@ class ComparedRecipe:
     def reached(self) -> list[Milestone]:
         """Milestones with a drafter."""
         return [m for m in self.milestones if (self.folder(m) / _WEIGHTS).is_file()]
-
-    @property
-    def missing(self) -> list[Milestone]:
-        """Milestones without a drafter yet."""
-        return [m for m in self.milestones if not (self.folder(m) / _WEIGHTS).is_file()]
 
     def folder(self, milestone: Milestone) -> Path:
         """Where the drafter of a milestone is."""
@@ -91,14 +80,13 @@ class ComparedRecipe:
     def shared(self) -> JsonObject:
         """The keys that compared recipes must share."""
         values = self.values
-        data = {**values["data"], "path": values["data"]["path"] or f"{values['output']}/data"}
-        groups = {"target": values["target"], "data": data}
+        shared = {"seed": values["seed"]}
+        for group in ("target", "data"):
+            shared |= {f"{group}.{key}": value for key, value in values[group].items()}
         for group, keys in _SHARED.items():
-            groups[group] = {key: values[group][key] for key in keys}
-        flat = {
-            f"{group}.{key}": value for group, keys in groups.items() for key, value in keys.items()
-        }
-        return {"seed": values["seed"], **flat}
+            shared |= {f"{group}.{key}": values[group][key] for key in keys}
+        shared["data.path"] = shared["data.path"] or f"{values['output']}/data"
+        return shared
 
 
 def _run_align(*words: str, capture: bool = False) -> str:
@@ -119,12 +107,8 @@ def _run_align(*words: str, capture: bool = False) -> str:
 
 
 def read_candidates(recipes: Sequence[str], words: Sequence[str]) -> list[ComparedRecipe]:
-    """Read the recipes, each with the same `words`.
-
-    Raises:
-        UserError: recipes without milestones, or that differ in more than what is compared, or that
-            `align.train` refuses.
-    """
+    """Read the recipes, each with the same `words`. Raises UserError for recipes without milestones,
+    or that differ in more than what is compared, or that `align.train` refuses."""
     found: list[ComparedRecipe] = []
     for recipe in recipes:
         arguments = (f"recipe={recipe}", *words)
@@ -134,54 +118,45 @@ def read_candidates(recipes: Sequence[str], words: Sequence[str]) -> list[Compar
                 f"{recipe}: trainer.milestones is empty: after how many tokens is it measured?"
             )
         found.append(ComparedRecipe(arguments, values))
-    names = [candidate.name for candidate in found]
-    if len(set(names)) < len(names):
-        raise UserError(f"recipes need different names: {', '.join(names)}")
-    first, *others = found
-    for other in others:
+    first = found[0]
+    for key in ("name", "output"):
+        chosen = [str(candidate.values[key]) for candidate in found]
+        if len(set(chosen)) < len(chosen):
+            raise UserError(f"recipes need different {key}s: {', '.join(chosen)}")
+    for other in found[1:]:
         for key, value in first.shared.items():
             if other.shared[key] != value:
                 raise UserError(
                     f"{other.name}: {key}={other.shared[key]}, {first.name} has {value}: compared "
                     "recipes must share it"
                 )
-        if first.values["output"] == other.values["output"]:
-            raise UserError(
-                f"{first.name} and {other.name} have the same output, {first.values['output']}"
-            )
     return found
 
 
 def check_method(method: Method, candidates: Sequence[ComparedRecipe]) -> None:
-    """Whether every recipe's drafter alone can decode this way, before hours of training.
-
-    Raises:
-        UserError: a method that is made of another drafter, or of more than one.
-    """
+    """Raises UserError, before hours of training, for a method that is not made of one drafter of
+    the kind that every recipe trains."""
     for candidate in candidates:
-        if method.needs in ((ANY,), (candidate.kind,)):
-            continue
-        needed = " and ".join(f"a {kind} drafter" for kind in method.needs)
-        needs = f"needs {needed}" if needed else "takes no drafter"
-        raise UserError(
-            f"--method {method.name} {needs}; {candidate.name} trains one of the kind "
-            f"{candidate.kind}: try --method drafter"
-        )
+        if method.needs not in ((ANY,), (candidate.kind,)):
+            raise UserError(
+                f"--method {method.name} needs other drafters than the {candidate.kind} drafter "
+                f"that {candidate.name} trains: try --method drafter"
+            )
 
 
 def train(candidates: Sequence[ComparedRecipe], console: PlainConsole) -> None:
-    """Train what has milestones missing, one recipe after the other, resuming.
-
-    Raises:
-        UserError: a training failed, or reached none of its milestones.
-    """
+    """Train what has milestones missing, one recipe after the other, resuming. Raises UserError: a
+    training failed, or reached none of its milestones."""
     for candidate in candidates:
-        if candidate.missing:
+        if candidate.reached != candidate.milestones:
             console.say(f"training {candidate.name}")
             _run_align(*candidate.words)
-        missing = candidate.missing
+        missing = [m.tokens for m in candidate.milestones if m not in candidate.reached]
         if missing:
-            line = f"{candidate.name}: its training ended before {missing[0].tokens:,} tokens (trainer.max_steps)"
+            line = (
+                f"{candidate.name}: its training ended before {missing[0]:,} tokens "
+                "(trainer.max_steps)"
+            )
             if not candidate.reached:
                 raise UserError(line)
             console.say(f"left out: {line}", wrap=False)
@@ -197,50 +172,13 @@ def measure(
     method: str | None = None,
     batch: int = 1,
 ) -> list[Record]:
-    """Decode every prompt plainly and with each milestone's drafter, without copying; the records,
-    which `folder` holds too.
-
-    Args:
-        method: how all drafters decode; None: as `decode.load` does.
-        batch: prompts decoded at a time.
-
-    Raises:
-        UserError: no prompt fits, or the folder holds a comparison under other settings.
-    """
-    tokenized, refused = [], []
-    for suite in suites:
-        pairs, lines = tokenize_prompts(target, suite.prompts)
-        tokenized.append((suite.name, pairs))
-        refused += lines
-    if not any(pairs for _, pairs in tokenized):
-        raise UserError(f"no prompt can be answered: {refused[0]}")
+    """Decode every prompt plainly and with each milestone's drafter, without copying, by `method`
+    (None: as `decode.load` does), `batch` prompts at a time; the records, which `folder` holds too.
+    Raises UserError: no prompt fits, or the folder holds a comparison under other settings."""
+    tokenized, _ = tokenize_suites(target, suites)
     folders = {m.method: candidate.folder(m) for candidate in candidates for m in candidate.reached}
-    records = _open_folder(
-        folder, folders, {**_describe(target, suites, settings), "method": method}
-    )
-    decoders = {PLAIN: load(target, None)}
-    for name, drafter in folders.items():
-        decoders[name] = load(target, drafter, copying=False, method=method)
-    planned = runner.plan_tasks(tokenized, list(decoders), 1, settings.sampling.fixed_seed)
-    tasks = list(runner.missing_tasks(planned, records))
-    progress = TaskProgress(console, len(tasks), rates=batch == 1)
-    for start in range(0, len(tasks), batch):
-        several = tasks[start : start + batch]
-        if batch == 1:
-            finished = [runner.run_task(decoders, several[0], settings)]
-        else:
-            finished = runner.run_together(decoders, several, settings)
-        for of_task in finished:
-            records = add(folder, records, of_task)
-            progress.finish_task(of_task)
-    return records
-
-
-def _describe(
-    target: Target, suites: Sequence[Loaded], settings: runner.GenerationSettings
-) -> JsonObject:
     sampling = settings.sampling
-    return {
+    described = {
         "target": target.hash,
         "dtype": str(target.dtype).removeprefix("torch."),
         "prompts": {suite.name: [prompt.id for prompt in suite.prompts] for suite in suites},
@@ -248,11 +186,24 @@ def _describe(
         "temperature": sampling.temperature,
         "seed": sampling.fixed_seed,
         "chat": target.chat.description or None,
+        "method": method,
     }
+    records = _open_folder(folder, folders, described)
+    decoders = {PLAIN: load(target, None)}
+    for name, drafter in folders.items():
+        decoders[name] = load(target, drafter, copying=False, method=method)
+    planned = runner.plan_tasks(tokenized, list(decoders), 1, sampling.fixed_seed)
+    tasks = runner.missing_tasks(planned, records)
+    groups = [tasks[start : start + batch] for start in range(0, len(tasks), batch)]
+    for group in runner.track(groups, len(groups), console):
+        for of_task in runner.run_together(decoders, group, settings):
+            records = add(folder, records, of_task)
+    return records
 
 
 def _open_folder(folder: Path, drafters: dict[str, Path], settings: JsonObject) -> list[Record]:
-    """The folder's records that are still valid. Writes its settings."""
+    """The folder's records that are still valid. Writes its settings. Raises UserError: it holds a
+    comparison under other ones."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SETTINGS
     hashes = {method: sha256_file(drafter / _WEIGHTS) for method, drafter in drafters.items()}
@@ -264,8 +215,7 @@ def _open_folder(folder: Path, drafters: dict[str, Path], settings: JsonObject) 
                 raise UserError(
                     f"{folder} holds a comparison with another {key}: give another --out"
                 )
-        old = before.get("drafters")
-        old = old if isinstance(old, dict) else {}
+        old = before["drafters"]
         valid = {PLAIN, *(method for method, value in hashes.items() if old.get(method) == value)}
         found = read_records(folder, mend=True)
         records = [record for record in found if record.method in valid]

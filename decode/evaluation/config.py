@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,13 +9,11 @@ from decode.speculation.settings import Sampling
 from decode.systems.drafter_folders import NamedDrafter
 from decode.systems.parsing import MethodList, Sweep
 from decode.systems.registry import COMBINED, DRAFTER, LOOKUP, PLAIN, GivenDrafter
-from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
 
 DEFAULT_METHODS = (PLAIN, LOOKUP, DRAFTER, COMBINED)
 TUNING_SUITE = "builtin"
-"""The suite on which options are tuned: prompts written for this project, which are no
-benchmark."""
+"""The suite on which options are tuned: prompts of this project, which are no benchmark."""
 TUNING_PROMPTS = 12
 
 
@@ -24,8 +21,8 @@ TUNING_PROMPTS = 12
 class EvalConfig:
     """The options of `decode.eval` (see its --help), and the results of tuning.
 
-    Raises:
-        UserError: more threads than this machine can start.
+    tuning: this run chooses options and is no measurement. tuned: a line for each method whose
+        options were tuned.
     """
 
     suite: str | None = None
@@ -54,16 +51,7 @@ class EvalConfig:
     template_kwargs: JsonObject = field(default_factory=dict)
     system: str | None = None
     tuning: bool = False
-    """This run chooses options and is no measurement."""
     tuned: list[str] | None = None
-    """A line for each method whose options were tuned."""
-
-    def __post_init__(self) -> None:
-        most = 4 * (
-            os.cpu_count() or 1
-        )  # OpenMP ends the process silently with far more threads than cores
-        if self.threads is not None and self.threads > most:
-            raise UserError(f"--threads={self.threads}: at most {most} on this machine")
 
     @property
     def recorded(self) -> JsonObject:

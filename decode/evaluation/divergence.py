@@ -10,13 +10,11 @@ file and not the engine's. With z the logits of plain decoding, z' those of veri
 
 A difference is a rounding tie when three things hold. The gap obeys this bound. The bound is no
 larger than the dtype's rounding can explain: a wrong mask or position makes Δ larger. And the
-replays give both tokens again; on a CPU they do so bit for bit, and this is asked there alone,
-because an accelerator may sum in another order each time.
+replays give both tokens again; this is asked on a CPU alone, where they do so bit for bit.
 
-A router of experts is such a place too: two experts are almost equally probable, and the other one
-makes Δ larger than any rounding. So where the bound is too large, and the model has experts,
-verification is replayed once more with the experts that plain decoding's tokens went to. Then the
-bound has to be small enough.
+A router of experts may tie too, and another expert makes Δ larger than any rounding. So where the
+bound is too large, and the model has experts, verification is replayed once more with the experts
+that plain decoding's tokens went to. Then the bound has to be small enough.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,14 +39,8 @@ from specalign.lm.model import Target
 TIE, BUG = "rounding tie", "BUG"
 
 _CHOSEN = (("top_k_index", "top_k_weights"), ("router_indices", "routing_weights"))
-"""What the experts of transformers' models are called with in addition to their states: (rows, experts a
+"""What the experts of transformers' models are called with, besides their states: (rows, experts a
 token)."""
-
-
-def first_difference(plain: list[int], other: list[int]) -> int | None:
-    """Index of the first token in which the outputs differ (the shorter one's length where it is a
-    prefix); None = equal."""
-    return None if plain == other else common_prefix_length(plain, other)
 
 
 def examine(
@@ -65,122 +58,41 @@ def examine(
     or a bug; None when they are equal.
 
     Args:
-        prompt, plain, other: token ids.
-        drafted, accepted: drafted and committed draft tokens of each call of the other method.
-        trees: the shapes of those calls' drafts, where they branch.
+        drafted, accepted, trees: of each call of the other method.
         score: (logits (V,), index of the token) → the values of which the token was the argmax;
             default: the logits.
         others: the target as the other method runs it, where that differs (compiled, for instance).
     """
-    index = first_difference(plain, other)
-    if index is None:
+    if plain == other:
         return None
-    if index >= min(len(plain), len(other)):
-        # one output ended and the other did not: no logits explain that
-        ended = len(plain) <= index
-        first = None if ended else plain[index]
-        return Divergence(index, first, other[index] if ended else None, BUG)
-    a, b = plain[index], other[index]
-    z_V = replay(target, prompt, plain, index, [0] * index, [0] * index)
-    others = target if others is None else others
-    other_V = replay(others, prompt, other, index, drafted, accepted, trees)
+    index = common_prefix_length(plain, other)
+    a = plain[index] if index < len(plain) else None
+    b = other[index] if index < len(other) else None
+    if a is None or b is None:  # one output ended and the other did not: no logits explain that
+        return Divergence(index, a, b, BUG)
+    calls = (drafted, accepted, trees)
+    one_by_one = ([0] * index, [0] * index)
+    second = others or target
+    z_V = replay(target, prompt, plain, index, *one_by_one)
+    other_V = replay(second, prompt, other, index, *calls)
     limit = dtype_limit(target.dtype, z_V)
     if score is not None:
         z_V, other_V = score(z_V, index), score(other_V, index)
     gap = float(z_V[a] - z_V[b])
     bound = 2 * float((other_V - z_V).abs().max())
     reproduced = int(z_V.argmax()) == a and int(other_V.argmax()) == b
-    again = reproduced or target.device.type != "cpu"
-    explained = abs(gap) <= bound <= limit and again
-    if bound > limit and abs(gap) <= bound and again and others is target:
-        same_V = _with_plain_experts(target, prompt, plain, other, index, drafted, accepted, trees)
-        if same_V is not None:
-            same_V = same_V if score is None else score(same_V, index)
-            explained = 2 * float((same_V - z_V).abs().max()) <= limit
-    return Divergence(
-        index,
-        a,
-        b,
-        TIE if explained else BUG,
-        gap,
-        bound,
-        top2=sorted(z_V.topk(2).indices.tolist()) == sorted([a, b]),
-        reproduced=reproduced,
-    )
-
-
-class TokenChoices:
-    """To which experts each token of a text went, by layer and place: noted while the text is
-    replayed, and given again while it is replayed in other widths."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.modules: list[tuple[nn.Module, tuple[str, str]]] = []
-        for module in model.modules():
-            taken = inspect.signature(module.forward).parameters
-            self.modules += [(module, names) for names in _CHOSEN if {*names} <= {*taken}]
-        self.noted: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self.modules)
-
-    def at(self, cache: Any, places: Sequence[int | None]) -> None:
-        """Of the next call: the cache, and the place of each row in the text; None = of a rejected
-        draft."""
-        self.cache, self.first, self.places = cache, cache.length, places
-
-    @contextmanager
-    def heard(self, again: bool) -> Iterator[None]:
-        """Within it the routers' choices are noted or, `again`, replaced by those that were noted
-        of the same place."""
-        hooks = [
-            module.register_forward_pre_hook(self._hook(layer, names, again), with_kwargs=True)
-            for layer, (module, names) in enumerate(self.modules)
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _hook(self, layer: int, names: tuple[str, str], again: bool) -> Any:
-        def heard(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            given = inspect.signature(module.forward).bind(*args, **kwargs)
-            chosen, weights = (given.arguments[name].flatten(0, -2).clone() for name in names)
-            # a recurrent state goes on from before the last rollback: accepted tokens run once
-            # more, in front or in a call before
-            for row, at in enumerate(range(self.cache.length, self.cache.length + len(chosen))):
-                place = at if at < self.first else self.places[at - self.first]
-                if place is None:
-                    continue
-                if not again:
-                    self.noted[layer, place] = chosen[row].clone(), weights[row].clone()
-                elif (layer, place) in self.noted:
-                    chosen[row], weights[row] = self.noted[layer, place]
-            for name, found in zip(names, (chosen, weights), strict=True):
-                given.arguments[name] = found.view(given.arguments[name].shape)
-            return given.args, given.kwargs
-
-        return heard
-
-
-def _with_plain_experts(
-    target: Target,
-    prompt: list[int],
-    plain: list[int],
-    other: list[int],
-    index: int,
-    drafted: list[int],
-    accepted: list[int],
-    trees: Sequence[Tree | None],
-) -> Tensor | None:
-    """The replay of verification, its tokens sent to the experts to which plain decoding sent them;
-    None without experts."""
-    if not (choices := TokenChoices(target.model)):
-        return None
-    with choices.heard(again=False):
-        replay(target, prompt, plain, index, [0] * index, [0] * index, choices=choices)
-    with choices.heard(again=True):
-        return replay(target, prompt, other, index, drafted, accepted, trees, choices)
+    possible = abs(gap) <= bound and (reproduced or target.device.type != "cpu")
+    explained = possible and bound <= limit
+    choices = TokenChoices(target.model) if second is target else None
+    if possible and not explained and choices is not None and choices.modules:
+        with choices.hooked():
+            replay(target, prompt, plain, index, *one_by_one, choices=choices)
+            choices.again = True
+            same_V = replay(target, prompt, other, index, *calls, choices=choices)
+        same_V = same_V if score is None else score(same_V, index)
+        explained = 2 * float((same_V - z_V).abs().max()) <= limit
+    top2 = sorted(z_V.topk(2).indices.tolist()) == sorted([a, b])
+    return Divergence(index, a, b, TIE if explained else BUG, gap, bound, top2, reproduced)
 
 
 @torch.no_grad()
@@ -195,36 +107,35 @@ def replay(
     choices: TokenChoices | None = None,
 ) -> Tensor:
     """Logits (V,) from which token `index` of the output was chosen: the target runs in the widths
-    of the given calls, and over their trees. `choices` hears which place each row of a call has.
-
-    Rejected drafts are not known and not needed, because no token attends to them. Any token takes
-    their place, so that the width, and with it the order of the sums, is the same.
-    """
+    of the given calls, and over their trees. Any token takes the place of rejected drafts, to which
+    no token attends, so that the width, and with it the order of the sums, is the same."""
     shapes = [*trees, *[None] * (len(drafted) - len(trees))]
     widths = [w if t is None else len(t.parents) for w, t in zip(drafted, shapes, strict=True)]
     cache = target.new_cache(1, len(prompt) + len(output) + max(widths, default=0) + 1)
-    for begin in range(0, len(prompt), PREFILL_CHUNK):
-        chunk = _row(target, prompt[begin : begin + PREFILL_CHUNK])
+
+    def forward(tokens: list[int], places: Sequence[int | None], **options: Any) -> Any:
         if choices is not None:
-            choices.at(cache, range(begin, begin + chunk.shape[1]))
-        hidden_BLD = target.forward(chunk, cache=cache, logits=False).hidden_BLD
+            choices.cache, choices.first, choices.places = cache, cache.length, places
+        tokens_BL = torch.tensor([tokens], device=target.device)
+        return target.forward(tokens_BL, cache=cache, **options)
+
+    for begin in range(0, len(prompt), PREFILL_CHUNK):
+        chunk = prompt[begin : begin + PREFILL_CHUNK]
+        out = forward(chunk, range(begin, begin + len(chunk)), logits=False)
     if index == 0:
-        return target.head(hidden_BLD[:, -1:])[0, 0]
+        return target.head(out.hidden_BLD[:, -1:])[0, 0]
     start = 1  # tokens of the output before this are in the prompt of the call
     for width, kept, tree in zip(widths, accepted, shapes, strict=True):
         rows = [0, *(range(1, kept + 1) if tree is None else (i + 1 for i in tree.path[:kept]))]
+        before = cache.length
         tokens = [prompt[0]] * (width + 1)
+        places: list[int | None] = [None] * (width + 1)
+        for place, row in enumerate(rows, before):
+            places[row] = place
         for row, token in zip(rows, output[start - 1 :], strict=False):
             tokens[row] = token
-        before = cache.length
-        if choices is not None:
-            places: list[int | None] = [None] * len(tokens)
-            for place, row in enumerate(rows, before):
-                places[row] = place
-            choices.at(cache, places)
         see_LL = None if tree is None else ancestors(tree.parents).to(target.device)
-        logits_BLV = target.forward(_row(target, tokens), cache=cache, see_LL=see_LL).logits_BLV
-        assert logits_BLV is not None
+        logits_BLV = forward(tokens, places, see_LL=see_LL).logits_BLV
         if start <= index <= start + kept:
             return logits_BLV[0, rows[index - start]].clone()
         cache.keep(before, rows)
@@ -232,5 +143,51 @@ def replay(
     raise ValueError(f"token {index} lies after the last call")
 
 
-def _row(target: Target, tokens: list[int]) -> Tensor:
-    return torch.tensor([tokens], device=target.device)
+class TokenChoices:
+    """To which experts each token of a text went, by layer and place: noted while the text is
+    replayed, and given again while it is replayed in other widths. Of the next call `replay` sets
+    the cache, its length, and the place of each row in the text; None = of a rejected draft."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules: list[tuple[nn.Module, tuple[str, str]]] = []
+        for module in model.modules():
+            taken = inspect.signature(module.forward).parameters
+            self.modules += [(module, names) for names in _CHOSEN if {*names} <= {*taken}]
+        self.noted: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self.again = False
+        self.cache: Any = None
+        self.first = 0
+        self.places: Sequence[int | None] = ()
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Within it the routers' choices are noted or, `again`, replaced by those that were noted
+        of the same place."""
+        hooks = [
+            module.register_forward_pre_hook(partial(self._route, layer, names), with_kwargs=True)
+            for layer, (module, names) in enumerate(self.modules)
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _route(
+        self, layer: int, names: tuple[str, str], module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
+        given = inspect.signature(module.forward).bind(*args, **kwargs)
+        chosen, weights = (given.arguments[name].flatten(0, -2).clone() for name in names)
+        # a recurrent state starts from before the last rollback: accepted tokens run once more, in
+        # front or in a call before
+        for row, at in enumerate(range(self.cache.length, self.cache.length + len(chosen))):
+            place = at if at < self.first else self.places[at - self.first]
+            if place is None:
+                continue
+            if not self.again:
+                self.noted[layer, place] = chosen[row].clone(), weights[row].clone()
+            elif (layer, place) in self.noted:
+                chosen[row], weights[row] = self.noted[layer, place]
+        for name, found in zip(names, (chosen, weights), strict=True):
+            given.arguments[name] = found.view(given.arguments[name].shape)
+        return given.args, given.kwargs

@@ -9,7 +9,7 @@ import torch
 
 from decode.engine.decoder import Decoder
 from decode.evaluation.config import DEFAULT_METHODS, EvalConfig
-from decode.systems.construction import build, open_drafters
+from decode.systems.construction import assemble, open_drafters
 from decode.systems.drafter_folders import drafters_by_kind, drafters_for
 from decode.systems.parsing import (
     Method,
@@ -19,7 +19,7 @@ from decode.systems.parsing import (
     read_method,
     sweep_methods,
 )
-from decode.systems.registry import ANY, PLAIN, SYSTEMS, CorpusSystem
+from decode.systems.registry import ANY, PLAIN, SYSTEMS
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 from specalign.lm.names import DEFAULT_TARGET
@@ -27,38 +27,18 @@ from specalign.lm.names import DEFAULT_TARGET
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """What is measured.
-
-    Args:
-        target: its name.
-        drafters: the folders that a figure may depend on, by kind; the first one given comes first.
-        methods: by name, plain decoding first.
-    """
+    """The target's name, the drafters' folders by kind (the first one given first), and the methods
+    by name (plain decoding first)."""
 
     target: str
     drafters: Mapping[str, str]
     methods: Mapping[str, Method]
 
-    @property
-    def corpora(self) -> list[str]:
-        """The files that methods read."""
-        return sorted(
-            {
-                m.system.corpus
-                for m in self.methods.values()
-                if isinstance(m.system, CorpusSystem) and m.system.corpus
-            }
-        )
-
 
 def make_plan(config: EvalConfig, say: Callable[[str], object]) -> tuple[EvalPlan, list[str]]:
     """The plan for these options, and a line for each method of `all` that lacks its drafter. `say`
-    receives notes.
-
-    Raises:
-        UserError: a drafter of the wrong kind, a sweep of what no method has, or an option that no
-            method reads.
-    """
+    receives notes. Raises UserError: a drafter of the wrong kind, a sweep of what no method has, or
+    an option that no method reads."""
     target = DEFAULT_TARGET if config.target is None else config.target
     drafters = drafters_by_kind(drafters_for(config.drafters, target), say)
     left_out: list[str] = []
@@ -72,9 +52,8 @@ def make_plan(config: EvalConfig, say: Callable[[str], object]) -> tuple[EvalPla
                 f"note: no drafter is shipped for {target} and none is given (--drafter): "
                 "measuring lookup only"
             )
-    methods = sweep_methods(
-        [read_method(PLAIN), *methods], Sweep() if config.tune else config.sweep
-    )
+    sweep = Sweep() if config.tune else config.sweep
+    methods = sweep_methods([read_method(PLAIN), *methods], sweep)
     check_drafters(methods, drafters)
     options = _options_of_any(methods, config)
     chosen = {m.name: m.with_defaults(options) if ANY in m.needs else m for m in methods}
@@ -93,9 +72,7 @@ def _options_of_any(methods: Sequence[Method], config: EvalConfig) -> dict[str, 
     if unread and not any(ANY in method.needs for method in methods):
         raise UserError(
             f"--{unread[0].replace('_', '-')} is read by the methods drafter and combined, and "
-            "neither is measured; "
-            "other methods take options after colons "
-            "(specdiff:steps=2:order=random:nodes=0:verifier=hybrid)"
+            "neither is measured; other methods take options after colons (specdiff:steps=2)"
         )
     return options
 
@@ -116,42 +93,27 @@ def make_decoders(
         system=config.system,
         decoding=True,
     )
-    opened = open_drafters(
-        [*plan.methods.values()], plan.drafters, target, config.drafter_tokenizer
-    )
+    methods = [*plan.methods.values()]
+    opened = open_drafters(methods, plan.drafters, target, config.drafter_tokenizer)
     decoders: dict[str, Decoder] = {}
     refused: dict[str, UserError] = {}
     for name, method in plan.methods.items():
         try:
-            decoder = build(method, opened, config.drafting.draft_tokens)
-            _try_decoding(name, decoder, config)
+            decoder = assemble(method, opened, config.drafting.draft_tokens)
+            decoder.verifier_for(config.sampling)
+            if decoder.drafter is not None:
+                # only a draft shows how siblings are drawn, which a verifier may refuse
+                tokens = [*decoder.target.eos_ids[:1], 1, 2, 1, 2]
+                decoder.generate(tokens, max_new_tokens=3, sampling=config.sampling)
             decoders[name] = decoder
         except UserError as error:
-            refused[name] = error
+            refused[name] = UserError(f"method {name!r}: {error}")
     return decoders, refused
 
 
-def _try_decoding(name: str, decoder: Decoder, config: EvalConfig) -> None:
-    """Decode a few tokens: only a draft shows how siblings are drawn, which a verifier may refuse.
-
-    Raises:
-        UserError: with these drafts the verifier would change the output's distribution.
-    """
-    try:
-        decoder.verifier_for(config.sampling)
-        if decoder.drafter is not None:
-            tokens = [*decoder.target.eos_ids[:1], 1, 2, 1, 2]
-            decoder.generate(tokens, max_new_tokens=3, sampling=config.sampling)
-    except UserError as error:
-        raise UserError(f"method {name!r}: {error}") from None
-
-
 def make_all_decoders(config: EvalConfig, plan: EvalPlan) -> tuple[dict[str, Decoder], list[str]]:
-    """The decoders, and a line for each method of `all` or of a sweep that can't be built.
-
-    Raises:
-        UserError: a method that was named itself can't be built, or none can.
-    """
+    """The decoders, and a line for each method of `all` or of a sweep that can't be built. Raises
+    UserError: a method that was named itself can't be built, or none can."""
     decoders, refused = make_decoders(config, plan)
     asked = config.methods
     named = [name for name in refused if asked is not None and asked.names(name)]

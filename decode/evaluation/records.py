@@ -1,45 +1,36 @@
 """The files of a measurement: `run.json` describes the run, `records.jsonl` holds one line per
-generation.
-
-The report reads nothing else, so every figure can be traced to its records and recomputed.
-"""
+generation. The report is computed from these alone."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 from decode.systems.registry import LOSSY
 from specalign.common.errors import UserError
 from specalign.common.files import check_ordinary, naming, write_json, write_text
+from specalign.common.provenance import git_commit
 from specalign.common.schema import JsonObject, convert, parse_json, read_json
-from specalign.common.text import short
+from specalign.common.text import cut
 
 RECORDS, RUN, SUMMARY = "records.jsonl", "run.json", "summary.json"
 AS_JSON: JsonObject = {"ensure_ascii": False, "allow_nan": False}
 """How the files of a measurement are written."""
-_MOST, _LONGEST = 2**53, 1 << 16
-"""The largest amount in a record, and the longest draft."""
+_OWN = (RECORDS, SUMMARY, "report.png", "report.html", "tuning")
 
 
 @dataclass
 class Divergence:
-    """Where a greedy output first leaves the plain one, and whether rounding explains it
-    (decode/evaluation/divergence.py).
+    """Where a greedy output first leaves the plain one, at position `index`, and why: `rounding tie`
+    or `BUG` (decode/evaluation/divergence.py).
 
-    Args:
-        index: position in the output. plain_token: None where the plain output has ended. kind:
-            `rounding tie` or `BUG`.
-        gap: plain decoding's logit of its own token minus that of the other one (with `top2`, its
-            top-2 gap).
-        bound: the largest gap that the measured rounding can close: 2·max|Δ logit| between forwards
-            of the two widths.
-        top2: the two tokens are plain decoding's two most probable ones there.
-        reproduced: replaying both outputs, each in its own widths, gives both tokens again.
+    plain_token: None where the plain output has ended. gap: plain decoding's logit of its own token
+    minus that of the other one. bound: the largest gap that the measured rounding can close. top2:
+    the two tokens are plain decoding's two most probable ones. reproduced: replays give both again.
     """
 
     index: int
@@ -56,16 +47,11 @@ class Divergence:
 class Record:
     """One generation: a prompt, a method, a repeat.
 
-    Args:
-        new_tokens: in the output, an end of sequence included. committed: by verifying calls, all
-            but the first, which the prefill gives. seconds: of decoding, prefill excluded.
-            tokens_per_s: committed / seconds.
-        calls: target forwards after the prefill. accepted, drafted: tokens per call; of a tree,
-            levels. nodes: drafts verified per call, where drafts branch. tau: committed / calls.
-        draft_seconds, verify_seconds: parts of `seconds`. load: the machine's one-minute load
-            average at the end.
-        position: the method's place in the order on this prompt. identical: whether the output
-            equals plain decoding's; None above temperature 0. verifier: "" for plain decoding.
+    new_tokens include an end of sequence; committed: all but the first, which the prefill gives.
+    calls: target forwards after the prefill, with the tokens that each accepted and drafted (of a
+    tree, levels; `nodes`: all of them). tau: committed / calls. seconds: of decoding, prefill
+    excluded; drafting and verifying are parts of it. position: the method's place in the order on
+    this prompt. identical: whether the output equals plain decoding's; None above temperature 0.
     """
 
     suite: str
@@ -104,51 +90,12 @@ class Record:
         return self.suite, self.prompt, self.method, self.repeat
 
 
-class RequiredSettings(TypedDict):
-    """The settings that a report needs. A run records more."""
-
-    target: str
-    dtype: str
-    methods: list[str]
-    temperature: float
-    max_new_tokens: int
-
-
-class RecordedSettings(RequiredSettings, total=False):
-    """The settings that a report reads where they are recorded."""
-
-    threads: int
-    seed: int
-    repeats: int
-    warmup: int
-    sweep: list[str] | None
-    tuned: list[str] | None
-    template_kwargs: JsonObject | None
-    system: str | None
-
-
-class RecordedSuite(TypedDict):
-    name: str
-    title: str
-    group: str
-    prompts: int
-    source: str
-
-
-class RecordedMachine(TypedDict, total=False):
-    processor: str
-    cores: int | None
-
-
 @dataclass
 class Run:
     """What was measured, and on which machine. Written before the first record.
 
-    Args:
-        settings: all that a figure depends on. A run continues only under the same settings.
-        skipped: suites and prompts that were left out, with the reason.
-        baseline: plain decoding against transformers' own `generate`
-            (decode/evaluation/baseline.py).
+    settings: all that a figure depends on; a run continues only under the same ones. skipped: what
+    was left out, with the reason. baseline: plain decoding against transformers' own `generate`.
     """
 
     settings: JsonObject
@@ -175,10 +122,7 @@ def read_run(folder: Path) -> Run:
         raise UserError(
             f"{folder} holds no {RUN}: not a folder that `python -m decode.eval --out` wrote"
         )
-    run = convert(read_json(path), Run, "", str(path))
-    convert(run.settings, RecordedSettings, "settings", str(path))
-    convert(run.suites, list[RecordedSuite], "suites", str(path))
-    convert(run.machine, RecordedMachine, "machine", str(path))
+    run: Run = convert(read_json(path), Run, "", str(path))
     return run
 
 
@@ -186,8 +130,7 @@ def append(folder: Path, records: Iterable[Record]) -> None:
     """Append one JSON line per record, synced to disk."""
     check_ordinary(folder / RECORDS)
     with naming(folder / RECORDS), open(folder / RECORDS, "a", encoding="utf-8") as file:
-        for record in records:
-            file.write(_to_line(record))
+        file.writelines(map(_to_line, records))
         file.flush()
         os.fsync(file.fileno())
 
@@ -214,11 +157,8 @@ def add(folder: Path, earlier: list[Record], new: list[Record]) -> list[Record]:
 
 
 def read_records(folder: Path, mend: bool = False) -> list[Record]:
-    """All records of the folder, none if there is no file yet; of several of the same generation
-    the last.
-
-    An incomplete last line, which a killed run leaves, is ignored; `mend` also removes it from the
-    file.
+    """All records of the folder; of several of the same generation the last. An incomplete last
+    line, which a killed run leaves, is ignored; `mend` also removes it from the file.
 
     Raises:
         UserError: a broken line in the middle, or one that is not a record.
@@ -232,35 +172,63 @@ def read_records(folder: Path, mend: bool = False) -> list[Record]:
     if mend and len(whole) < len(raw):
         with open(path, "r+b") as file:
             file.truncate(len(whole))
-    records = {}
+    records: dict[tuple[str, str, str, int], Record] = {}
     for number, line in enumerate(whole.decode("utf-8", errors="replace").split("\n")[:-1], 1):
         where = f"{path}, line {number}"
-        record = convert(parse_json(line, where), Record, "", where)
-        if problem := _find_problem(record):
-            raise UserError(f"{where}: {problem}")
+        record: Record = convert(parse_json(line, where), Record, "", where)
         records[record.key] = record
     return list(records.values())
 
 
-def _find_problem(r: Record) -> str | None:
-    """Why no generation can have this record, or None. The report divides only by amounts that are
-    checked here."""
-    for name, value in vars(r).items():
-        amounts = value if isinstance(value, list) else [value]
-        if any(isinstance(v, int | float) and not 0 <= v <= _MOST for v in amounts):
-            return f"{name}={short(value)} must lie between 0 and {_MOST}"
-    if max(r.drafted + r.nodes, default=0) > _LONGEST:
-        return f"drafted and nodes must lie between 0 and {_LONGEST}"
-    if len(r.accepted) != len(r.drafted) or len(r.nodes) not in (0, len(r.drafted)):
-        return "accepted, drafted and nodes differ in their number of calls"
-    if len(r.tokens) != r.new_tokens:
-        return f"new_tokens={r.new_tokens}, but tokens holds {len(r.tokens)}"
-    if r.committed != (max(r.new_tokens - 1, 0) if r.calls else 0):
-        return f"committed={r.committed} can't be of new_tokens={r.new_tokens} and calls={r.calls}"
-    if sum(r.accepted) > r.committed or any(
-        a > d for a, d in zip(r.accepted, r.drafted, strict=True)
-    ):
-        return "accepted exceeds drafted or committed"
-    if r.committed and r.seconds == 0:
-        return f"seconds=0 can't be of committed={r.committed}"
-    return None
+def check_out(folder: Path, recorded: JsonObject, resume: bool, tune: bool) -> None:
+    """Check, before anything is loaded, that the folder may hold this measurement, or that its own
+    can be continued. One that is to be replaced after tuning is deleted now: if tuning is
+    interrupted, it must not look like the new one. Raises UserError: it may not."""
+    check_ordinary(folder / RECORDS)
+    if not (folder / RUN).is_file():
+        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        others = [name for name in names if not name.startswith(".") and name not in _OWN]
+        if others:
+            raise UserError(
+                f"--out={str(folder)!r} holds other files ({cut(others[0], 40)}): choose another "
+                "folder"
+            )
+    elif not resume:
+        if tune:
+            _empty(folder)
+    else:
+        old = read_run(folder).settings
+        now = recorded | {"git_commit": git_commit()}
+        _check_same(folder, {key: old.get(key) for key in now}, now)
+
+
+def open_folder(folder: Path, run: Run, replace: bool) -> tuple[Run, list[Record]]:
+    """The folder's run and records if it holds some under the same settings; else `run`, which is
+    written, and no records. Raises UserError: it holds a run under other settings."""
+    if replace:
+        _empty(folder)
+    if (folder / RUN).is_file() or (folder / RECORDS).is_file():
+        old = read_run(folder)
+        _check_same(folder, old.settings, run.settings)
+        return old, read_records(folder, mend=True)
+    write_run(folder, run)
+    return run, []
+
+
+def _empty(folder: Path) -> None:
+    for name in (RECORDS, RUN, SUMMARY):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    changes = [
+        f"{key}: {cut(str(old.get(key)), 40)} there, {cut(str(new.get(key)), 40)} now"
+        for key in dict.fromkeys([*new, *old])
+        if old.get(key) != new.get(key)
+    ]
+    if changes:
+        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+        raise UserError(
+            f"--out={str(folder)!r} holds a measurement under other settings "
+            f"({'; '.join(changes[:3])}{more}): choose another folder, or --no-resume to replace it"
+        )

@@ -3,95 +3,39 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
 from decode.engine.decoder import Decoder
+from decode.engine.stock import stock_model
 from decode.evaluation import runner
-from decode.evaluation.baseline import time_against_transformers
 from decode.evaluation.config import EvalConfig
-from decode.evaluation.folder import (
-    TokenizedSuite,
-    choose_date,
-    describe_settings,
-    name_folder,
-    open_folder,
-)
+from decode.evaluation.page import make_report
 from decode.evaluation.plan import EvalPlan
-from decode.evaluation.progress import TaskProgress
-from decode.evaluation.records import Record, Run, add, write_run
-from decode.evaluation.render import make_report
+from decode.evaluation.records import RUN, Record, Run, add, open_folder, read_run, write_run
 from decode.evaluation.summary import Summary
-from decode.evaluation.tokenized import tokenize_prompts
-from decode.systems.registry import PLAIN
+from decode.evaluation.tokenized import TokenizedPrompts, tokenize_suites
+from decode.systems.registry import PLAIN, CorpusSystem
+from specalign.common.checksums import folder_hash
 from specalign.common.claims import Claim
 from specalign.common.errors import UserError
+from specalign.common.files import expand_path, sha256_file
+from specalign.common.hub import local_path
 from specalign.common.provenance import decoding_versions, git_commit, machine
+from specalign.common.schema import JsonObject
 from specalign.common.terminal import PlainConsole
-from specalign.common.text import plural
+from specalign.lm.model import Target
 from specalign.suites.sources import Loaded
 
-
-@dataclass
-class Measurement:
-    """A measurement's folder and what it holds so far. Made by `begin`."""
-
-    config: EvalConfig
-    folder: Path
-    run: Run
-    records: list[Record]
-    tasks: list[runner.Task]
-    decoders: dict[str, Decoder]
-    console: PlainConsole
-    claim: Claim
-
-    @property
-    def settings(self) -> runner.GenerationSettings:
-        return runner.GenerationSettings(self.config.sampling, self.config.max_new_tokens)
-
-    def finish(self) -> tuple[Summary, Path]:
-        """Run the missing tasks. Returns the summary and its folder, which is free for other
-        processes afterwards."""
-        with self.claim:
-            self._run_missing()
-            return make_report(self.folder)[0], self.folder
-
-    def _run_missing(self) -> None:
-        missing = list(runner.missing_tasks(self.tasks, self.records))
-        done = len(self.tasks) - len(missing)
-        if self.records:
-            note = "" if missing else " (--no-resume measures again)"
-            self.console.say(
-                f"continuing {self.folder}: {done} of {len(self.tasks)} rounds are there{note}"
-            )
-        if not missing:
-            return
-        self._warm_up(missing[0])
-        progress = TaskProgress(self.console, len(self.tasks), done)
-        for task in missing:
-            progress.finish_task(self.run_task(task))
-
-    def run_task(self, task: runner.Task) -> list[Record]:
-        """Run a task and write its records, replacing those that an interrupted run left of it."""
-        records = runner.run_task(self.decoders, task, self.settings)
-        self.records = add(self.folder, self.records, records)
-        return records
-
-    def _warm_up(self, task: runner.Task) -> None:
-        """Untimed rounds, and once per folder the time of transformers' own `generate`."""
-        tokens = list(task.tokens)
-        runner.warm_up(self.decoders, tokens, self.settings, self.config.warmup)
-        if not self.config.no_hf_check and self.run.baseline is None:
-            self.console.say("timing plain decoding against transformers' own generate …")
-            limit = min(self.settings.max_new_tokens, 64)
-            self.run.baseline = time_against_transformers(self.decoders[PLAIN], tokens, limit)
-            write_run(self.folder, self.run)
+WARMUP_TOKENS = 16
 
 
-def begin(
+def measure(
     config: EvalConfig,
     plan: EvalPlan,
     decoders: dict[str, Decoder],
@@ -99,67 +43,162 @@ def begin(
     skipped: Sequence[str],
     console: PlainConsole,
     command: str,
-) -> Measurement:
-    """A measurement in the folder `config.out`, or in one named after the settings.
-
-    Args:
-        decoders: by method, plain decoding among them.
-        skipped: a line for everything that was left out so far.
-
-    Raises:
-        UserError: no prompt fits, or the folder holds a measurement under other settings.
-    """
+) -> tuple[Summary, list[Record], Path]:
+    """Run the missing tasks of a measurement in the folder `config.out`, or in one named after the
+    settings. Returns the summary, the records and the folder. `skipped`: a line for everything
+    that was left out so far. Raises UserError: no prompt fits, or the folder holds a measurement
+    under other settings."""
     target = decoders[PLAIN].target
     if target.reads_clock:
         for decoder in decoders.values():
             decoder.target.fix_date(choose_date(config))
-    tokenized, refused = _tokenize(decoders[PLAIN], suites)
+    tokenized, refused = tokenize_suites(target, suites)
     for line in refused:
         console.say(f"left out: {line}", wrap=False)
-    skipped = [*skipped, *refused]
-    if not any(pairs for _, pairs in tokenized):
-        raise UserError(f"no prompt can be answered: {skipped[0]}")
-    settings = describe_settings(
-        config, plan, target, list(decoders), tokenized, torch.get_num_threads()
-    )
-    folder = config.out or Path("runs/eval") / name_folder(suites, settings)
+    settings = describe_settings(config, plan, target, list(decoders), tokenized)
     run = Run(
         settings=settings,
-        suites=[
-            {
-                "name": s.name,
-                "title": s.title,
-                "group": s.group,
-                "prompts": len(pairs),
-                "source": s.source,
-            }
-            for s, pairs in tokenized
-        ],
+        suites=[{**vars(suite), "prompts": len(tokenized[suite.name])} for suite in suites],
         command=command,
         machine=machine(),
         versions=decoding_versions(),
         git_commit=git_commit(),
-        skipped=skipped,
+        skipped=[*skipped, *refused],
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
-    claim = Claim(folder, "--out")
-    run, records = open_folder(folder, run, not config.resume)
-    named = [(suite.name, pairs) for suite, pairs in tokenized]
-    tasks = runner.plan_tasks(named, list(decoders), config.repeats, config.sampling.fixed_seed)
-    return Measurement(config, folder, run, records, tasks, decoders, console, claim)
+    folder = config.out or Path("runs/eval") / name_folder(settings)
+    with Claim(folder, "--out"):
+        run, records = open_folder(folder, run, not config.resume)
+        seed = config.sampling.fixed_seed
+        tasks = runner.plan_tasks(tokenized, list(decoders), config.repeats, seed)
+        _run_missing(config, folder, run, records, tasks, decoders, console)
+        return *make_report(folder), folder
 
 
-def _tokenize(plain: Decoder, suites: Sequence[Loaded]) -> tuple[list[TokenizedSuite], list[str]]:
-    """The suites with their prompts' tokens, and a line for each suite with prompts that the target
-    can't take."""
-    tokenized: list[TokenizedSuite] = []
-    lines = []
-    for suite in suites:
-        pairs, refused = tokenize_prompts(plain.target, suite.prompts)
-        tokenized.append((suite, pairs))
-        if refused:
-            count = f"{len(refused)} of {plural(len(suite.prompts), 'prompt')}"
-            lines.append(
-                f"{suite.name}: {count}, which this target can't take; the first is {refused[0]}"
-            )
-    return tokenized, lines
+def describe_settings(
+    config: EvalConfig,
+    plan: EvalPlan,
+    target: Target,
+    methods: Sequence[str],
+    suites: Mapping[str, TokenizedPrompts],
+) -> JsonObject:
+    """Everything that a figure depends on."""
+    prompts = [(name, prompt.id, ids) for name, pairs in suites.items() for prompt, ids in pairs]
+    folders = {kind: local_path(folder) for kind, folder in plan.drafters.items()}
+    systems = [method.system for method in plan.methods.values()]
+    corpora = {s.corpus for s in systems if isinstance(s, CorpusSystem) and s.corpus}
+    found = machine()
+    return {
+        "target": target.spec,
+        **({"weights": target.weights} if target.weights else {}),
+        **({"date": target.chat.date} if target.chat.date else {}),
+        **config.recorded,
+        "dtype": target.dtype_name,
+        "drafter": dict(plan.drafters),
+        "drafter_hash": {kind: folder_hash(folder) for kind, folder in folders.items()},
+        "methods": list(methods),
+        "corpus_hash": {path: sha256_file(expand_path(path)) for path in sorted(corpora)},
+        "sweep": list(config.sweep.words),
+        "tuned": config.tuned,
+        "tuning": config.tuning or None,
+        "suites": list(suites),
+        "prompts_hash": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+        "target_hash": target.hash,
+        "device": str(target.device),
+        "threads": torch.get_num_threads(),
+        "processor": found["processor"],
+        "versions": decoding_versions(),
+        "git_commit": git_commit(),
+        "gpu": found.get("gpu") if target.device.type == "cuda" else None,
+    }
+
+
+def choose_date(config: EvalConfig) -> str:
+    """The date in prompts whose chat template reads the clock: that of the measurement that is
+    continued, else today's."""
+    recorded = None
+    if config.out is not None and config.resume and (config.out / RUN).is_file():
+        recorded = read_run(config.out).settings.get("date")
+    return str(recorded or datetime.date.today().isoformat())
+
+
+def name_folder(settings: JsonObject) -> str:
+    """The default folder's name: suites and a hash of the settings."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    return "-".join([*settings["suites"][:3], digest])
+
+
+def _run_missing(
+    config: EvalConfig,
+    folder: Path,
+    run: Run,
+    records: list[Record],
+    tasks: Sequence[runner.Task],
+    decoders: dict[str, Decoder],
+    console: PlainConsole,
+) -> None:
+    """Run the tasks that have no records yet, and write those. Untimed rounds come first, and once
+    per folder the time of transformers' own `generate`."""
+    limit = config.max_new_tokens
+    settings = runner.GenerationSettings(config.sampling, limit)
+    missing = runner.missing_tasks(tasks, records)
+    done = len(tasks) - len(missing)
+    if records:
+        note = "" if missing else " (--no-resume measures again)"
+        console.say(f"continuing {folder}: {done} of {len(tasks)} rounds are there{note}")
+    if not missing:
+        return
+    tokens = list(missing[0].tokens)
+    for decoder in [*decoders.values()] * config.warmup:
+        decoder.generate(tokens, min(WARMUP_TOKENS, limit), sampling=config.sampling)
+    if not config.no_hf_check and run.baseline is None:
+        console.say("timing plain decoding against transformers' own generate …")
+        run.baseline = time_against_transformers(decoders[PLAIN], tokens, min(limit, 64))
+        write_run(folder, run)
+    for task in runner.track(missing, len(tasks), console):
+        records = add(folder, records, runner.run_task(decoders, task, settings))
+
+
+@torch.no_grad()
+def time_against_transformers(
+    plain: Decoder, tokens: list[int], max_new_tokens: int = 64, repeats: int = 3
+) -> JsonObject:
+    """Greedy decoding of one prompt by both in turn, prefill included; the fastest repeat counts.
+    The stock model is loaded for this, with its own linear layers and attention. `{"error": line}`
+    if transformers can't run the model."""
+    target = plain.target
+
+    def generate(limit: int) -> list[int]:
+        ids = torch.tensor([tokens], device=target.device)
+        limit = min(limit, target.context_limit - len(tokens))
+        mask = torch.ones_like(ids)
+        output = stock.generate(ids, attention_mask=mask, max_new_tokens=limit, do_sample=False)
+        return output[0, len(tokens) :].tolist()
+
+    plain_seconds, stock_seconds = [], []
+    try:
+        stock = stock_model(target)
+        generate(4)
+        plain.generate(tokens, max_new_tokens=4)
+        for _ in range(repeats):
+            started = perf_counter()
+            ours = plain.generate(tokens, max_new_tokens=max_new_tokens).tokens
+            plain_seconds.append(perf_counter() - started)
+            started = perf_counter()
+            theirs = generate(max_new_tokens)
+            stock_seconds.append(perf_counter() - started)
+    except (RuntimeError, ValueError, TypeError, AttributeError, UserError) as error:
+        return {"error": (str(error).strip().splitlines() or [type(error).__name__])[0]}
+    plain_speed = len(ours) / max(min(plain_seconds), 1e-9)
+    stock_speed = len(theirs) / max(min(stock_seconds), 1e-9)
+    return {
+        "plain_tokens_per_s": plain_speed,
+        "transformers_tokens_per_s": stock_speed,
+        "ratio": plain_speed / stock_speed,
+        "identical": ours == theirs,
+        "prompts": 1,
+        "repeats": repeats,
+        "parameters": sum(weight.numel() for weight in stock.parameters()),
+        "ratios": [b / a for a, b in zip(plain_seconds, stock_seconds, strict=True)],
+        "max_new_tokens": max_new_tokens,
+    }

@@ -1,23 +1,19 @@
 """Figures from records: paired speed-ups with bootstrap intervals, τ, acceptance per position.
 numpy only.
 
-Definitions (c = committed tokens: those after the first one, which the prefill gives, up to an end
-of
-    sequence):
+Definitions (c = committed tokens: those after the first one, which the prefill gives):
 
-    time per token of a prompt   mean over repeats of seconds / c; decoding alone, prefill excluded
-    speed-up                     mean over prompts of plain decoding's time per token / mean over the same
-    prompts of the method's its interval                 percentiles 2.5 and 97.5 of that ratio over bootstrap
-    resamples of the prompts, each prompt drawn with both its times (Efron & Tibshirani 1993, sections 6 and
-    13.3) τ, micro                     Σ c / Σ calls, its interval over the same resamples τ, macro
-    mean over prompts of the prompt's own Σ c / Σ calls τ against another method's   their difference over the
-    prompts that both have, each drawn with both its counts
-    acceptance at position k     of the calls that drafted at least k tokens: the share that accepted the k-th
-                                 (unconditional), and that share among the calls that accepted the first k−1
-                                 (conditional)
+    time per token of a prompt   mean over repeats of seconds / c; prefill excluded
+    speed-up                     mean over prompts of plain decoding's time per token / the method's
+    its interval                 percentiles 2.5 and 97.5 over bootstrap resamples of the prompts,
+                                 each drawn with both its times (Efron & Tibshirani 1993, 6, 13.3)
+    τ, micro                     Σ c / Σ calls; its interval is over the same resamples
+    τ, macro                     mean over prompts of the prompt's own Σ c / Σ calls
+    acceptance at position k     of the calls that drafted at least k tokens: the share that
+                                 accepted the k-th (unconditional), and that share among the calls
+                                 that accepted the first k−1 (conditional)
 
-A prompt whose output ended with the prefill's token has no decoding to compare and is left out of
-times and τ.
+A prompt whose output ended with the prefill's token is left out of times and τ.
 """
 
 from __future__ import annotations
@@ -35,14 +31,14 @@ FEWEST = 5
 RESAMPLES = 10_000
 LEVEL = 0.95
 """Of all intervals."""
-_NO_RATIO = 1e12
-"""Stands for a resample whose baseline got nothing accepted."""
+PromptKey = tuple[str, str]
+Counts = Mapping[PromptKey, tuple[int, int]]
+"""(suite, prompt) → committed tokens and target calls of a method, over its repeats."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and its 95% interval; `lo` and `hi` are None where there are too few prompts for
-    one."""
+    """A value and its 95% interval; `lo` and `hi` are None where there are too few prompts."""
 
     value: float
     lo: float | None
@@ -50,7 +46,18 @@ class Estimate:
     prompts: int
 
 
-PromptKey = tuple[str, str]
+@dataclass(frozen=True)
+class Acceptance:
+    """Acceptance at one drafted position, 1 = the first.
+
+    calls: those that drafted that many tokens and whose verdict on this one is known.
+    conditional: None where no call accepted everything before.
+    """
+
+    position: int
+    calls: int
+    unconditional: float
+    conditional: float | None
 
 
 def decode_time(record: Record) -> float:
@@ -74,32 +81,30 @@ def times(
     return {key: float(np.mean(values)) for key, values in collected.items()}
 
 
-def paired_ratio(
-    baseline: Mapping[PromptKey, float],
-    method: Mapping[PromptKey, float],
-    seed: int = 0,
-) -> Estimate | None:
-    """mean(baseline) / mean(method) over the prompts that both have, with its interval.
-    Prompts are resampled within each suite; all together where a suite has fewer than `FEWEST`.
-
-    Returns None when they share no prompt. An interval needs two prompts.
-    """
-    pairs = {key: (baseline[key], method[key]) for key in baseline.keys() & method.keys()}
-    return _estimate(pairs, lambda sums: sums[..., 0] / sums[..., 1], seed)
+def counts(records: Iterable[Record], method: str) -> dict[PromptKey, tuple[int, int]]:
+    """The `Counts` of a method; prompts without a call are left out."""
+    found: defaultdict[PromptKey, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for record in records:
+        if record.method == method and record.calls:
+            committed, calls = found[record.suite, record.prompt]
+            total = (committed + record.committed, calls + record.calls)
+            found[record.suite, record.prompt] = total
+    return dict(found)
 
 
 def _estimate(
     rows: Mapping[PromptKey, Sequence[float]],
-    of: Callable[[np.ndarray], np.ndarray],
+    compute: Callable[[np.ndarray], np.ndarray],
     seed: int,
 ) -> Estimate | None:
-    """A figure with its interval over resampled prompts. `of` computes it from the sums of the
-    prompts' K numbers, (..., K) to (...)."""
+    """A figure with its interval over prompts, resampled within each suite, or all together where a
+    suite has fewer than `FEWEST`; None without prompts. `compute`: the sums of the prompts' K
+    numbers, (..., K), to the figure, (...)."""
     if not rows:
         return None
     keys = sorted(rows)
     values_NK = np.array([rows[key] for key in keys], dtype=float)
-    value = float(of(values_NK.sum(axis=0)))
+    value = float(compute(values_NK.sum(axis=0)))
     if len(keys) < 2:
         return Estimate(value, None, None, len(keys))
     generator = np.random.default_rng(seed)
@@ -111,78 +116,59 @@ def _estimate(
         stratum = values_NK[names == name]
         drawn = generator.integers(len(stratum), size=(RESAMPLES, len(stratum)))
         sums_RK += stratum[drawn].sum(axis=1)
-    lo, hi = np.quantile(of(sums_RK), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    lo, hi = np.quantile(compute(sums_RK), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(value, float(lo), float(hi), len(keys))
 
 
-def counts(records: Iterable[Record], method: str) -> dict[PromptKey, tuple[int, int]]:
-    """(suite, prompt) → that method's committed tokens and target calls, over its repeats; prompts
-    without a call left out."""
-    found: defaultdict[PromptKey, list[int]] = defaultdict(lambda: [0, 0])
-    for record in records:
-        if record.method == method and record.calls:
-            total = found[record.suite, record.prompt]
-            total[0] += record.committed
-            total[1] += record.calls
-    return {key: (committed, calls) for key, (committed, calls) in found.items()}
+def paired_ratio(
+    baseline: Mapping[PromptKey, float], method: Mapping[PromptKey, float], seed: int = 0
+) -> Estimate | None:
+    """mean(baseline) / mean(method) over the prompts that both have; None when they share none."""
+    pairs = {key: (baseline[key], method[key]) for key in baseline.keys() & method.keys()}
+    return _estimate(pairs, lambda sums: sums[..., 0] / sums[..., 1], seed)
 
 
-def tau(counted: Mapping[PromptKey, tuple[int, int]], seed: int = 0) -> Estimate | None:
-    """Micro τ with its interval, from `counts`; None without a call."""
+def tau(counted: Counts, seed: int = 0) -> Estimate | None:
+    """Micro τ; None without a call."""
     return _estimate(counted, lambda sums: sums[..., 0] / sums[..., 1], seed)
 
 
-def tau_difference(
-    baseline: Mapping[PromptKey, tuple[int, int]],
-    method: Mapping[PromptKey, tuple[int, int]],
-    seed: int = 0,
-) -> Estimate | None:
-    """The method's micro τ less the baseline's over the prompts that both have, with its interval;
-    None where they share none."""
-    both = {key: (*baseline[key], *method[key]) for key in baseline.keys() & method.keys()}
+def tau_macro(counted: Counts) -> float | None:
+    """Macro τ; None without a call."""
+    if not counted:
+        return None
+    return float(np.mean([committed / calls for committed, calls in counted.values()]))
+
+
+def tau_difference(baseline: Counts, method: Counts, seed: int = 0) -> Estimate | None:
+    """The method's micro τ minus the baseline's over the prompts that both have; None where they
+    share none."""
     return _estimate(
-        both, lambda sums: sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1], seed
+        _pair_counts(baseline, method),
+        lambda sums: sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1],
+        seed,
     )
 
 
-def accepted_ratio(
-    baseline: Mapping[PromptKey, tuple[int, int]], method: Mapping[PromptKey, tuple[int, int]]
-) -> Estimate | None:
+def accepted_ratio(baseline: Counts, method: Counts) -> Estimate | None:
     """The method's accepted tokens a call, micro τ − 1, over the baseline's, over the prompts that
-    both have, with its interval; None where they share none, or the baseline has none accepted."""
-    both = {key: (*baseline[key], *method[key]) for key in baseline.keys() & method.keys()}
+    both have; None where they share none, or the baseline has none accepted."""
+    both = _pair_counts(baseline, method)
     if not sum(committed - calls for committed, calls, *_ in both.values()):
         return None
-
-    def ratio(sums: np.ndarray) -> np.ndarray:
-        mine, theirs = sums[..., 2] / sums[..., 3] - 1, sums[..., 0] / sums[..., 1] - 1
-        return np.divide(mine, theirs, out=np.full_like(mine, _NO_RATIO), where=theirs > 0)
-
-    found = _estimate(both, ratio, 0)
-    if found is not None and found.hi is not None and found.hi >= _NO_RATIO / 2:
-        return Estimate(found.value, None, None, found.prompts)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = _estimate(
+            both,
+            lambda sums: (sums[..., 2] / sums[..., 3] - 1) / (sums[..., 0] / sums[..., 1] - 1),
+            seed=0,
+        )
+    if found is not None and found.hi is not None and not np.isfinite(found.hi):
+        return Estimate(found.value, None, None, found.prompts)  # some resample accepted nothing
     return found
 
 
-def tau_macro(counted: Mapping[PromptKey, tuple[int, int]]) -> float | None:
-    """Macro τ, from `counts`; None without a call."""
-    return (
-        float(np.mean([committed / calls for committed, calls in counted.values()]))
-        if counted
-        else None
-    )
-
-
-@dataclass(frozen=True)
-class Acceptance:
-    """Acceptance at one drafted position, 1 = the first."""
-
-    position: int
-    calls: int
-    """Calls that drafted at least this many tokens and whose verdict on this one is known."""
-    unconditional: float
-    conditional: float | None
-    """None where no call accepted everything before."""
+def _pair_counts(baseline: Counts, method: Counts) -> dict[PromptKey, tuple[int, int, int, int]]:
+    return {key: (*baseline[key], *method[key]) for key in baseline.keys() & method.keys()}
 
 
 def acceptance(records: Iterable[Record]) -> list[Acceptance]:
@@ -191,28 +177,37 @@ def acceptance(records: Iterable[Record]) -> list[Acceptance]:
     An output cut at an end of sequence or a limit ends inside a call: the drafted tokens after the
     cut were neither accepted nor rejected, and are not counted.
     """
-    drafted_by, reached_by, accepted_by = Counter[int](), Counter[int](), Counter[int]()
+    drafted_by: Counter[int] = Counter()
+    reached_by: Counter[int] = Counter()
+    accepted_by: Counter[int] = Counter()
     for record in records:
-        for judged, accepted in _calls(record):
-            drafted_by.update(range(1, judged + 1))
-            reached_by.update(range(1, min(judged, accepted + 1) + 1))
+        judged = list(record.drafted)
+        if judged and record.committed < sum(record.accepted) + len(judged):
+            judged[-1] = record.accepted[-1]  # the last call was cut
+        for drafted, accepted in zip(judged, record.accepted, strict=True):
+            drafted_by.update(range(1, drafted + 1))
+            reached_by.update(range(1, min(drafted, accepted + 1) + 1))
             accepted_by.update(range(1, accepted + 1))
-    return [
-        Acceptance(
-            k,
-            count,
-            accepted_by[k] / count,
-            accepted_by[k] / reached_by[k] if reached_by[k] else None,
-        )
-        for k, count in sorted(drafted_by.items())
-    ]
+    found = []
+    for k, count in sorted(drafted_by.items()):
+        conditional = accepted_by[k] / reached_by[k] if reached_by[k] else None
+        found.append(Acceptance(k, count, accepted_by[k] / count, conditional))
+    return found
 
 
-def _calls(record: Record) -> list[tuple[int, int]]:
-    """(drafted tokens with a verdict, accepted) of each call. A cut call has no verdict on what
-    follows its accepted ones: it is the last one, and committed no token of the target's own."""
-    rows = list(zip(record.drafted, record.accepted, strict=True))
-    committed_in_full = sum(accepted + 1 for accepted in record.accepted)
-    if rows and record.committed < committed_in_full:
-        rows[-1] = (record.accepted[-1], record.accepted[-1])
-    return rows
+def format_estimate(estimate: Estimate | None, unit: str = "×", form: str = ".2f") -> str:
+    """A figure with its 95% interval, `1.62× [1.55, 1.70]`."""
+    if estimate is None:
+        return "n/a"
+    value = f"{estimate.value:{form}}{unit}"
+    if estimate.lo is None:
+        return f"{value} [no interval]"
+    return f"{value} [{estimate.lo:{form}}, {estimate.hi:{form}}]"
+
+
+def format_number(value: float | None, digits: int = 2, unit: str = "") -> str:
+    return "n/a" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def value_of(estimate: Estimate | None) -> float | None:
+    return None if estimate is None else estimate.value

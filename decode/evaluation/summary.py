@@ -8,19 +8,10 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from decode.evaluation import statistics as stats
 from decode.evaluation.records import Record, Run
-from decode.evaluation.statistics import (
-    Acceptance,
-    Estimate,
-    acceptance,
-    counts,
-    decode_time,
-    paired_ratio,
-    tau,
-    tau_macro,
-    times,
-    whole_time,
-)
+from decode.evaluation.statistics import Acceptance, Estimate
+from decode.systems.parsing import format_method as join_options
 from decode.systems.registry import PLAIN
 from specalign.common.schema import JsonObject
 
@@ -33,9 +24,8 @@ _ESTIMATES = ("speedup", "speedup_with_prefill", "tau", "speed")
 class Figures:
     """One method over some records, compared with plain decoding on the same prompts.
 
-    `identical`: prompts of which every repeat gave plain decoding's tokens; None when sampling, as
-    are the
-        ties and bugs.
+    identical: prompts of which every repeat gave plain decoding's tokens. It, `rounding_ties` and
+        `bugs` are None when sampling.
     """
 
     verifier: str | None
@@ -64,10 +54,7 @@ class Figures:
 @dataclass(frozen=True)
 class Gain:
     """What a point of a sweep gains over the first one, prompt by prompt: a difference of τ and a
-    ratio of speeds.
-
-    `first` and `point`: the swept options of both.
-    """
+    ratio of speeds. `first` and `point`: the swept options of both."""
 
     system: str
     first: str
@@ -80,7 +67,11 @@ class Gain:
 
 @dataclass
 class Summary:
-    """A measurement: figures by method, over all suites and per suite, and where they come from."""
+    """A measurement: figures by method, over all suites and per suite, and where they come from.
+
+    plain_spread: the longest over the shortest of plain decoding's seconds per token; None below
+        five outputs. load_average: None where the machine has none.
+    """
 
     run: Run
     overall: dict[str, Figures]
@@ -88,8 +79,6 @@ class Summary:
     bugs: int
     records: int
     plain_spread: float | None
-    """The longest over the shortest of plain decoding's seconds per token; None below five
-    outputs."""
     load_average: dict[str, float] | None
     against_first: list[Gain] = field(default_factory=list)
     verdict: str = ""
@@ -114,45 +103,32 @@ class Summary:
 
     def as_json(self) -> JsonObject:
         """What summary.json holds."""
-        run = self.run
+        own = ("bugs", "plain_spread", "load_average", "records", "verdict")
+        suites = self.suites.items()
         return {
+            **vars(self.run),
+            **{name: getattr(self, name) for name in own},
             "overall": {method: _flatten(f) for method, f in self.overall.items()},
             "suites": {
-                suite: {method: _flatten(f) for method, f in methods.items()}
-                for suite, methods in self.suites.items()
+                suite: {m: _flatten(f) for m, f in methods.items()} for suite, methods in suites
             },
-            "bugs": self.bugs,
-            "sources": run.suites,
-            "skipped": run.skipped,
-            "settings": run.settings,
-            "target_hash": run.settings.get("target_hash"),
-            "drafter_hash": run.settings.get("drafter_hash"),
-            "baseline": run.baseline,
-            "machine": run.machine,
-            "plain_spread": self.plain_spread,
-            "load_average": self.load_average,
-            "versions": run.versions,
-            "git_commit": run.git_commit,
-            "command": run.command,
-            "started": run.started,
-            "records": self.records,
+            "sources": self.run.suites,
+            "target_hash": self.settings.get("target_hash"),
+            "drafter_hash": self.settings.get("drafter_hash"),
             "against_first": [_flatten(gain) for gain in self.against_first],
-            "verdict": self.verdict,
         }
 
 
 def _flatten(figures: Figures | Gain) -> JsonObject:
     flat: JsonObject = {}
     for name, value in asdict(figures).items():
-        if name in _ESTIMATES:
-            estimate = value or {"value": None, "lo": None, "hi": None}
-            flat |= {
-                name: estimate["value"],
-                f"{name}_lo": estimate["lo"],
-                f"{name}_hi": estimate["hi"],
-            }
-        else:
+        if name not in _ESTIMATES:
             flat[name] = value
+            continue
+        estimate = value or {}
+        flat[name] = estimate.get("value")
+        flat[f"{name}_lo"] = estimate.get("lo")
+        flat[f"{name}_hi"] = estimate.get("hi")
     return flat
 
 
@@ -167,15 +143,22 @@ def summarise(run: Run, records: Sequence[Record]) -> Summary:
         return {method: method_figures(rows, method, greedy, seed) for method in methods}
 
     suites = dict.fromkeys(record.suite for record in records)
-    return Summary(
+    seconds = [stats.decode_time(r) for r in records if r.method == PLAIN and r.committed > 0]
+    loads = [r.load for r in records if r.load is not None]
+    load_average = None
+    if loads:
+        load_average = {"min": min(loads), "median": float(np.median(loads)), "max": max(loads)}
+    summary = Summary(
         run=run,
         overall=compute(records),
         suites={suite: compute([r for r in records if r.suite == suite]) for suite in suites},
         bugs=sum(r.divergence is not None and r.divergence.kind == BUG for r in records),
         records=len(records),
-        plain_spread=_plain_spread(records),
-        load_average=_load_range([r.load for r in records if r.load is not None]),
+        plain_spread=None if len(seconds) < 5 else max(seconds) / min(seconds),
+        load_average=load_average,
     )
+    summary.against_first = _compare_with_first(summary, records, seed)
+    return summary
 
 
 def method_figures(records: Sequence[Record], method: str, greedy: bool, seed: int = 0) -> Figures:
@@ -184,12 +167,11 @@ def method_figures(records: Sequence[Record], method: str, greedy: bool, seed: i
     seconds = sum(r.seconds for r in rows)
     calls = sum(r.calls for r in rows)
     draft_seconds = sum(r.draft_seconds for r in rows)
-    plain, mine = times(records, PLAIN), times(records, method)
-    counted = counts(records, method)
+    plain = stats.times(records, PLAIN)
+    mine = stats.times(records, method)
+    counted = stats.counts(records, method)
     ratios = [plain[key] / mine[key] for key in plain.keys() & mine.keys()]
-    whole = paired_ratio(
-        times(records, PLAIN, whole_time), times(records, method, whole_time), seed
-    )
+    plain_whole = stats.times(records, PLAIN, stats.whole_time)
     prompts = {(r.suite, r.prompt) for r in rows}
     different = {(r.suite, r.prompt) for r in rows if not r.identical}
     kinds = Counter(r.divergence.kind for r in rows if r.divergence is not None)
@@ -200,11 +182,13 @@ def method_figures(records: Sequence[Record], method: str, greedy: bool, seed: i
     return Figures(
         verifier=", ".join(sorted({r.verifier for r in rows if r.verifier})) or None,
         lossy=any(r.lossy for r in rows),
-        speedup=paired_ratio(plain, mine, seed),
-        speedup_with_prefill=whole,
+        speedup=stats.paired_ratio(plain, mine, seed),
+        speedup_with_prefill=stats.paired_ratio(
+            plain_whole, stats.times(records, method, stats.whole_time), seed
+        ),
         speedup_median=float(np.median(ratios)) if ratios else None,
-        tau=tau(counted),
-        tau_macro=tau_macro(counted),
+        tau=stats.tau(counted),
+        tau_macro=stats.tau_macro(counted),
         mean_accepted=per_call(sum(sum(r.accepted) for r in rows)),
         mean_drafted=per_call(sum(sum(r.nodes or r.drafted) for r in rows)),
         tokens_per_s=sum(r.committed for r in rows) / seconds if seconds > 0 else None,
@@ -218,40 +202,42 @@ def method_figures(records: Sequence[Record], method: str, greedy: bool, seed: i
         verify_ms=per_call(1000 * sum(r.verify_seconds for r in rows)),
         draft_share=draft_seconds / seconds if seconds > 0 else None,
         finish=dict(Counter(r.finish for r in rows)),
-        acceptance=acceptance(rows),
+        acceptance=stats.acceptance(rows),
     )
 
 
-def _plain_spread(records: Sequence[Record]) -> float | None:
-    seconds = [decode_time(r) for r in records if r.method == PLAIN and r.committed > 0]
-    return None if len(seconds) < 5 else max(seconds) / min(seconds)
+def swept_points(summary: Summary) -> dict[str, dict[str, str]]:
+    """System with its other options → its points: their swept options as typed → the method. Empty
+    for tuning."""
+    if summary.settings.get("tuning"):
+        return {}
+    words = [word.partition("=") for word in summary.settings.get("sweep") or []]
+    keys = [key for key, _, values in words if "," in values.strip(",")]
+    found: dict[str, dict[str, str]] = {}
+    for method in summary.overall:
+        name, *typed = method.split(":")
+        options = dict(word.partition("=")[::2] for word in typed)
+        point = {key: options.pop(key) for key in keys if key in options}
+        if point:
+            label = " ".join(f"{key}={value}" for key, value in point.items())
+            found.setdefault(join_options(name, options), {})[label] = method
+    return found
 
 
-def _load_range(values: Sequence[float]) -> dict[str, float] | None:
-    """Of the one-minute load averages during the run; None where the machine has none."""
-    if not values:
-        return None
-    return {"min": min(values), "median": float(np.median(values)), "max": max(values)}
-
-
-def format_estimate(estimate: Estimate | None, unit: str = "×", form: str = ".2f") -> str:
-    """A figure with its 95% interval, `1.62× [1.55, 1.70]`."""
-    if estimate is None:
-        return "n/a"
-    value = f"{estimate.value:{form}}{unit}"
-    if estimate.lo is None:
-        return f"{value} [no interval]"
-    return f"{value} [{estimate.lo:{form}}, {estimate.hi:{form}}]"
+def _compare_with_first(summary: Summary, records: Sequence[Record], seed: int) -> list[Gain]:
+    gains = []
+    for title, points in swept_points(summary).items():
+        (first, base), *others = points.items()
+        base_counts = stats.counts(records, base)
+        base_times = stats.times(records, base)
+        for point, method in others:
+            difference = stats.tau_difference(base_counts, stats.counts(records, method), seed)
+            ratio = stats.paired_ratio(base_times, stats.times(records, method), seed)
+            prompts = difference.prompts if difference else 0
+            gains.append(Gain(title, first, point, method, prompts, difference, ratio))
+    return gains
 
 
 def format_method(method: str, figures: Figures) -> str:
     """The method, with its verifier if that is lossy."""
     return f"{method}, {figures.verifier}" if figures.lossy else method
-
-
-def format_number(value: float | None, digits: int = 2, unit: str = "") -> str:
-    return "n/a" if value is None else f"{value:.{digits}f}{unit}"
-
-
-def value_of(estimate: Estimate | None) -> float | None:
-    return None if estimate is None else estimate.value

@@ -8,26 +8,22 @@ from typing import Any
 
 from rich.table import Table
 
-from decode.evaluation.summary import (
-    Figures,
-    Summary,
-    format_estimate,
-    format_method,
-    format_number,
-    value_of,
-)
-from decode.evaluation.verdict import note_above_tau
+from decode.evaluation.statistics import format_estimate, format_number, value_of
+from decode.evaluation.summary import Figures, Summary, format_method
 from decode.systems.registry import MAIN, PLAIN
 from specalign.common.text import format_title, markdown_table, markdown_text, plural
 from specalign.folder.chat import Chat
 
-SUITE, METHOD, SPEED, SPEEDUP, WHOLE, TAU, TAU_MACRO, POSITIONS, TIMES, SAME, PROMPTS = COLUMNS = (
-    "suite", "method", "tokens/s", "speed-up [95%]", "with prefill", "τ [95%]", "τ macro", "accepted at 1, 2, 4, 8",
-    "draft + verify, ms per round", "identical", "prompts",
+COLUMNS = (
+    "suite", "method", "tokens/s", "speed-up [95%]", "with prefill", "τ [95%]", "τ macro",
+    "accepted at 1, 2, 4, 8", "draft + verify, ms per round", "identical", "prompts",
 )  # fmt: skip
-ON_TERMINAL = (SUITE, METHOD, SPEED, SPEEDUP, TAU, SAME)
-"""The columns that fit into 80 characters, τ without its interval."""
+SUITE, METHOD, SPEED, SPEEDUP, _, TAU, _, _, _, SAME, _ = COLUMNS
 AGAINST = ("point", "τ, difference [95%]", "speed, ratio [95%]", "prompts")
+FAIR = 0.97
+"""From this ratio to transformers' speed on the baseline is strong."""
+TOY = 10_000_000
+"""Parameters below which the baseline is not judged: a token costs less than the code around it."""
 
 
 def headline(summary: Summary) -> str:
@@ -45,52 +41,45 @@ def rows(summary: Summary) -> list[dict[str, str]]:
     blocks = [(summary.titles.get(name, name), methods) for name, methods in summary.suites.items()]
     if len(blocks) > 1:
         blocks.append(("all", summary.overall))
-    return [
-        _row(title, method, figures)
-        for title, methods in blocks
-        for method, figures in methods.items()
-    ]
+    return [_row(title, m, f) for title, methods in blocks for m, f in methods.items()]
 
 
 def _row(title: str, method: str, figures: Figures) -> dict[str, str]:
     plain = method == PLAIN
     times = f"{format_number(figures.draft_ms, 1)} + {format_number(figures.verify_ms, 1)}"
-    tau = format_number(value_of(figures.tau)) if plain else format_estimate(figures.tau, "")
-    return {
-        SUITE: title,
-        METHOD: format_method(method, figures),
-        SPEED: format_number(figures.tokens_per_s, 1),
-        SPEEDUP: "1" if plain else format_estimate(figures.speedup),
-        WHOLE: "1" if plain else format_number(value_of(figures.speedup_with_prefill), 2, "×"),
-        TAU: tau,
-        TAU_MACRO: format_number(figures.tau_macro),
-        POSITIONS: " ".join(
-            f"{a.unconditional:.2f}" for a in figures.acceptance if a.position in (1, 2, 4, 8)
-        ),
-        TIMES: "" if plain else times,
-        SAME: _describe_identity(figures),
-        PROMPTS: str(figures.prompts),
-    }
+    shares = [a.unconditional for a in figures.acceptance if a.position in (1, 2, 4, 8)]
+    cells = (
+        title,
+        format_method(method, figures),
+        format_number(figures.tokens_per_s, 1),
+        "1" if plain else format_estimate(figures.speedup),
+        "1" if plain else format_number(value_of(figures.speedup_with_prefill), 2, "×"),
+        format_number(value_of(figures.tau)) if plain else format_estimate(figures.tau, ""),
+        format_number(figures.tau_macro),
+        " ".join(f"{share:.2f}" for share in shares),
+        "" if plain else times,
+        _describe_identity(figures),
+        str(figures.prompts),
+    )
+    return dict(zip(COLUMNS, cells, strict=True))
 
 
 def _describe_identity(figures: Figures) -> str:
     if figures.identical is None:
         return "n/a (sampled)"
-    notes = []
-    if figures.bugs:
-        notes.append(plural(figures.bugs, "BUG"))
-    if figures.rounding_ties:
-        notes.append(plural(figures.rounding_ties, "tie"))
-    return f"{figures.identical}/{figures.prompts}" + (f" ({', '.join(notes)})" if notes else "")
+    counted = ((figures.bugs, "BUG"), (figures.rounding_ties, "tie"))
+    notes = ", ".join(plural(count, word) for count, word in counted if count)
+    return f"{figures.identical}/{figures.prompts}" + (f" ({notes})" if notes else "")
 
 
 def table(summary: Summary) -> Table:
-    """The table for the terminal."""
+    """The table for the terminal: the columns that fit into 80 characters."""
     result = Table(title=headline(summary), title_justify="left")
-    lossy = any(figures.lossy for figures in summary.overall.values())
-    # the headline names a single suite; the name of a lossy verifier takes the place of the speed
-    hidden = (SUITE if len(summary.suites) == 1 else None, SPEED if lossy else None)
-    shown = [name for name in ON_TERMINAL if name not in hidden]
+    shown = [SUITE, METHOD, SPEED, SPEEDUP, TAU, SAME]
+    if len(summary.suites) == 1:  # which the headline names
+        shown.remove(SUITE)
+    if any(figures.lossy for figures in summary.overall.values()):  # long names
+        shown.remove(SPEED)
     for name in shown:
         breaks = name in (SUITE, METHOD, SAME)  # figures never break
         result.add_column(
@@ -100,15 +89,12 @@ def table(summary: Summary) -> Table:
             overflow="fold",
             min_width=7 if breaks else None,
         )
-    before = None
     for row in rows(summary):
-        first = row[SUITE] != before
-        if before is not None and first:
+        if row[METHOD] == PLAIN:
             result.add_section()
-        before = row[SUITE]
-        cells = {**row, TAU: row[TAU].partition(" [")[0], SUITE: row[SUITE] if first else ""}
+        row[TAU] = row[TAU].partition(" [")[0]
         style = "bold" if row[METHOD].startswith(MAIN) else ""
-        result.add_row(*(cells[name] for name in shown), style=style)
+        result.add_row(*(row[name] for name in shown), style=style)
     return result
 
 
@@ -123,53 +109,45 @@ def against_first(summary: Summary) -> dict[str, list[list[str]]]:
     return blocks
 
 
-def against_tables(summary: Summary) -> list[Table]:
-    """`against_first` for the terminal."""
-    tables = []
-    for title, body in against_first(summary).items():
-        result = Table(title=title, title_justify="left")
-        for name in AGAINST:
-            result.add_column(name, no_wrap=name != AGAINST[0], overflow="fold")
-        for row in body:
-            result.add_row(*row)
-        tables.append(result)
-    return tables
+def against_table(title: str, body: list[list[str]]) -> Table:
+    """A block of `against_first` for the terminal."""
+    result = Table(title=title, title_justify="left")
+    for name in AGAINST:
+        result.add_column(name, no_wrap=name != AGAINST[0], overflow="fold")
+    for row in body:
+        result.add_row(*row)
+    return result
 
 
 def overview(summary: Summary) -> tuple[list[str], list[list[str]]]:
     """Several suites in one table, header and rows: each method over all of them, and its speed-up
     on each."""
-    shown = (METHOD, SPEED, SPEEDUP, TAU, POSITIONS, TIMES, SAME, PROMPTS)
-    header = [*shown, *(summary.titles.get(name, name) for name in summary.suites)]
+    shown = [name for name in COLUMNS if name not in (SUITE, "with prefill", "τ macro")]
     body = []
     for method, figures in summary.overall.items():
         row = _row("all", method, figures)
         speedups = [value_of(methods[method].speedup) for methods in summary.suites.values()]
         body.append([*(row[name] for name in shown), *(format_number(s, 2, "×") for s in speedups)])
-    return header, body
+    return [*shown, *(summary.titles.get(name, name) for name in summary.suites)], body
 
 
 def markdown(summary: Summary) -> str:
     """Headline, machine and table as Markdown, for a README or a model card; of several suites the
     overview."""
-    settings, machine = summary.settings, summary.run.machine
+    settings = summary.settings
     if len(summary.suites) > 1:
         header, body = overview(summary)
     else:
         header, body = list(COLUMNS), [list(row.values()) for row in rows(summary)]
-    processor = markdown_text(machine.get("processor", "unknown processor"))
-    lines = [
+    processor = markdown_text(summary.run.machine.get("processor", "unknown processor"))
+    first = (
         f"**{markdown_text(headline(summary))}**, up to {settings['max_new_tokens']} new tokens, "
-        "batch 1, "
-        f"{plural(settings['threads'], 'thread')}, {processor}",
-        "",
-        markdown_table(header, body),
-    ]
+        f"batch 1, {plural(settings['threads'], 'thread')}, {processor}"
+    )
+    blocks = [first, markdown_table(header, body)]
     for title, points in against_first(summary).items():
-        lines += ["", f"{markdown_text(title)}:", "", markdown_table(AGAINST, points)]
-    if note := note_above_tau(summary):
-        lines += ["", markdown_text(note)]
-    return "\n".join(lines)
+        blocks += [f"{markdown_text(title)}:", markdown_table(AGAINST, points)]
+    return "\n\n".join(blocks)
 
 
 def source_lines(summary: Summary) -> list[str]:
@@ -181,13 +159,6 @@ def source_lines(summary: Summary) -> list[str]:
     return sources + [f"left out: {line}" for line in summary.run.skipped]
 
 
-FAIR = 0.97
-"""From this ratio to transformers' speed on the baseline is strong."""
-TOY = 10_000_000
-"""Below this many parameters a baseline is not judged: a token costs less than the code around
-it."""
-
-
 def baseline_line(check: Mapping[str, Any] | None) -> str:
     """Plain decoding against transformers' own generate, in one sentence; empty if it was not
     timed."""
@@ -196,23 +167,18 @@ def baseline_line(check: Mapping[str, Any] | None) -> str:
     if "error" in check:
         return f"transformers' own generate could not be timed: {check['error']}"
     same = "the same tokens" if check["identical"] else "other tokens: the two round differently"
-    ratios = check.get("ratios") or []  # old reports have none
+    ratios: Sequence[float] = check.get("ratios") or []
     each = f", {min(ratios):.2f} to {max(ratios):.2f} each" if ratios else ""
+    fair = [ratio >= FAIR for ratio in (check["ratio"], *ratios)]
+    judged = ": SLOWER than transformers, so the speed-ups are too high"
+    if check.get("parameters", TOY) < TOY:
+        judged = ""
+    elif all(fair):
+        judged = ": the baseline is strong"
+    elif any(fair):
+        judged = ": the repeats differ too much to judge the baseline"
     return (
         f"Plain decoding: {check['plain_tokens_per_s']:.1f} tokens/s; transformers' own generate: "
         f"{check['transformers_tokens_per_s']:.1f} ({check['ratio']:.2f}× by the best of "
-        f"{check.get('repeats', 3)}{each}, "
-        f"one prompt, prefill included, {same}){_judge_baseline(check, ratios)}."
+        f"{check.get('repeats', 3)}{each}, one prompt, prefill included, {same}){judged}."
     )
-
-
-def _judge_baseline(check: Mapping[str, Any], ratios: Sequence[float]) -> str:
-    """What the ratio means; nothing for a toy, or if a repeat disagrees."""
-    if check.get("parameters", TOY) < TOY:
-        return ""
-    fair = [ratio >= FAIR for ratio in (check["ratio"], *ratios)]
-    if all(fair):
-        return ": the baseline is strong"
-    if any(fair):
-        return ": the repeats differ too much to judge the baseline"
-    return ": SLOWER than transformers, so the speed-ups are too high"

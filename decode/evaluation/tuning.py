@@ -1,8 +1,5 @@
-"""`decode.eval --tune`: the fastest options of every system, measured on other prompts.
-
-All candidates decode the same built-in prompts in a separate measurement, which resumes like any
-other.
-"""
+"""`decode.eval --tune`: the fastest options of every system, measured on other prompts, in a separate
+measurement, which resumes like any other."""
 
 from __future__ import annotations
 
@@ -12,14 +9,17 @@ from dataclasses import replace
 from decode.engine.decoder import Decoder
 from decode.evaluation.config import TUNING_SUITE, EvalConfig
 from decode.evaluation.plan import EvalPlan, make_decoders
-from decode.evaluation.records import Record
-from decode.evaluation.session import Measurement, begin
+from decode.evaluation.session import measure
 from decode.evaluation.statistics import times
 from decode.systems.parsing import Method, Sweep, sweep_methods
-from decode.systems.registry import PLAIN, option_name
+from decode.systems.registry import PLAIN
 from specalign.common.terminal import PlainConsole
 from specalign.common.text import plural
 from specalign.suites.registry import prompts_of
+
+
+class OutputChanged(Exception):
+    """Outputs changed beyond rounding; the message names the methods and the report."""
 
 
 def list_candidates(
@@ -27,40 +27,24 @@ def list_candidates(
 ) -> dict[str, list[Method]]:
     """Method as it was asked for → its candidates: every combination of values of the options that
     it leaves open. Values come from `sweep`, else from the system's own grid, except for the
-    `fixed` options.
-
-    Raises:
-        UserError: a swept option that no method has.
-    """
+    `fixed` options. Raises UserError for a swept option that no method has."""
     sweep.check(methods)
     found = {}
     for method in methods:
-        values: dict[str, tuple[str, Sequence[str]]] = {}  # option → its spelling and values
-        for key, numbers in method.system.grid.items():
-            if option_name(key) not in fixed:
-                values[option_name(key)] = (key, [str(number) for number in numbers])
-        for key, texts in sweep.values.items():
-            values[option_name(key)] = (key, texts)
+        grid = {k: numbers for k, numbers in method.system.grid.items() if k not in fixed}
+        values = {key: [str(number) for number in numbers] for key, numbers in grid.items()}
         free = method.system.limits().keys() - method.given
-        open_values = {key: texts for name, (key, texts) in values.items() if name in free}
+        open_values = {k: texts for k, texts in {**values, **sweep.values}.items() if k in free}
         found[method.name] = sweep_methods([method], Sweep(values=open_values))
     return found
-
-
-class OutputChanged(Exception):
-    """Outputs changed beyond rounding; the message names the methods and the report."""
 
 
 def tune(
     config: EvalConfig, plan: EvalPlan, console: PlainConsole, command: str
 ) -> tuple[EvalConfig, EvalPlan, dict[str, Decoder]]:
     """The config, plan and decoders of the measurement that follows, with every method's fastest
-    options.
-
-    Raises:
-        UserError: no candidate of a method can decode here.
-        OutputChanged: a candidate is not lossless.
-    """
+    options. Raises UserError if no candidate of a method can decode here, OutputChanged if one is
+    not lossless."""
     fixed = ("draft_tokens",) if config.drafting.draft_tokens else ()
     candidates = list_candidates([*plan.methods.values()], config.sweep, fixed)
     tried = {method.name: method for group in candidates.values() for method in group}
@@ -71,49 +55,38 @@ def tune(
         if not groups[asked]:
             raise refused[group[0].name]
     if refused:
-        names = ", ".join(refused)
-        console.say(f"not tuned (these options don't fit the drafters or target): {names}")
+        left_out = ", ".join(refused)
+        console.say(f"not tuned (these options don't fit the drafters or target): {left_out}")
     best = {asked: group[0] for asked, group in groups.items()}
-    lines: list[str] = []
     contested = {asked: group for asked, group in groups.items() if len(group) > 1}
+    lines: list[str] = []
     if contested:
-        measured = [PLAIN, *(name for group in contested.values() for name in group)]
-        console.say(
-            f"tuning: {plural(len(measured) - 1, 'setting')} of {plural(len(contested), 'method')}"
-        )
-        chosen = {name: decoders[name] for name in measured}
-        measurement = _begin_tuning(config, plan, chosen, console, command)
-        summary, folder = measurement.finish()
-        report = folder / "report.html"
-        if summary.bugs:
-            changed = ", ".join(m for m, figures in summary.overall.items() if figures.bugs)
-            raise OutputChanged(f"OUTPUT CHANGED beyond rounding by {changed}: {report}")
+        names = [PLAIN, *(name for settings in contested.values() for name in settings)]
+        racing = {name: decoders[name] for name in names}
+        fastest, count = _find_fastest(config, plan, racing, contested, console, command)
+        best |= fastest
+        where = f"{plural(count, 'prompt')} of {TUNING_SUITE}"
         for asked, settings in contested.items():
-            best[asked] = _find_fastest(settings, measurement.records)
-            where = f"{plural(len(measurement.tasks), 'prompt')} of {TUNING_SUITE}"
             lines.append(f"{best[asked]}, of {plural(len(settings), 'setting')} on {where}")
-        console.say(f"tuned: {', '.join(best[asked] for asked in contested)} ({report})")
     methods = {name: tried[name] for name in best.values()}
-    return (
-        replace(config, sweep=Sweep(), tuned=lines),
-        replace(plan, methods=methods),
-        {name: decoders[name] for name in methods},
-    )
+    chosen = {name: decoders[name] for name in methods}
+    return replace(config, sweep=Sweep(), tuned=lines), replace(plan, methods=methods), chosen
 
 
-def _begin_tuning(
+def _find_fastest(
     config: EvalConfig,
     plan: EvalPlan,
     decoders: dict[str, Decoder],
+    groups: dict[str, list[str]],
     console: PlainConsole,
     command: str,
-) -> Measurement:
-    settings = replace(
+) -> tuple[dict[str, str], int]:
+    """Of each group the method with the least mean of seconds per token over prompts, and the
+    number of these."""
+    settings = plural(len(decoders) - 1, "setting")
+    console.say(f"tuning: {settings} of {plural(len(groups), 'method')}")
+    config = replace(
         config,
-        suite=TUNING_SUITE,
-        prompts=None,
-        prompts_column=None,
-        data_dir=None,
         limit=config.tune,
         repeats=1,
         out=config.out and config.out / "tuning",
@@ -121,14 +94,16 @@ def _begin_tuning(
         tuning=True,
     )
     suites, skipped = prompts_of(TUNING_SUITE, limit=config.tune)
-    return begin(settings, plan, decoders, suites, skipped, console, command)
-
-
-def _find_fastest(names: Sequence[str], records: Sequence[Record]) -> str:
-    """The method with the least mean of seconds per token over prompts."""
+    summary, records, folder = measure(config, plan, decoders, suites, skipped, console, command)
+    report = folder / "report.html"
+    if summary.bugs:
+        changed = ", ".join(m for m, figures in summary.overall.items() if figures.bugs)
+        raise OutputChanged(f"OUTPUT CHANGED beyond rounding by {changed}: {report}")
 
     def mean(name: str) -> float:
         values = times(records, name).values()
         return sum(values) / len(values) if values else float("inf")
 
-    return min(names, key=mean)
+    best = {asked: min(group, key=mean) for asked, group in groups.items()}
+    console.say(f"tuned: {', '.join(best.values())} ({report})")
+    return best, summary.overall[PLAIN].prompts

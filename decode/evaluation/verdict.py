@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from decode.evaluation.statistics import FEWEST
-from decode.evaluation.summary import Figures, Summary, format_number, value_of
+from decode.evaluation.statistics import FEWEST, Estimate, format_estimate, format_number, value_of
+from decode.evaluation.summary import Figures, Summary, format_method, swept_points
 from decode.systems.registry import MAIN, PLAIN, TITLES
 from specalign.common.text import plural
 
@@ -26,8 +26,8 @@ def verdict(summary: Summary) -> str:
     if settings.get("tuning"):
         return "Tuning, not a measurement: the fastest settings were chosen by these same figures."
     best = max(others, key=lambda m: (m == MAIN, value_of(overall[m].speedup) or 0.0))
-    count, sources = overall[best].prompts, summary.run.suites
-    titles = ", ".join(source["title"] for source in sources if source["prompts"])
+    count = overall[best].prompts
+    titles = ", ".join(source["title"] for source in summary.run.suites if source["prompts"])
     where = f"{plural(count, 'prompt')} ({titles}), {summary.sampling}"
     sentences = [
         f"{_subject(best, overall[best])} {_describe_speed(overall[best])} on {where}, "
@@ -42,84 +42,12 @@ def verdict(summary: Summary) -> str:
         sentences.append(_describe_losslessness(summary, exact))
     sentences += [_describe_lossy(m, overall[m]) for m in others if overall[m].lossy]
     sentences += _warnings(summary, count)
+    sentences += _best_points(summary)
     return " ".join(sentences)
-
-
-def _warnings(summary: Summary, count: int) -> Iterator[str]:
-    """What makes the figures doubtful. `count`: prompts of the best method."""
-    if note := note_above_tau(summary):
-        yield note
-    expected = sum(source["prompts"] for source in summary.run.suites)
-    if 0 < count < expected:
-        yield f"UNFINISHED: {count} of {plural(expected, 'prompt')}; the same command continues."
-    if 1 < count < FEWEST:
-        yield "So few prompts say little about others."
-    spread = summary.plain_spread
-    if spread is not None and spread > STEADY:
-        yield (
-            f"The machine was disturbed (plain decoding's own speed varied {spread:.1f}-fold "
-            "between prompts): "
-            "do not trust the ratios; repeat on an idle one."
-        )
-    load, cores = summary.load_average, summary.run.machine.get("cores") or 1
-    if (
-        load is not None
-        and load["median"] > max(int(summary.settings.get("threads") or 1), 1) + 0.5
-    ):
-        yield (
-            f"The machine was not idle (load {load['median']:.1f} on {plural(cores, 'core')}): "
-            "repeat on an idle one before quoting the speed."
-        )
-
-
-def exceeds_tau(figures: Figures) -> bool:
-    """Whether a speed-up exceeds τ beyond both intervals: drafting saves at most τ − 1 of τ target
-    forwards."""
-    speedup, tau = figures.speedup, figures.tau
-    if speedup is None or tau is None:
-        return False
-    least = speedup.value if speedup.lo is None else speedup.lo
-    most = tau.value if tau.hi is None else tau.hi
-    return bool(least > most + 1e-9)
-
-
-def note_above_tau(summary: Summary) -> str:
-    """A sentence on methods that are faster than their drafts allow, over all suites or on one;
-    empty if there are none."""
-    found: list[str] = []
-    for method in summary.overall:
-        if method == PLAIN:
-            continue
-        places = [("", summary.overall[method])]
-        if len(summary.suites) > 1:
-            for suite, methods in summary.suites.items():
-                if method in methods:
-                    places.append((f" on {summary.titles.get(suite, suite)}", methods[method]))
-        for place, figures in places:
-            if exceeds_tau(figures):
-                speedup, tau = value_of(figures.speedup), value_of(figures.tau)
-                found.append(f"{method}{place} {speedup:.2f}× at τ {tau:.2f}")
-                break
-    if not found:
-        return ""
-    return (
-        f"NOTE: a speed-up above τ ({'; '.join(found)}) can't come from drafting alone: the "
-        "baseline is slow here, or the "
-        "machine was busy while it ran; measure again before quoting it."
-    )
 
 
 def _subject(method: str, figures: Figures) -> str:
     return TITLES.get(method, method) + (" (LOSSY)" if figures.lossy else "")
-
-
-def _describe_lossy(method: str, figures: Figures) -> str:
-    same = ""
-    if figures.identical is not None:
-        same = (
-            f": {figures.identical} of {plural(figures.prompts, 'output')} equal plain decoding's"
-        )
-    return f"NOT LOSSLESS: {method} was verified by {figures.verifier}, which changes the output's distribution{same}."
 
 
 def _describe_speed(figures: Figures) -> str:
@@ -132,7 +60,10 @@ def _describe_speed(figures: Figures) -> str:
         )
     interval = f"{speedup.value:.2f}× (95% interval {speedup.lo:.2f} to {speedup.hi:.2f})"
     if (figures.mean_accepted or 0.0) < 0.005 and speedup.hi >= 1:
-        return f"can't make the target faster: hardly any draft was accepted, the difference is noise: {interval}"
+        return (
+            "can't make the target faster: hardly any draft was accepted, the difference is noise: "
+            f"{interval}"
+        )
     if speedup.lo > 1:
         return f"makes the target faster by {interval}"
     if speedup.hi < 1:
@@ -151,18 +82,78 @@ def _describe_losslessness(summary: Summary, methods: Sequence[str]) -> str:
         count = plural(summary.bugs, "difference")
         who = ", ".join(method for method, f in figures.items() if f.bugs)
         return f"OUTPUT CHANGED by {who}: {count} that rounding does not explain. Don't use it."
-    counts = {method: f"{f.identical} of {f.prompts}" for method, f in figures.items()}
-    if len(set(counts.values())) == 1:
-        where = f"{counts[methods[0]]} prompts"
-    else:
-        where = ", ".join(
-            f"{counts[method]} prompts ({_subject(method, figures[method]).lower()})"
-            for method in methods
-        )
+    counts = {method: f"{f.identical} of {f.prompts} prompts" for method, f in figures.items()}
+    where = counts[methods[0]]
+    if len(set(counts.values())) > 1:
+        where = ", ".join(f"{counts[m]} ({_subject(m, figures[m]).lower()})" for m in methods)
     same = f"The output is identical to plain decoding's on {where}"
     ties = sum(f.rounding_ties or 0 for f in figures.values())
     if not ties:
         return f"{same}, so accuracy is unchanged."
     over = " (over all methods)" if len(methods) > 1 else ""
     hint = "" if summary.settings["dtype"] == "float32" else " (hardly any with --dtype float32)"
-    return f"{same}; {plural(ties, 'difference')}{over} start at a rounding tie between two tokens{hint}."
+    differences = plural(ties, "difference")
+    return f"{same}; {differences}{over} start at a rounding tie between two tokens{hint}."
+
+
+def _describe_lossy(method: str, figures: Figures) -> str:
+    same = ""
+    if figures.identical is not None:
+        count = plural(figures.prompts, "output")
+        same = f": {figures.identical} of {count} equal plain decoding's"
+    return (
+        f"NOT LOSSLESS: {method} was verified by {figures.verifier}, which changes the output's "
+        f"distribution{same}."
+    )
+
+
+def _warnings(summary: Summary, count: int) -> Iterator[str]:
+    """What makes the figures doubtful. `count`: prompts of the best method."""
+    faster = [
+        f"{method} {f.speedup.value:.2f}× at τ {f.tau.value:.2f}"
+        for method, f in summary.overall.items()
+        if method != PLAIN and f.speedup and f.tau and _exceeds(f.speedup, f.tau)
+    ]
+    if faster:
+        yield (
+            f"NOTE: a speed-up above τ ({'; '.join(faster)}) can't come from drafting alone: the "
+            "baseline is slow here, or the machine was busy while it ran; measure again before "
+            "quoting it."
+        )
+    expected = sum(source["prompts"] for source in summary.run.suites)
+    if 0 < count < expected:
+        yield f"UNFINISHED: {count} of {plural(expected, 'prompt')}; the same command continues."
+    if 1 < count < FEWEST:
+        yield "So few prompts say little about others."
+    spread = summary.plain_spread
+    if spread is not None and spread > STEADY:
+        yield (
+            f"The machine was disturbed (plain decoding's own speed varied {spread:.1f}-fold "
+            "between prompts): do not trust the ratios; repeat on an idle one."
+        )
+    load = (summary.load_average or {}).get("median", 0.0)
+    if load > max(int(summary.settings.get("threads") or 1), 1) + 0.5:
+        cores = plural(summary.run.machine.get("cores") or 1, "core")
+        yield (
+            f"The machine was not idle (load {load:.1f} on {cores}): repeat on an idle one before "
+            "quoting the speed."
+        )
+
+
+def _exceeds(speedup: Estimate, tau: Estimate) -> bool:
+    """Whether a speed-up exceeds τ beyond both intervals: drafting saves at most τ − 1 of τ target
+    forwards."""
+    return (speedup.lo or speedup.value) > (tau.hi or tau.value) + 1e-9
+
+
+def _best_points(summary: Summary) -> Iterator[str]:
+    """A sentence on the fastest point of each swept system."""
+    for points in swept_points(summary).values():
+        speeds = {m: value_of(summary.overall[m].speedup) for m in points.values()}
+        known = {method: speed for method, speed in speeds.items() if speed is not None}
+        if known:
+            method = max(known, key=lambda name: known[name])
+            figures = summary.overall[method]
+            speed, tau = format_estimate(figures.speedup), value_of(figures.tau)
+            who = format_method(method, figures)
+            yield f"Best of {len(known)} points: {who}, {speed}, τ = {tau:.2f}."

@@ -9,5 +9,4 @@ EXPORTS = (
     "custom_generate",
     "draft_model",
 )
-"""The formats: the keys of `decode.exporting.registry.FORMATS`, and what an autoregressive drafter
-is exported as."""
+"""The formats: those of block drafters, and `draft_model`, an autoregressive one's."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,71 @@ from transformers import AutoModel
 
 from decode.engine.decoder import Decoder
 from decode.evaluation.tokenized import tokenize_prompts
-from decode.exporting.custom_generate import run_generate
-from decode.exporting.registry import FORMATS
-from decode.exporting.verdict import ExportVerdict
+from decode.exporting.formats import MAKERS, read_export, restore_export
+from decode.exporting.serving import Snippet
 from decode.proposers.block import BlockProposer
 from specalign.common.batch import Anchors, Batch
 from specalign.common.errors import UserError, in_one_line
 from specalign.common.schema import read_config
+from specalign.formats.dflash import Exported
 from specalign.lm.model import Target
 from specalign.lm.opening import quiet_loading
 from specalign.models.block import BlockDrafter
 from specalign.models.target_features import target_features
 from specalign.suites.prompt import Prompt
 
+FILES_WRONG, ENGINE_DIFFERS = 1, 3
+"""Exit codes; 0 = the same drafter, 2 = wrong input."""
 TOLERANCE = 2e-3
 """Of a quantity's root mean square, in fp32: another order of sums stays a hundred times below."""
 BLOCKS = 16
 """Blocks that are compared in each text."""
+
+
+@dataclass
+class ExportVerdict:
+    """What was found about one export. files_same: the files hold the drafter; None = not checked.
+    engine_same: the engine computes the same with them. serve: lines that serve the folder."""
+
+    format: str
+    folder: Path
+    files_same: bool | None = None
+    engine_same: bool = True
+    lines: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    serve: list[Snippet] = field(default_factory=list)
+
+    def add(self, reader: str, same: bool, line: str, engine: bool = False) -> None:
+        """Add a comparison. engine: made with an engine's own code, so that a difference is the
+        engine's."""
+        if engine:
+            self.engine_same &= same
+        else:
+            self.files_same = same and self.files_same is not False
+        self.lines.append(f"{reader}: {line}")
+
+    def add_contents(self, held: Exported, wanted: Exported) -> None:
+        """Add the comparison of config and tensors with a fresh export's."""
+        other = find_other_setting(held.config, wanted.config)
+        other = other or find_other_tensor(held.tensors, wanted.tensors)
+        line = f"DIFFERENT: {other}" if other else "the same"
+        self.add("the files", not other, f"settings and tensors: {line}")
+
+    @property
+    def exit_code(self) -> int:
+        if self.files_same is False:
+            return FILES_WRONG
+        return 0 if self.engine_same else ENGINE_DIFFERS
+
+    @property
+    def conclusion(self) -> str:
+        """The last line."""
+        if self.files_same is False:
+            return "NOT THE SAME DRAFTER"
+        if self.engine_same:
+            return "THE SAME DRAFTER"
+        files = "FILES NOT CHECKED" if self.files_same is None else "FILES RIGHT"
+        return f"{files}, THE ENGINE DRAFTS DIFFERENTLY"
 
 
 @dataclass(frozen=True)
@@ -59,13 +108,14 @@ def encode_prompts(target: Target, prompts: Sequence[Prompt]) -> list[list[int]]
     return [tokens for _, tokens in fitting]
 
 
-def decode_texts(
-    target: Target, prompts: Sequence[list[int]], max_new_tokens: int
+def decode_prompts(
+    target: Target, prompts: Sequence[Prompt], max_new_tokens: int
 ) -> list[GreedyText]:
-    """Plain greedy outputs."""
+    """Prompts with plain greedy outputs. Raises UserError if the target takes none of them."""
     decoder = Decoder(target)
     return [
-        GreedyText(p, decoder.generate(p, max_new_tokens=max_new_tokens).tokens) for p in prompts
+        GreedyText(tokens, decoder.generate(tokens, max_new_tokens=max_new_tokens).tokens)
+        for tokens in encode_prompts(target, prompts)
     ]
 
 
@@ -76,13 +126,15 @@ def find_other_setting(held: Mapping[str, Any], wanted: Mapping[str, Any], withi
     """The first key of a config that differs from an export of the drafter; empty = none."""
     for name in sorted((held.keys() | wanted.keys()) - {"dtype", "transformers_version"}):
         a, b = held.get(name, "missing"), wanted.get(name, "missing")
+        found = ""
         if isinstance(a, dict) and isinstance(b, dict):
-            if found := find_other_setting(a, b, f"{within}{name}."):
-                return found
-        elif a != b and not (
-            isinstance(a, float) and isinstance(b, float) and math.isclose(a, b, rel_tol=1e-6)
-        ):
-            return f"config.json: {within}{name} is {a}, in an export of this drafter {b}"
+            found = find_other_setting(a, b, f"{within}{name}.")
+        elif isinstance(a, float) and isinstance(b, float) and math.isclose(a, b, rel_tol=1e-6):
+            continue
+        elif a != b:
+            found = f"config.json: {within}{name} is {a}, in an export of this drafter {b}"
+        if found:
+            return found
     return ""
 
 
@@ -116,9 +168,7 @@ def trace_drafter(drafter: BlockDrafter, text: GreedyText, vocab: Tensor | None 
     device = drafter.norm.weight.device
     ids_1L = torch.tensor([text.tokens], device=device)
     positions_1L = torch.arange(ids_1L.shape[1], device=device)[None]
-    batch = Batch(
-        ids_1L, positions_1L, torch.zeros_like(ids_1L), torch.ones_like(ids_1L, dtype=torch.bool)
-    )
+    batch = Batch(ids_1L, positions_1L, torch.zeros_like(ids_1L), ids_1L >= 0)
     features = target_features(drafter.target, batch, drafter.config)
     index_1A = torch.tensor([text.anchors], device=device)
     valid_1AK = index_1A.new_ones(*index_1A.shape, drafter.config.block_size, dtype=torch.bool)
@@ -144,7 +194,7 @@ def open_assistant(folder: Path, model: Any) -> Any:
 
 
 @torch.no_grad()
-def trace_assistant(network: Any, model: Any, text: GreedyText, vocab: Tensor | None) -> Tensor:
+def trace_assistant(network: Any, model: Any, vocab: Tensor | None, text: GreedyText) -> Tensor:
     """The same in transformers' class, through the target's own head. model: the target."""
     config = network.config
     ids_1L = torch.tensor([text.tokens], device=model.device)
@@ -168,15 +218,15 @@ def trace_assistant(network: Any, model: Any, text: GreedyText, vocab: Tensor | 
 def compare_logits(
     verdict: ExportVerdict,
     reader: str,
+    drafter: BlockDrafter,
     texts: Sequence[GreedyText],
-    trace_ours: Callable[[GreedyText], Tensor],
-    trace_theirs: Callable[[GreedyText], Tensor],
+    trace: Callable[[GreedyText], Tensor],
     engine: bool = False,
 ) -> None:
-    """Add whether two networks give the same logits and greedy drafts."""
+    """Add whether another network gives a drafter's logits and greedy drafts."""
     largest, equal, count = 0.0, 0, 0
     for text in texts:
-        ours, theirs = trace_ours(text).cpu(), trace_theirs(text).cpu()
+        ours, theirs = trace_drafter(drafter, text).cpu(), trace(text).cpu()
         apart = distance(theirs, ours)
         if not apart < TOLERANCE:
             verdict.add(reader, False, f"logits DIFFERENT by {apart:.2g} of their size", engine)
@@ -194,54 +244,34 @@ def compare_logits(
 def compare_export(
     drafter: BlockDrafter, verdict: ExportVerdict, texts: Sequence[GreedyText], model: Any = None
 ) -> None:
-    """Compare an export with its drafter. Adds to the verdict.
-
-    Args:
-        model: the target in transformers; None = engines are not asked.
-    """
-    folder, form, vocab = verdict.folder, FORMATS[verdict.format], drafter.draft_vocab
-
-    def trace_ours(text: GreedyText) -> Tensor:
-        return trace_drafter(drafter, text)
-
+    """Compare an export with its drafter, and add to the verdict. `model`: the target in
+    transformers; None = engines are not asked."""
+    folder, form, vocab = verdict.folder, verdict.format, drafter.draft_vocab
     try:
-        made, held = form.make(drafter), form.read(folder)
-        wanted = made.config
-        if form.name == "gguf":  # a file holds some of the keys
-            wanted = {key: value for key, value in wanted.items() if key in held.config}
-        other = find_other_setting(held.config, wanted)
-        verdict.add_contents(other or find_other_tensor(held.tensors, made.tensors))
-        with in_one_line(f"{folder}: can't be read as {form.name}"):
-            restored = form.restore(held, folder, drafter.target)
-            compare_logits(
-                verdict,
-                "read back",
-                texts,
-                trace_ours,
-                lambda text: trace_drafter(restored, text, vocab),
-            )
+        held, made = read_export(form, folder), MAKERS[form](drafter)
+        if form == "gguf":  # a file holds some of the keys
+            made.config = {key: v for key, v in made.config.items() if key in held.config}
+        verdict.add_contents(held, made)
+        with in_one_line(f"{folder}: can't be read as {form}"):
+            restored = restore_export(form, held, folder, drafter.target)
+            read_back = partial(trace_drafter, restored, vocab=vocab)
+            compare_logits(verdict, "read back", drafter, texts, read_back)
     except UserError as error:
         verdict.add("the files", False, str(error))
     if model is None or not verdict.files_same:
         return
     try:
         with in_one_line(f"{folder}: the engine can't run it"):
-            if form.name == "transformers":
-                network = open_assistant(folder, model)
-                compare_logits(
-                    verdict,
-                    form.name,
-                    texts,
-                    trace_ours,
-                    lambda text: trace_assistant(network, model, text, vocab),
-                    engine=True,
-                )
-            if form.name == "custom_generate":
+            if form == "transformers":
+                trace = partial(trace_assistant, open_assistant(folder, model), model, vocab)
+                compare_logits(verdict, form, drafter, texts, trace, engine=True)
+            if form == "custom_generate":
                 _compare_generate(drafter, verdict, texts, model)
     except UserError as error:
         verdict.add("the engine", False, str(error), engine=True)
 
 
+@torch.no_grad()
 def _compare_generate(
     drafter: BlockDrafter, verdict: ExportVerdict, texts: Sequence[GreedyText], model: Any
 ) -> None:
@@ -249,11 +279,15 @@ def _compare_generate(
     decoder = Decoder(drafter.target, BlockProposer(drafter, tree_nodes=0))
     equal = alike = 0
     for text in texts:
-        tokens, accepted = run_generate(verdict.folder, model, text.prompt, len(text.output))
-        ours = decoder.generate(text.prompt, max_new_tokens=len(text.output)).accepted
-        equal += tokens == text.output
-        alike += (
-            accepted[:-1] == ours[:-1]
-        )  # the last round counts an accepted end of text differently
+        ids, count = torch.tensor([text.prompt], device=model.device), len(text.output)
+        accepted: list[int] = []
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False,
+            custom_generate=str(verdict.folder), trust_remote_code=True, accepted=accepted,
+        )  # fmt: skip
+        ours = decoder.generate(text.prompt, max_new_tokens=count).accepted
+        equal += out[0, len(text.prompt) :].tolist() == text.output
+        # the last round counts an accepted end of text differently
+        alike += accepted[:-1] == ours[:-1]
     line = f"{equal} of {len(texts)} outputs equal plain decoding's, {alike} accept the same drafts"
     verdict.add("generate(custom_generate=…)", equal == alike == len(texts), line, engine=True)

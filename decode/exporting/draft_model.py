@@ -11,26 +11,18 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from decode.exporting.compare import (
-    find_other_setting,
-    find_other_tensor,
-)
-from decode.exporting.folder import check_free, note_target, write_card, write_folder
-from decode.exporting.registry import UnfitFormat
-from decode.exporting.serving import (
-    ServedTarget,
-    serve_draft_model,
-)
-from decode.exporting.verdict import ExportVerdict
+from decode.exporting.compare import ExportVerdict
+from decode.exporting.folder import check_free, list_notes, note_target, write_card, write_folder
+from decode.exporting.formats import UnfitFormat
+from decode.exporting.serving import ServedTarget, serve_draft_model
 from decode.proposers.autoregressive import check_vocabulary
-from specalign.common.checksums import check_checksums
+from specalign.common.checksums import CHECKSUMS, check_checksums
 from specalign.common.errors import UserError
 from specalign.common.files import write_json
 from specalign.common.hub import model_folder
 from specalign.common.schema import read_config, read_object
-from specalign.formats.kinds import RECORD as DRAFTER_RECORD
-from specalign.formats.layouts import RECORD
-from specalign.formats.qwen3 import Exported
+from specalign.formats.dflash import Exported
+from specalign.formats.kinds import EXPORT_RECORD, RECORD
 from specalign.formats.weights import read_folder, weight_files, write_weights
 from specalign.lm.inspection.parts import embedding_names
 from specalign.lm.loading import load_target
@@ -38,8 +30,7 @@ from specalign.lm.model import Target
 
 FORMAT = "draft_model"
 ROUNDED = "weights are rounded to {}; --dtype float32 keeps them"
-_QUANTISED = "quantization_config"
-_SKIPPED = ("README.md", RECORD, "checksums.json")
+_SKIPPED = ("README.md", EXPORT_RECORD, CHECKSUMS)
 _HUB = ("*.json", "*.safetensors", "*.bin", "*.model", "*.txt", "*.jinja", "README.md")
 
 
@@ -47,31 +38,22 @@ def check_format(names: Iterable[str]) -> None:
     """Raises UnfitFormat for a format of block drafters."""
     for name in names:
         if name != FORMAT:
-            raise UnfitFormat(
-                f"--format {name}: holds block drafters, and this one is an autoregressive "
-                "language model",
-                [FORMAT],
-            )
+            why = "holds block drafters, and this one is an autoregressive language model"
+            raise UnfitFormat(f"--format {name}: {why}", [FORMAT])
 
 
 def make_draft_model(source: Path, dtype: str) -> Exported:
-    """What an export of a language model's folder holds; without tensors if they are quantised and
-    copied as they are.
-
-    Raises:
-        UserError: no weights, or unreadable ones.
-    """
+    """What an export of a language model's folder holds. Raises UserError for no weights, or
+    unreadable or quantised ones."""
     config = read_config(source)
-    if _QUANTISED in config:
-        return Exported(
-            config, {}, ["its weights are quantised and stay as they are, whatever --dtype says"]
-        )
+    if "quantization_config" in config:
+        raise UserError(f"drafter {source}: is quantised; engines load that folder as it is")
     tensors = read_folder(source, f"drafter {source}")
     if has_own_head(source, tensors):
         config["tie_word_embeddings"] = False  # engines follow the key and would ignore the head
-    config = {k: v for k, v in config.items() if k not in ("torch_dtype", "_name_or_path")}
     stored = {name: _cast(tensor, dtype) for name, tensor in tensors.items()}
     exact = all(torch.equal(stored[name].to(t.dtype), t) for name, t in tensors.items())
+    config = {k: v for k, v in config.items() if k not in ("torch_dtype", "_name_or_path")}
     return Exported({**config, "dtype": dtype}, stored, [] if exact else [ROUNDED.format(dtype)])
 
 
@@ -84,11 +66,9 @@ def has_own_head(folder: Path, tensors: dict[str, Tensor]) -> bool:
         embedding, head = embedding_names(model)
     except (OSError, ValueError, StopIteration):  # a class with custom code
         return False
-    if head not in tensors:
-        return False
     # some files lack a prefix
     rows = next((t for name, t in tensors.items() if embedding.endswith(name)), None)
-    return rows is None or not torch.equal(rows, tensors[head])
+    return head in tensors and (rows is None or not torch.equal(rows, tensors[head]))
 
 
 def _cast(tensor: Tensor, dtype: str) -> Tensor:
@@ -100,13 +80,10 @@ def _cast(tensor: Tensor, dtype: str) -> Tensor:
 def export_draft_model(
     drafter: str, target: str, out: Path, dtype: str, served: ServedTarget
 ) -> ExportVerdict:
-    """Write the folder.
+    """Write the folder. Raises UserError for unreadable weights, or a folder of something else.
 
     Args:
         target: the name that others know the target by. served: the target in the printed lines.
-
-    Raises:
-        UserError: unreadable weights, a folder of something else.
     """
     source = model_folder(drafter, "drafter", _HUB)
     check_free(out, FORMAT)
@@ -116,22 +93,20 @@ def export_draft_model(
     title = f"{out.name}: a small language model that drafts for {target}"
     tags = ("speculative-decoding", "drafter")
     lines = serve_draft_model(served, out.name)
-    page = write_card(source, "transformers", target, tags, title, lines, notes)
+    card = write_card(source, "transformers", target, tags, title, lines) + list_notes(notes)
 
     def fill(part: Path) -> None:
-        replaced = weight_files(source) if made.tensors else []
+        weights = weight_files(source)
         for path in source.iterdir():
-            index = bool(made.tensors) and path.name.endswith(".index.json")
-            if path.is_file() and path.name not in _SKIPPED and path not in replaced and not index:
+            replaced = path in weights or path.name.endswith(".index.json")
+            if path.is_file() and path.name not in _SKIPPED and not replaced:
                 shutil.copyfile(path, part / path.name)
-        record = part / DRAFTER_RECORD
-        if record.is_file():  # by the target's public name
-            write_json(record, {**read_object(record), "target": target})
-        if made.tensors:
-            write_json(part / "config.json", made.config)
-            write_weights(made.tensors, part)
+        if (part / RECORD).is_file():  # by the target's public name
+            write_json(part / RECORD, {**read_object(part / RECORD), "target": target})
+        write_json(part / "config.json", made.config)
+        write_weights(made.tensors, part)
 
-    write_folder(out, {"format": FORMAT, "target": target}, page, fill)
+    write_folder(out, {"format": FORMAT, "target": target}, card, fill)
     snippets = serve_draft_model(served, str(out.absolute()))
     return ExportVerdict(FORMAT, out, notes=notes, serve=snippets)
 
@@ -154,9 +129,8 @@ def lacks_head(model: Target, target: Target) -> bool:
         rounding = 0.05 * other.square().mean().sqrt()  # half precision stays below
         return one.shape == other.shape and bool((one - other).abs().max() < rounding)
 
-    return is_same(model.embedding_VD, target.embedding_VD) and not is_same(
-        model.head_weight_VD, target.head_weight_VD
-    )
+    same_head = is_same(model.head_weight_VD, target.head_weight_VD)
+    return is_same(model.embedding_VD, target.embedding_VD) and not same_head
 
 
 def compare_draft_model(verdict: ExportVerdict, drafter: str, target: Target) -> None:
@@ -165,16 +139,14 @@ def compare_draft_model(verdict: ExportVerdict, drafter: str, target: Target) ->
     try:
         source = model_folder(drafter, "drafter", _HUB)
         model = open_draft_model(str(folder), target)
-        if (source / DRAFTER_RECORD).is_file() and lacks_head(model, target):
+        if (source / RECORD).is_file() and lacks_head(model, target):
             raise UserError(
                 f"{source} was trained with the head of {target.spec!r}, which is not its "
                 "embedding, and saved without it: train it again"
             )
         config = read_config(folder)
+        held = Exported(config, read_folder(folder, f"--export={folder}"))
         made = make_draft_model(source, str(config.get("dtype", "float32")))
-        other = find_other_setting(config, made.config)
-        if made.tensors and not other:
-            other = find_other_tensor(read_folder(folder, f"--export={folder}"), made.tensors)
-        verdict.add_contents(other)
+        verdict.add_contents(held, made)
     except UserError as error:
         verdict.add("the files", False, str(error))

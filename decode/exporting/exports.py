@@ -10,22 +10,14 @@ from pathlib import Path
 import torch
 
 from decode.engine.stock import stock_model
-from decode.exporting.compare import compare_export, decode_texts, encode_prompts
-from decode.exporting.draft_model import FORMAT as DRAFT_MODEL
-from decode.exporting.draft_model import (
-    ROUNDED,
-    check_format,
-    compare_draft_model,
-    export_draft_model,
-)
-from decode.exporting.folder import check_free, read_format
-from decode.exporting.registry import FORMATS, UnfitFormat, make_export
-from decode.exporting.serving import ServedTarget, find_served_target, shared_name
-from decode.exporting.verdict import ExportVerdict
+from decode.exporting import compare, draft_model, folder, formats
+from decode.exporting.compare import ExportVerdict
+from decode.exporting.serving import ServedTarget, find_served_target, serve_block
 from specalign.common.claims import scratch
 from specalign.common.errors import UserError
-from specalign.common.hub import hub_id, local_path, model_folder
+from specalign.common.hub import hub_id, local_path, model_folder, opening_name
 from specalign.formats.block import load_drafter
+from specalign.formats.gguf import check_vocabulary
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
@@ -51,9 +43,8 @@ class DrafterPair:
 
     def open_target(self) -> Target:
         """In fp32: networks are compared, not roundings."""
-        return load_target(
-            self.target, "float32", self.device, trust_remote_code=self.trust_remote_code
-        )
+        trust = self.trust_remote_code
+        return load_target(self.target, "float32", self.device, trust_remote_code=trust)
 
 
 @dataclass(frozen=True)
@@ -70,61 +61,60 @@ class ExportOptions:
 def export_drafter(
     pair: DrafterPair, folders: Mapping[str, Path], options: ExportOptions
 ) -> list[ExportVerdict]:
-    """Write a drafter in each format into its folder, and compare.
-
-    Args:
-        folders: format → folder.
-
-    Raises:
-        UnfitFormat: a format can't hold the drafter.
-        UserError: a folder holds something else.
-    """
+    """Write a drafter in each format into its folder (`folders`: format → folder), and compare.
+    Raises UnfitFormat if a format can't hold the drafter, UserError if a folder holds something
+    else; then nothing is written."""
     for name, out in folders.items():
-        check_free(out, name)
+        folder.check_free(out, name)
     if pair.role == "diffusion":
-        raise UnfitFormat(f"--format {next(iter(folders))}: {STANDALONE}", [])
+        raise formats.UnfitFormat(f"--format {next(iter(folders))}: {STANDALONE}", [])
     if pair.role == "autoregressive":
-        check_format(folders)
-        return [_export_draft_model(pair, folders[DRAFT_MODEL], options)]
+        draft_model.check_format(folders)
+        served, name = find_served_target(pair.target, pair.device), opening_name(pair.target)
+        out = folders[draft_model.FORMAT]
+        verdict = draft_model.export_draft_model(pair.drafter, name, out, options.dtype, served)
+        if options.limit:
+            draft_model.compare_draft_model(verdict, pair.drafter, pair.open_target())
+        return [verdict]
     network = load_drafter(pair.drafter, pair.open_target())
+    verdicts = _write_exports(pair, network, folders, options)
+    if options.limit:
+        suites, _ = prompts_of("builtin", limit=options.limit)
+        prompts = [prompt for suite in suites for prompt in suite.prompts]
+        texts = compare.decode_prompts(network.target, prompts, options.max_new_tokens)
+        model = stock_model(network.target)
+        for verdict in verdicts:
+            compare.compare_export(network, verdict, texts, model)
+    return verdicts
+
+
+def _write_exports(
+    pair: DrafterPair, network: BlockDrafter, folders: Mapping[str, Path], options: ExportOptions
+) -> list[ExportVerdict]:
     # a folder may hold a finetuned model, whatever name the drafter was trained under
     given = hub_id(pair.target) or local_path(pair.target).is_dir()
-    known = shared_name(pair.target if given else network.config.target)
+    known = opening_name(pair.target if given else network.config.target)
     network.config = replace(network.config, target=known)
     dtype = getattr(torch, options.dtype)
-    rounded = [ROUNDED.format(options.dtype)] if round_weights(network, dtype) else []
+    rounded = round_weights(network, dtype)
     vocabulary = options.vocabulary
     if vocabulary is None and pair.target.endswith(".gguf"):
         vocabulary = Path(pair.target)
     for name in folders:  # refuse before anything is written
-        made = make_export(name, network)
-        FORMATS[name].check(made, vocabulary)
+        made = formats.make_export(name, network)
+        if name == "gguf":
+            check_vocabulary(made, vocabulary)
     served = find_served_target(pair.target, pair.device, vocabulary)
     source = model_folder(pair.drafter, "drafter", ["config.json", "README.md"])
     verdicts = []
     for name, out in folders.items():
-        form = FORMATS[name]
-        card = form.card(source, network, out.name, form.snippets(network, served, out.name))
-        made = form.write(network, out, dtype, card, vocabulary)
-        snippets = form.snippets(network, served, str(out.absolute()))
-        verdicts.append(ExportVerdict(name, out, notes=[*made.notes, *rounded], serve=snippets))
-    if options.limit:
-        suites, _ = prompts_of("builtin", limit=options.limit)
-        prompts = encode_prompts(network.target, [p for suite in suites for p in suite.prompts])
-        texts = decode_texts(network.target, prompts, options.max_new_tokens)
-        model = stock_model(network.target)
-        for verdict in verdicts:
-            compare_export(network, verdict, texts, model)
+        lines = serve_block(name, network.config, served, out.name)
+        card = formats.write_block_card(name, source, network, out.name, lines)
+        notes = formats.write_export(name, network, out, dtype, card, vocabulary)
+        notes += [draft_model.ROUNDED.format(options.dtype)] if rounded else []
+        lines = serve_block(name, network.config, served, str(out.absolute()))
+        verdicts.append(ExportVerdict(name, out, notes=notes, serve=lines))
     return verdicts
-
-
-def _export_draft_model(pair: DrafterPair, out: Path, options: ExportOptions) -> ExportVerdict:
-    served = find_served_target(pair.target, pair.device)
-    name = shared_name(pair.target)
-    verdict = export_draft_model(pair.drafter, name, out, options.dtype, served)
-    if options.limit:
-        compare_draft_model(verdict, pair.drafter, pair.open_target())
-    return verdict
 
 
 @torch.no_grad()
@@ -145,58 +135,44 @@ def round_weights(network: BlockDrafter, dtype: torch.dtype) -> bool:
 def check_transformers(
     pair: DrafterPair, prompts: Sequence[Prompt], max_new_tokens: int, export: Path | None = None
 ) -> ExportVerdict:
-    """Compare transformers' own class with the drafter.
-
-    Args:
-        export: a folder in its format; None = a fresh one in bf16.
-
-    Raises:
-        UserError: an export in another format, a drafter that the format can't hold.
-    """
+    """Compare transformers' own class with the drafter. `export`: a folder in its format; None = a
+    fresh one in bf16. Raises UserError for an export in another format, or a drafter that the
+    format can't hold."""
     causal = pair.role == "autoregressive"
-    form = DRAFT_MODEL if causal else "transformers"
-    if export is not None and (found := read_format(export)) != form:
+    form = draft_model.FORMAT if causal else "transformers"
+    if export is not None and (found := folder.read_format(export)) != form:
         raise UserError(
-            f"--export={export}: is in the format {found!r}, --engine transformers reads {form!r}"
+            f"--export={export}: is in the format {found!r}, transformers reads {form!r}"
         )
     target = pair.open_target()
-    with scratch("specalign-parity-") as folder:
+    with scratch("specalign-parity-") as place:
         if causal:
-            verdict = prepare_draft_model(pair, export, folder)
-            compare_draft_model(verdict, pair.drafter, target)
+            out, served = place / form, ServedTarget(pair.target)
+            if export is None:
+                draft_model.export_draft_model(pair.drafter, pair.target, out, "bfloat16", served)
+            verdict = ExportVerdict(form, export or out)
+            draft_model.compare_draft_model(verdict, pair.drafter, target)
             return verdict
         network = load_drafter(pair.drafter, target)
-        try:
-            make_export(form, network)
-        except UserError as error:  # written for decode.export
-            message = str(error).replace(f"--format {form}:", f"--engine {form}:")
-            raise UserError(message.replace("--format ", "decode.export --format ")) from None
-        verdict = prepare_export(network, form, export, folder)
-        texts = decode_texts(target, encode_prompts(target, prompts), max_new_tokens)
-        compare_export(network, verdict, texts, stock_model(target))
+        formats.make_export(form, network)
+        verdict = prepare_export(network, form, export, place)
+        texts = compare.decode_prompts(target, prompts, max_new_tokens)
+        compare.compare_export(network, verdict, texts, stock_model(target))
     return verdict
 
 
 def prepare_export(
-    network: BlockDrafter, form: str, export: Path | None, folder: Path
+    network: BlockDrafter, form: str, export: Path | None, place: Path
 ) -> ExportVerdict:
     """Round the drafter as the export is stored; without one, write a fresh one in bf16 into
-    `folder`."""
+    `place`."""
     if export is None:
         round_weights(network, torch.bfloat16)
-        FORMATS[form].write(network, folder / form, torch.bfloat16, "")
-        return ExportVerdict(form, folder / form)
-    tensors = FORMATS[form].read(export).tensors
+        formats.write_export(form, network, place / form, torch.bfloat16, "")
+        return ExportVerdict(form, place / form)
+    tensors = formats.read_export(form, export).tensors
     matrix = tensors.get("fc.weight", tensors.get("encoder.fc.weight"))
     if matrix is None:
         raise UserError(f"--export={export}: misses the tensor 'fc.weight'")
     round_weights(network, matrix.dtype)
     return ExportVerdict(form, export)
-
-
-def prepare_draft_model(pair: DrafterPair, export: Path | None, folder: Path) -> ExportVerdict:
-    """The same for an autoregressive drafter."""
-    if export is None:
-        export = folder / DRAFT_MODEL
-        export_draft_model(pair.drafter, pair.target, export, "bfloat16", ServedTarget(pair.target))
-    return ExportVerdict(DRAFT_MODEL, export)

@@ -17,22 +17,7 @@ from specalign.common.files import naming, to_disk
 from specalign.common.hub import card_metadata, card_value, hub_id
 from specalign.common.schema import read_object
 from specalign.common.text import markdown_text
-from specalign.formats.layouts import RECORD
-
-
-def note_target(target: str) -> list[str]:
-    """A note for a target that others can't find by its name."""
-    if hub_id(target):
-        return []
-    return [
-        f"its target is {target!r}, which is no hub id: name the model for others, "
-        "or export with --target OWNER/NAME"
-    ]
-
-
-def list_notes(notes: Iterable[str]) -> str:
-    """Notes as a Markdown list."""
-    return "".join(f"- {markdown_text(note[0].upper() + note[1:])}.\n" for note in notes)
+from specalign.formats.kinds import EXPORT_RECORD
 
 
 def check_free(out: Path, form: str) -> None:
@@ -40,39 +25,28 @@ def check_free(out: Path, form: str) -> None:
     `form`."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UserError(f"--out={out}: not a folder")
-    with naming(out):  # the working directory may be gone
-        here = out.resolve()
-        working = Path.cwd()
+    here, working = out.resolve(), Path.cwd()
     if here == working or here in working.parents:
         raise UserError(f"--out={out}: holds the current folder; name another one")
     check_folder(here.parent, f"--out={out}: folder")
     if not out.is_dir():
         return
-    record = read_object(out / RECORD) if (out / RECORD).is_file() else {}
-    existing = record.get("format")
-    written: set[str] = set()
-    if isinstance(record.get("files"), list) and existing in EXPORTS:
-        written = {RECORD, *record["files"]}
-    foreign = [name for name in _list_files(out) if name not in written]
-    if foreign:
-        raise UserError(
-            f"--out={out}: holds {foreign[0]!r}, which no export into this folder wrote; name "
-            "another one"
-        )
+    record = read_object(out / EXPORT_RECORD) if (out / EXPORT_RECORD).is_file() else {}
+    existing, files = record.get("format"), record.get("files")
+    known = isinstance(files, list) and existing in EXPORTS
+    written = {EXPORT_RECORD, *files} if known and files else set()
+    for name in _list_files(out):
+        if name not in written:
+            raise UserError(f"--out={out}: holds {name!r}, which no export into this folder wrote")
     if written and existing != form:
-        raise UserError(
-            f"--out={out}: holds an export in the format {existing!r}; name another folder"
-        )
+        raise UserError(f"--out={out}: holds an export in the format {existing!r}")
 
 
 def write_folder(
     out: Path, record: dict[str, str], card: str, fill: Callable[[Path], None]
 ) -> None:
-    """Write an export next to its place, then move it there; an older export is replaced.
-
-    Args:
-        record: format and target, for export.json. fill: writes all but the card.
-    """
+    """Write an export next to its place, then move it there; an older export is replaced. `record`:
+    format and target, for export.json; `fill`: writes all but the card."""
     check_free(out, record["format"])
     out = out.resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +59,8 @@ def write_folder(
             fill(part)
             (part / "README.md").write_text(card, encoding="utf-8")
             files = _list_files(part)
-            (part / RECORD).write_text(json.dumps({**record, "files": files}, indent=2) + "\n")
+            text = json.dumps({**record, "files": files}, indent=2) + "\n"
+            (part / EXPORT_RECORD).write_text(text)
             for path in (*part.rglob("*"), part):
                 to_disk(path)
             _replace(part, out, scratch / "old")
@@ -115,6 +90,31 @@ def _replace(part: Path, out: Path, old: Path) -> None:
     to_disk(out.parent)
 
 
+def read_format(folder: Path) -> str:
+    """The format of an export. Raises UserError for any other folder."""
+    if not (folder / EXPORT_RECORD).is_file():
+        raise UserError(f"{folder}: no {EXPORT_RECORD}, so no export of this project")
+    return str(read_object(folder / EXPORT_RECORD).get("format"))
+
+
+# ---- the card ----
+
+
+def note_target(target: str) -> list[str]:
+    """A note for a target that others can't find by its name."""
+    if hub_id(target):
+        return []
+    return [
+        f"its target is {target!r}, which is no hub id: name the model for others, "
+        "or export with --target OWNER/NAME"
+    ]
+
+
+def list_notes(notes: Iterable[str]) -> str:
+    """Notes as a Markdown list."""
+    return "".join(f"- {markdown_text(note[0].upper() + note[1:])}.\n" for note in notes)
+
+
 def write_card(
     source: Path,
     library: str,
@@ -122,36 +122,18 @@ def write_card(
     tags: Iterable[str],
     title: str,
     serve: Sequence[Snippet],
-    notes: Iterable[str],
 ) -> str:
-    """README.md: what it is, lines that serve it, what was measured.
-
-    Args:
-        source: the drafter's own folder, whose card has the licence and the measurements.
-    """
-    page = [
-        *card_metadata(library, target, card_value(source, "license") or "other", tags),
-        f"# {markdown_text(title)}",
-        "",
-    ]
+    """README.md without notes: what it is, lines that serve it, and from the card of the drafter's
+    own folder (`source`) the licence and what was measured."""
+    licence = card_value(source, "license") or "other"
+    page = [*card_metadata(library, target, licence, tags), f"# {markdown_text(title)}", ""]
     for snippet in serve:
         page += snippet.as_markdown()
-    if measured := read_measurements(source):
-        page += ["| measured in training | |", "|---|---|", *measured, ""]
-    return "\n".join(page) + "\n" + list_notes(notes)
-
-
-def read_measurements(folder: Path) -> list[str]:
-    """The table rows of a drafter's card that hold τ and acceptance."""
-    path = folder / "README.md"
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [line for line in lines if line.startswith(("| expected τ", "| acceptance "))]
-
-
-def read_format(folder: Path) -> str:
-    """The format of an export. Raises UserError for any other folder."""
-    if not (folder / RECORD).is_file():
-        raise UserError(f"{folder}: no {RECORD}, so no export of this project")
-    return str(read_object(folder / RECORD).get("format"))
+    card = source / "README.md"
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    rows = [
+        line for line in text.splitlines() if line.startswith(("| expected τ", "| acceptance "))
+    ]
+    if rows:
+        page += ["| measured in training | |", "|---|---|", *rows, ""]
+    return "\n".join(page) + "\n"

@@ -7,21 +7,20 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import torch
 
 from decode.engine.decoder import Decoder
-from decode.exporting.compare import GreedyText, compare_export, decode_texts, encode_prompts
-from decode.exporting.draft_model import FORMAT as DRAFT_MODEL
-from decode.exporting.draft_model import compare_draft_model, open_draft_model
+from decode.exporting import compare
+from decode.exporting.compare import ExportVerdict, GreedyText
+from decode.exporting.draft_model import FORMAT, compare_draft_model, open_draft_model
 from decode.exporting.exports import DrafterPair, prepare_export, round_weights
 from decode.exporting.folder import read_format
-from decode.exporting.verdict import ExportVerdict
 from decode.proposers.autoregressive import AutoregressiveDrafter
 from decode.proposers.base import Drafter
 from decode.proposers.block import BlockProposer
@@ -32,7 +31,7 @@ from specalign.formats.block import load_drafter
 from specalign.lm.model import Target
 from specalign.suites.prompt import Prompt
 
-SERVED_FORMATS = ("dflash", "speculators", "dspark", "gguf", DRAFT_MODEL)
+SERVED_FORMATS = ("dflash", "speculators", "dspark", "gguf", FORMAT)
 SERVED = 0.05
 """Of τ: how far a server's may be from ours. Its dtype may be another, and near-ties turn."""
 NEAR = 0.1
@@ -43,12 +42,9 @@ _COUNTER = re.compile(
     re.MULTILINE,
 )
 _GREEDY = {
-    "temperature": 0,
-    "repetition_penalty": 1.0,
-    "repeat_penalty": 1.0,
-    "presence_penalty": 0.0,
+    "temperature": 0, "repetition_penalty": 1.0, "repeat_penalty": 1.0, "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
-}
+}  # fmt: skip
 """In every request: servers fill in the rest from the model's generation_config.json."""
 
 
@@ -68,11 +64,8 @@ class Counts:
         """Whether `other` accepts as many drafts in as many rounds, up to near-ties.
 
         Near-ties turn three drafts or a tenth (vLLM accepted 137 for our 132); a fault in vLLM
-        turned 42 into 31. Texts that part are samples of their own: three times the root of a
-        count.
-
-        Args:
-            parted: the share of texts that part.
+        turned 42 into 31. Texts that part, a share `parted`, are samples of their own: three times
+        the root of a count.
         """
         if min(self.rounds, other.rounds) <= 0:
             return self.rounds == other.rounds
@@ -84,19 +77,16 @@ class Counts:
 
 
 class Server:
-    """A server by the address of its API (`http://127.0.0.1:8000`, with or without `/v1`).
-
-    Raises:
-        UserError: no address, no answer, or one of another protocol.
-    """
+    """A server by the address of its API (`http://127.0.0.1:8000`, with or without `/v1`). Raises
+    UserError for no answer, or one of another protocol."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        model = self._find(self._request("/v1/models"), "data", 0)
-        if not isinstance(model, dict) or "id" not in model:
+        models = self._ask("/v1/models").get("data") or [{}]
+        if "id" not in models[0]:
             raise UserError(f"{self.url}/v1/models: names no model: no OpenAI-compatible server")
-        self.model = str(model["id"])
-        self.llama = model.get("owned_by") == "llamacpp"
+        self.model = str(models[0]["id"])
+        self.llama = models[0].get("owned_by") == "llamacpp"
         """llama.cpp returns tokens by its own protocol only."""
 
     def greedy(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
@@ -104,10 +94,11 @@ class Server:
         body: JsonObject = {**_GREEDY, "prompt": list(prompt)}
         if self.llama:
             body |= {"n_predict": max_new_tokens, "return_tokens": True}
-            tokens = self._find(self._request("/completion", body), "tokens")
+            tokens = self._ask("/completion", body).get("tokens")
         else:
             body |= {"max_tokens": max_new_tokens, "model": self.model, "return_token_ids": True}
-            tokens = self._find(self._request("/v1/completions", body), "choices", 0, "token_ids")
+            choices = self._ask("/v1/completions", body).get("choices") or [{}]
+            tokens = choices[0].get("token_ids")
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise UserError(f"{self.url}: its answer has no token ids; vLLM has them since 0.11")
         return tokens
@@ -118,10 +109,8 @@ class Server:
         for name, value in _COUNTER.findall(self._request("/metrics").text):
             totals[name] += float(value)
         if "drafts" not in totals:
-            raise UserError(
-                f"{self.url}/metrics: counts no drafts: start the server with the drafter (vLLM: "
-                "--speculative-config; llama-server: -md FILE --metrics)"
-            )
+            options = "vLLM: --speculative-config; llama-server: -md FILE --metrics"
+            raise UserError(f"{self.url}/metrics: counts no drafts: start it with them ({options})")
         return Counts(totals["drafts"], totals["draft_tokens"], totals["accepted_tokens"])
 
     def _request(self, path: str, body: JsonObject | None = None) -> httpx2.Response:
@@ -130,27 +119,21 @@ class Server:
         try:
             answer = httpx2.request(method, self.url + path, json=body, timeout=600)
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
-            raise UserError(
-                f"{self.url}{path}: no answer ({error}); is the server up? decode.export prints "
-                "the line that starts it with a drafter (vllm serve …, llama-server …)"
-            ) from None
+            hint = "is the server up? decode.export prints the line that starts it (vllm serve …)"
+            raise UserError(f"{self.url}{path}: no answer ({error}); {hint}") from None
         if answer.is_error:
             text = short(answer.text, 200)
             raise UserError(f"{self.url}{path}: answered {answer.status_code}: {text}")
         return answer
 
-    def _find(self, answer: httpx2.Response, *keys: str | int) -> Any:
-        """A value within a JSON answer; None if it is not there. Raises UserError for no JSON."""
-        try:
+    def _ask(self, path: str, body: JsonObject | None = None) -> JsonObject:
+        """The object that it answers. Raises UserError for anything else."""
+        answer = self._request(path, body)
+        with suppress(ValueError, RecursionError):
             found = answer.json()
-        except (ValueError, RecursionError):
-            raise UserError(f"{answer.url}: answered {short(answer.text)}, no JSON") from None
-        try:
-            for key in keys:
-                found = found[key]
-        except (KeyError, IndexError, TypeError):
-            return None
-        return found
+            if isinstance(found, dict):
+                return found
+        raise UserError(f"{self.url}{path}: answered {short(answer.text)}, no JSON object")
 
 
 def check_server(
@@ -160,31 +143,24 @@ def check_server(
     max_new_tokens: int,
     export: Path | None = None,
 ) -> ExportVerdict:
-    """Compare a running server with the drafter: its greedy outputs with plain decoding, its
-    acceptance with ours, and the files that it has loaded, if they are named.
-
-    Raises:
-        UserError: no such server, one without a drafter, or one that drafted nothing; an export
-            that no server loads.
-    """
+    """Compare a running server's greedy outputs with plain decoding, its acceptance with ours, and
+    the files that it has loaded (`export`) with the drafter. Raises UserError for a server that did
+    not draft, or an export that no server loads."""
     if export is not None and read_format(export) not in SERVED_FORMATS:
         form = read_format(export)
         raise UserError(f"--export={export}: is in the format {form!r}, which no server loads")
     server = Server(url)
     before = server.counts()
     target = pair.open_target()
-    tokens = encode_prompts(target, prompts)
+    tokens = compare.encode_prompts(target, prompts)
     theirs = [server.greedy(prompt, max_new_tokens) for prompt in tokens]
     after = server.counts()
     rounds = after.rounds - before.rounds
     counts = Counts(rounds, after.drafted - before.drafted, after.accepted - before.accepted)
     if rounds <= 0 or counts.drafted <= 0 or counts.accepted < 0:
-        raise UserError(
-            f"{server.url}/metrics: {rounds:.0f} rounds and {counts.drafted:.0f} drafted tokens "
-            f"more than before {len(tokens)} prompts: the server does not draft for them, or was "
-            "restarted"
-        )
-    texts = decode_texts(target, tokens, max_new_tokens)
+        found = f"{rounds:.0f} rounds and {counts.drafted:.0f} drafted tokens for the prompts"
+        raise UserError(f"{server.url}/metrics: {found}: it does not draft, or was restarted")
+    texts = compare.decode_prompts(target, prompts, max_new_tokens)
     drafts = max(1, math.ceil(counts.drafted / rounds))
     proposer, files = _open_drafter(pair, export, target, drafts, texts[:1])
     verdict = ExportVerdict("server", Path(url), None if files is None else files.files_same)
@@ -206,17 +182,18 @@ def _open_drafter(
 ) -> tuple[Drafter, ExportVerdict | None]:
     """The drafter with the server's number of drafts, rounded as the export is, and the comparison
     of the server's export with it."""
+    found = None
     if pair.role == "autoregressive":
-        found = None if export is None else ExportVerdict(DRAFT_MODEL, export)
-        if found is not None:
+        if export is not None:
+            found = ExportVerdict(FORMAT, export)
             compare_draft_model(found, pair.drafter, target)
         return AutoregressiveDrafter(open_draft_model(pair.drafter, target), drafts), found
-    network, found = load_drafter(pair.drafter, target), None
+    network = load_drafter(pair.drafter, target)
     if export is None:
         round_weights(network, torch.bfloat16)
     else:
         found = prepare_export(network, read_format(export), export, export)
-        compare_export(network, found, texts)
+        compare.compare_export(network, found, texts)
     drafts = min(drafts, network.config.block_size)
     return BlockProposer(network, drafts, tree_nodes=0), found
 
@@ -232,7 +209,8 @@ def _compare_outputs(
     found = [compare_output(target, text, other) for text, other in zip(texts, theirs, strict=True)]
     ties = found.count(NEAR_TIE)
     different = [why for why in found if why not in ("", NEAR_TIE)]
-    line = f"outputs: {found.count('')} of {len(theirs)} equal plain greedy decoding's, {ties} differ from a near-tie on"
+    line = f"outputs: {found.count('')} of {len(theirs)} equal plain greedy decoding's, "
+    line += f"{ties} differ from a near-tie on"
     verdict.add(name, not different, "; ".join([line, *different[:1]]), engine=True)
     return ties / len(theirs)
 
@@ -244,8 +222,7 @@ def compare_output(target: Target, text: GreedyText, theirs: list[int]) -> str:
         if a == b:
             continue
         if a is None or b is None:
-            longer = text.output if b is None else theirs
-            ended = longer[place] in target.eos_ids
+            ended = (b if a is None else a) in target.eos_ids
             return "" if ended else f"{len(theirs)} tokens for {len(text.output)}"
         if not 0 <= b < target.vocab_size:
             return f"token {short(b)} at place {place}, which the target does not have"

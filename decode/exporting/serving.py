@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import join
@@ -12,12 +11,11 @@ import torch
 from transformers import AutoConfig
 
 from specalign.common.errors import UserError
-from specalign.folder.publishing import opening_name
 from specalign.formats.dspark import KINDS
 from specalign.formats.gguf import FILE
-from specalign.lm.debug import DEBUG
 from specalign.lm.inspection.anatomy import context_limit
 from specalign.lm.loading import resolve_folder
+from specalign.lm.names import DEBUG
 from specalign.models.block_config import BlockConfig
 
 CPU_CONTEXT, CPU_CACHE = 4096, "4G"
@@ -35,10 +33,8 @@ class Snippet:
     lines: tuple[str, ...]
 
     def as_markdown(self) -> list[str]:
-        """A fenced block under its title; the fence is longer than any in a path."""
-        longest = max(map(len, re.findall("`+", "\n".join(self.lines))), default=0)
-        fence = "`" * max(3, longest + 1)
-        return [f"With {self.engine}:", "", f"{fence}{self.language}", *self.lines, fence, ""]
+        """A fenced block under its title."""
+        return [f"With {self.engine}:", "", f"```{self.language}", *self.lines, "```", ""]
 
     def as_text(self) -> list[str]:
         """A block under its title for the terminal. Python is not indented, so that it can be
@@ -52,7 +48,6 @@ class ServedTarget:
     """A target as an engine opens it.
 
     name: hub id or folder. vllm_options: for this machine. gguf: the target as a GGUF file.
-    preparation: snippets to run once before.
     """
 
     name: str
@@ -60,10 +55,85 @@ class ServedTarget:
     gguf: str = "TARGET.gguf"
 
 
+def find_served_target(target: str, device: str, gguf: Path | None = None) -> ServedTarget:
+    """The target with options for this machine: on a CPU vLLM needs the dtype (fp32, in which
+    exports are compared) and limits. `device`: as `load_target` takes it."""
+    name = resolved_name(target)
+    options: tuple[str, ...] = ()
+    on_cpu = not torch.cuda.is_available() if device == "auto" else device.startswith("cpu")
+    if on_cpu and target not in DEBUG:
+        try:
+            context = context_limit(AutoConfig.from_pretrained(name, trust_remote_code=False))
+        except (OSError, ValueError):  # a model with custom code
+            context = CPU_CONTEXT
+        # without --enforce-eager vLLM compiles the model for minutes, and needs a compiler
+        options = ("--dtype", "float32", "--max-model-len", str(min(context, CPU_CONTEXT)))
+        options += ("--kv-cache-memory-bytes", CPU_CACHE, "--enforce-eager")
+    file = ServedTarget.gguf if gguf is None else str(gguf.absolute())
+    return ServedTarget(name, options, file)
+
+
+def resolved_name(target: str) -> str:
+    """What engines on this machine open: a folder (for a GGUF file or package the converted one) or
+    a hub id."""
+    try:
+        found = resolve_folder(target)
+    except UserError:  # debug targets have no folder
+        return target
+    return str(found.absolute()) if isinstance(found, Path) else found
+
+
+# ---- lines of each format ----
+
+
+def serve_block(form: str, config: BlockConfig, target: ServedTarget, folder: str) -> list[Snippet]:
+    """Lines that serve a block drafter's folder in the format `form`, for engines that can."""
+    drafts, name = config.block_size, quote_python(folder)
+    if form == "transformers":
+        assistant = f"assistant = AutoModel.from_pretrained({name}, dtype=model.dtype)"
+        options = 'assistant_model=assistant, speculation_type="dflash"'
+        return [transformers_script(target, assistant, options)]
+    if form == "custom_generate":
+        options = f"custom_generate={name}, trust_remote_code=True"
+        return [transformers_script(target, "", options)]
+    if form == "gguf":  # draft-dflash ignores the block layout in the file
+        plain = config.fill_in and not config.markov_rank
+        words = ["llama-server", "-m", target.gguf, "-md", f"{folder}/{FILE}"]
+        words += ["--spec-type", "draft-dflash" if plain else "draft-dspark"]
+        words += ["--spec-draft-n-max", str(drafts), "--metrics"]
+        return [Snippet("llama.cpp", "bash", (join(words),))]
+    if config.hidden_act != "silu":  # the only one of both servers
+        return []
+    if form == "dspark":  # vLLM serves vanilla heads, SGLang whole vocabularies
+        vanilla = KINDS.get(config.markov_kind, "vanilla") == "vanilla"
+        snippets = [vllm_line("dspark", target, folder, drafts)] if vanilla else []
+        if not vanilla or not config.draft_vocab_size:
+            snippets.append(sglang_line("DSPARK", target, folder, drafts))
+        return snippets
+    snippets = [vllm_line("dflash", target, folder, drafts)]
+    if form == "dflash":
+        snippets.append(sglang_line("DFLASH", target, folder, drafts))
+    elif config.target == target.name:
+        line = join(["vllm", "serve", folder, *target.vllm_options])
+        title = "vLLM, which reads the target's name in the folder"
+        snippets.append(Snippet(title, "bash", (line,)))
+    return snippets
+
+
+def serve_draft_model(target: ServedTarget, folder: str) -> list[Snippet]:
+    """Lines that serve an autoregressive drafter's folder."""
+    assistant = f"assistant = AutoModelForCausalLM.from_pretrained({quote_python(folder)})"
+    return [
+        vllm_line("draft_model", target, folder, DRAFTS),
+        sglang_line("STANDALONE", target, folder, DRAFTS),
+        transformers_script(target, assistant, "assistant_model=assistant"),
+    ]
+
+
 # ---- lines of each engine ----
 
 
-def python_text(text: str) -> str:
+def quote_python(text: str) -> str:
     """A Python string literal."""
     return json.dumps(text, ensure_ascii=False)
 
@@ -94,12 +164,10 @@ def sglang_line(algorithm: str, target: ServedTarget, folder: str, drafts: int) 
 def transformers_script(target: ServedTarget, assistant: str, options: str) -> Snippet:
     """A script that generates. assistant: a line that opens a drafter, or empty; options: of
     `generate`."""
-    classes = ["AutoModelForCausalLM", "AutoTokenizer"]
-    if assistant.startswith("assistant = AutoModel."):
-        classes.insert(0, "AutoModel")
-    name = python_text(target.name)
+    first = "AutoModel, " if "= AutoModel." in assistant else ""
+    name = quote_python(target.name)
     lines = [
-        f"from transformers import {', '.join(classes)}",
+        f"from transformers import {first}AutoModelForCausalLM, AutoTokenizer",
         "",
         f"tokenizer = AutoTokenizer.from_pretrained({name})",
         f"model = AutoModelForCausalLM.from_pretrained({name})",
@@ -109,111 +177,3 @@ def transformers_script(target: ServedTarget, assistant: str, options: str) -> S
         "print(tokenizer.decode(out[0]))",
     ]
     return Snippet("transformers", "python", tuple(lines))
-
-
-# ---- lines of each format; both servers run silu only ----
-
-
-def serve_dflash(config: BlockConfig, target: ServedTarget, folder: str) -> list[Snippet]:
-    if config.hidden_act != "silu":
-        return []
-    drafts = config.block_size
-    return [
-        vllm_line("dflash", target, folder, drafts),
-        sglang_line("DFLASH", target, folder, drafts),
-    ]
-
-
-def serve_speculators(config: BlockConfig, target: ServedTarget, folder: str) -> list[Snippet]:
-    """vLLM's line, and the short one if the target's name in config.json opens it."""
-    if config.hidden_act != "silu":
-        return []
-    snippets = [vllm_line("dflash", target, folder, config.block_size)]
-    if config.target == target.name:
-        line = join(["vllm", "serve", folder, *target.vllm_options])
-        title = "vLLM, which reads the target's name in the folder"
-        snippets.append(Snippet(title, "bash", (line,)))
-    return snippets
-
-
-def serve_dspark(config: BlockConfig, target: ServedTarget, folder: str) -> list[Snippet]:
-    """vLLM serves vanilla heads, SGLang whole vocabularies."""
-    if config.hidden_act != "silu":
-        return []
-    vanilla = KINDS.get(config.markov_kind, "vanilla") == "vanilla"
-    snippets = []
-    if vanilla:
-        snippets.append(vllm_line("dspark", target, folder, config.block_size))
-    if not vanilla or not config.draft_vocab_size:
-        snippets.append(sglang_line("DSPARK", target, folder, config.block_size))
-    return snippets
-
-
-def serve_assistant(config: BlockConfig, target: ServedTarget, folder: str) -> list[Snippet]:
-    assistant = f"assistant = AutoModel.from_pretrained({python_text(folder)}, dtype=model.dtype)"
-    options = 'assistant_model=assistant, speculation_type="dflash"'
-    return [transformers_script(target, assistant, options)]
-
-
-def serve_custom_generate(config: BlockConfig, target: ServedTarget, folder: str) -> list[Snippet]:
-    options = f"custom_generate={python_text(folder)}, trust_remote_code=True"
-    return [transformers_script(target, "", options)]
-
-
-def serve_gguf(config: BlockConfig, target: ServedTarget, folder: str) -> list[Snippet]:
-    """`--spec-type draft-dflash` ignores the block layout in the file."""
-    plain = config.fill_in and not config.markov_rank
-    words = ["llama-server", "-m", target.gguf, "-md", f"{folder}/{FILE}"]
-    words += ["--spec-type", "draft-dflash" if plain else "draft-dspark"]
-    words += ["--spec-draft-n-max", str(config.block_size), "--metrics"]
-    return [Snippet("llama.cpp", "bash", (join(words),))]
-
-
-def serve_draft_model(target: ServedTarget, folder: str) -> list[Snippet]:
-    """Lines that serve an autoregressive drafter's folder."""
-    assistant = f"assistant = AutoModelForCausalLM.from_pretrained({python_text(folder)})"
-    return [
-        vllm_line("draft_model", target, folder, DRAFTS),
-        sglang_line("STANDALONE", target, folder, DRAFTS),
-        transformers_script(target, assistant, "assistant_model=assistant"),
-    ]
-
-
-# ---- the target ----
-
-
-def shared_name(target: str) -> str:
-    """The target's name in an export: its hub id, else its path."""
-    return opening_name(target)
-
-
-def find_served_target(target: str, device: str, gguf: Path | None = None) -> ServedTarget:
-    """The target with options for this machine: on a CPU vLLM needs the dtype (fp32, in which
-    exports are compared) and limits.
-
-    Args:
-        device: as `load_target` takes it. gguf: the target's GGUF file.
-    """
-    name = resolved_name(target)
-    options: tuple[str, ...] = ()
-    on_cpu = not torch.cuda.is_available() if device == "auto" else device.startswith("cpu")
-    if on_cpu and target not in DEBUG:
-        try:
-            context = context_limit(AutoConfig.from_pretrained(name, trust_remote_code=False))
-        except (OSError, ValueError):  # a model with custom code
-            context = CPU_CONTEXT
-        # without --enforce-eager vLLM compiles the model for minutes, and needs a compiler
-        options = ("--dtype", "float32", "--max-model-len", str(min(context, CPU_CONTEXT)))
-        options += ("--kv-cache-memory-bytes", CPU_CACHE, "--enforce-eager")
-    file = ServedTarget.gguf if gguf is None else str(gguf.absolute())
-    return ServedTarget(name, options, file)
-
-
-def resolved_name(target: str) -> str:
-    """What engines on this machine open: a folder (for a GGUF file or package the converted one) or
-    a hub id."""
-    try:
-        found = resolve_folder(target)
-    except UserError:  # debug targets have no folder
-        return target
-    return str(found.absolute()) if isinstance(found, Path) else found

@@ -16,14 +16,9 @@ _STATES = ("output_hidden_states", "output_attentions")
 _TOKEN_TYPES = {"token_type_ids", "mm_token_type_ids"}
 """Of models that also take images; 0 = text."""
 _OTHER_METHODS = (
-    "penalty_alpha",
-    "dola_layers",
-    "force_words_ids",
-    "constraints",
-    "prompt_lookup_num_tokens",
-    "assistant_early_exit",
-    "use_mtp",
-)
+    "penalty_alpha", "dola_layers", "force_words_ids", "constraints", "prompt_lookup_num_tokens",
+    "assistant_early_exit", "use_mtp",
+)  # fmt: skip
 """Settings for other ways to choose tokens, or for other drafts."""
 
 
@@ -33,12 +28,16 @@ def check_call(
     model_kwargs: dict[str, Any],
     input_ids: Tensor,
 ) -> Tensor:
-    """Which tokens of each text are not padding, (B, L).
-
-    Raises:
-        ValueError: a setting or an input that drafts can't honour.
-    """
-    _check_settings(model, config)
+    """Which tokens of each text are not padding, (B, L). Raises ValueError for a setting or an
+    input that drafts can't honour."""
+    if (config.num_beams or 1) > 1:
+        raise ValueError(f"num_beams={config.num_beams}: drafts need one text; set num_beams=1")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ValueError(f"{type(model).__name__}: only decoder-only models are supported")
+    states = _STATES if config.return_dict_in_generate else ()  # would be those of drafts too
+    for name in (*_OTHER_METHODS, *states):
+        if getattr(config, name, None) not in (None, 0, [], False):
+            raise ValueError(f"{name}: is not supported with this drafter; leave it out")
     images = "pixel_values" in inspect.signature(model.forward).parameters
     for name, value in model_kwargs.items():
         zeros = isinstance(value, Tensor) and not bool(value.any())
@@ -53,34 +52,19 @@ def check_call(
             raise ValueError(f"{name}: holds tokens, and texts are read from their start")
     if input_ids.shape[1] == 0:
         raise ValueError("input_ids: there is no token to continue")
-    mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
-    return _read_mask(mask, positions, input_ids)
-
-
-def _check_settings(model: PreTrainedModel, config: GenerationConfig) -> None:
-    if (config.num_beams or 1) > 1:
-        raise ValueError(f"num_beams={config.num_beams}: drafts need one text; set num_beams=1")
-    for name in _OTHER_METHODS:
-        if getattr(config, name, None) not in (None, 0, [], False):
-            raise ValueError(f"{name}: is not supported with this drafter; leave it out")
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ValueError(f"{type(model).__name__}: only decoder-only models are supported")
-    for name in _STATES:
-        if config.return_dict_in_generate and getattr(config, name, None):
-            raise ValueError(f"{name}: would contain states of rejected drafts; leave it out")
+    return _read_mask(
+        model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"), input_ids
+    )
 
 
 def _read_mask(mask: Tensor | None, positions: Tensor | None, input_ids: Tensor) -> Tensor:
     """`attention_mask` (B, L), and `position_ids` (B, L) or several kinds of them, (n, B, L)."""
     rows, length = input_ids.shape
     for given, most in ((mask, 2), (positions, 3)):
-        if given is None:
-            continue
-        shape = tuple(given.shape)
+        shape = (rows, length) if given is None else tuple(given.shape)
         if not 2 <= len(shape) <= most or shape[-1] != length or shape[-2] not in (rows, 1):
-            raise ValueError(
-                f"attention_mask (position_ids): has shape {shape}, input_ids {(rows, length)}"
-            )
+            shapes = f"has shape {shape}, input_ids {(rows, length)}"
+            raise ValueError(f"attention_mask (position_ids): {shapes}")
     mask_BL = torch.ones_like(input_ids) if mask is None else mask.expand_as(input_ids)
     mask_BL = mask_BL.bool()
     if not bool(mask_BL.any(dim=1).all()):
@@ -92,41 +76,31 @@ def _read_mask(mask: Tensor | None, positions: Tensor | None, input_ids: Tensor)
     return mask_BL
 
 
-def check_model(model: PreTrainedModel) -> None:
-    """Raises ValueError for a model whose cache or weights do not allow drafts."""
+def check_model(model: PreTrainedModel, longest: int) -> None:
+    """Raises ValueError for a model whose cache or weights do not allow drafts, or whose rotary
+    tables change below the length `longest`: the cache would hold keys under the old ones."""
     if getattr(model, "_is_stateful", False):
         raise ValueError(f"{type(model).__name__}: its state can't be rolled back after drafts")
     for name, part in model.named_modules():
         if "quantized.dynamic" in type(part).__module__:
-            raise ValueError(
-                f"{name}: is quantised by torch.ao.quantization, with one scale for all rows, so "
-                "drafts would change the text; give the model as it was before"
-            )
-
-
-def check_length(model: PreTrainedModel, longest: int) -> None:
-    """Raises ValueError if a text may reach the length at which the model's rotary tables change:
-    the cache holds keys under the old ones."""
+            why = "with one scale for all rows, so that drafts would change the text"
+            raise ValueError(f"{name}: is quantised by torch.ao.quantization, {why}")
     config = model.config.get_text_config(decoder=True)
     rope = getattr(config, "rope_parameters", None) or {}
     for group in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         kind = group.get("rope_type")
-        most = config.max_position_embeddings
+        most = config.max_position_embeddings if kind in ("longrope", "dynamic") else longest
         if kind == "longrope":
             most = group.get("original_max_position_embeddings", most)
-        if kind in ("longrope", "dynamic") and longest > most:
-            raise ValueError(
-                f"max_length={longest}: the model's rotary tables change at {most} tokens "
-                f"({kind}), and drafts would change the text; lower max_new_tokens"
-            )
+        if longest > most:
+            why = f"the model's rotary tables change at {most} tokens ({kind})"
+            raise ValueError(f"max_length={longest}: {why}; lower max_new_tokens")
 
 
 def _is_empty(value: Any) -> bool:
     """Whether an input holds nothing, as `generate` prepares for a model of images without any."""
     if isinstance(value, Tensor):
         return value.numel() == 0
-    if isinstance(value, dict):
-        return all(map(_is_empty, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(_is_empty, value))
+    if isinstance(value, dict | list | tuple):
+        return all(map(_is_empty, value.values() if isinstance(value, dict) else value))
     return value is None or value is False

@@ -32,7 +32,7 @@ with (d,)."""
 class _Named(dict[str, Any]):
     """Values of a file; a missing one raises ValueError."""
 
-    def __init__(self, values: dict[str, Any], where: str) -> None:
+    def __init__(self, values: dict[str, Any], where: Path) -> None:
         super().__init__(values)
         self.where = where
 
@@ -41,75 +41,10 @@ class _Named(dict[str, Any]):
 
 
 class Drafter:
-    """q, tied to its target.
+    """q, out of a folder and tied to its target, `model`. Raises ValueError for an unreadable file,
+    or a target of another shape."""
 
-    Args:
-        config, tensors: of config.json and model.safetensors. model: the target in transformers.
-            folder: for messages.
-
-    Raises:
-        ValueError: a target of another shape.
-    """
-
-    def __init__(
-        self,
-        config: dict[str, Any],
-        tensors: dict[str, Tensor],
-        model: PreTrainedModel,
-        folder: Path | None = None,
-    ) -> None:
-        where = "" if folder is None else f"{folder}/"
-        self.config = c = _Named(config, f"{where}config.json")
-        self.model, self.device, self.dtype = model, model.device, model.dtype
-        self.embedding = model.get_input_embeddings()
-        head = getattr(model.get_output_embeddings(), "weight", None)
-        if not isinstance(head, Tensor):
-            raise ValueError(
-                f"{type(model).__name__}: its output head has no weights that a drafter could read"
-            )
-        self._check_target(head)
-        vocab = tensors.get("draft_vocab")
-        self.vocab = None if vocab is None else vocab.long().to(self.device)
-        rows = tensors.get("head")
-        if rows is None:
-            rows = head if self.vocab is None else head[self.vocab]
-        self.head_VdD = rows.detach().to(self.device, self.dtype)
-        layers = {n: t for n, t in tensors.items() if n not in ("draft_vocab", "head")}
-        layers = {n: t.to(self.device, self.dtype) for n, t in layers.items()}
-        self.weights = _Named(layers, f"{where}model.safetensors")
-        self.layers: list[int] = c["target_layer_ids"]
-        self.taps = c["context"] == "taps"
-        self.fill_in = not c.get("sample_from_anchor", True)
-        self.markov = (c.get("markov") or "silu") if c.get("markov_rank") else ""
-        self.rotary = None if c.get("rotary") else self._find_rotary()
-
-    def _check_target(self, head: Tensor) -> None:
-        c, text = self.config, self.model.config.get_text_config(decoder=True)
-        found = {
-            "vocab_size": head.shape[0],
-            "hidden_size": head.shape[1],
-            "num_target_layers": getattr(text, "num_hidden_layers", c["num_target_layers"]),
-        }
-        for name, size in found.items():
-            if c[name] != size:
-                raise ValueError(
-                    f"the drafter was made for {c['target']}, whose {name} is {c[name]}; this "
-                    f"model's is {size}"
-                )
-
-    def _find_rotary(self) -> Any:
-        """The target's rotary module."""
-        for name, module in self.model.get_decoder().named_modules():
-            if name.rpartition(".")[2] == "rotary_emb":
-                return module
-        raise ValueError(
-            f"the drafter was made for {self.config['target']}, which has rotary embeddings; "
-            f"{type(self.model).__name__} has none"
-        )
-
-    @classmethod
-    def read(cls, folder: Path, model: PreTrainedModel) -> Drafter:
-        """Out of a folder. Raises ValueError for an unreadable file, or what one lacks."""
+    def __init__(self, folder: Path, model: PreTrainedModel) -> None:
         path = folder / "config.json"
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
@@ -117,9 +52,45 @@ class Drafter:
             tensors = load_file(str(path))
         except (OSError, ValueError, SafetensorError) as error:
             raise ValueError(f"{path}: can't be read: {error}") from None
-        if not isinstance(config, dict):
-            raise ValueError(f"{folder / 'config.json'}: holds no object")
-        return cls(config, tensors, model, folder)
+        self.config = c = _Named(config, folder / "config.json")
+        self.model, self.device, self.dtype = model, model.device, model.dtype
+        self.embedding = model.get_input_embeddings()
+        head = self._check_target()
+        vocab, rows = tensors.pop("draft_vocab", None), tensors.pop("head", None)
+        self.vocab = None if vocab is None else vocab.long().to(self.device)
+        if rows is None:
+            rows = head if self.vocab is None else head[self.vocab]
+        self.head_VdD = rows.detach().to(self.device, self.dtype)
+        weights = {name: tensor.to(self.device, self.dtype) for name, tensor in tensors.items()}
+        self.weights = _Named(weights, path)
+        self.layers: list[int] = c["target_layer_ids"]
+        self.taps = c["context"] == "taps"
+        self.fill_in = not c.get("sample_from_anchor", True)
+        self.markov = (c.get("markov") or "silu") if c.get("markov_rank") else ""
+        self.rotary = None if c.get("rotary") else self._find_rotary()
+
+    def _check_target(self) -> Tensor:
+        """Returns the target's head."""
+        c, model = self.config, self.model
+        head = getattr(model.get_output_embeddings(), "weight", None)
+        if not isinstance(head, Tensor):
+            raise ValueError(f"{type(model).__name__}: its output head has no weights to read")
+        layers = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+        found = {"vocab_size": head.shape[0], "hidden_size": head.shape[1]}
+        found["num_target_layers"] = layers or c["num_target_layers"]
+        for name, size in found.items():
+            if c[name] != size:
+                made = f"the drafter was made for {c['target']}, whose {name} is {c[name]}"
+                raise ValueError(f"{made}; this model's is {size}")
+        return head
+
+    def _find_rotary(self) -> Any:
+        """The target's rotary module."""
+        for name, module in self.model.get_decoder().named_modules():
+            if name.rpartition(".")[2] == "rotary_emb":
+                return module
+        made = f"the drafter was made for {self.config['target']}, which has rotary embeddings"
+        raise ValueError(f"{made}; {type(self.model).__name__} has none")
 
     # ---- context ----
 
@@ -141,10 +112,9 @@ class Drafter:
         context = [(layers[i].keys, layers[i].values) for i in self.layers]
         for keys, _ in context:
             if (keys.shape[1], keys.shape[3]) != (c["num_key_value_heads"], c["head_dim"]):
-                raise ValueError(
-                    f"the drafter was made for {c['target']}, whose keys have other sizes than "
-                    f"this model's {keys.shape[1]} heads × {keys.shape[3]}"
-                )
+                own = f"this model's {keys.shape[1]} heads × {keys.shape[3]}"
+                made = f"the drafter was made for {c['target']}"
+                raise ValueError(f"{made}, whose keys have other sizes than {own}")
         return context
 
     # ---- drafts ----
@@ -158,7 +128,14 @@ class Drafter:
             x = x + self.weights["places"]
         if not self.taps:
             x = x + self._linear(self._norm(before_1D.to(self.dtype), "hidden_norm"), "fc")[:, None]
-        hidden = self._run_layers(x, context, place)
+        for i, past in enumerate(context):
+            name = f"layers.{i}"
+            attend = partial(self._attend, name, self._rotation(i, place, x), past)
+            normed = self._norm(x, f"{name}.input_layernorm")
+            x = x + self._convolve(f"{name}.attn_conv", normed, attend)
+            normed = self._norm(x, f"{name}.post_attention_layernorm")
+            x = x + self._convolve(f"{name}.mlp_conv", normed, partial(self._feed, name))
+        hidden = self._norm(x, "norm")
         return self._choose_tokens(token, hidden[0, 1:] if self.fill_in else hidden[0])
 
     def _choose_tokens(self, token: int, hidden_KD: Tensor) -> list[int]:
@@ -184,20 +161,9 @@ class Drafter:
         if self.markov == "linear":
             return z
         z = z + self._linear(hidden_D, "markov.hidden")
-        z = z.tanh() if self.markov == "tanh" else F.silu(z)
-        return self._linear(z, "markov.out")
+        return self._linear(z.tanh() if self.markov == "tanh" else F.silu(z), "markov.out")
 
     # ---- layers ----
-
-    def _run_layers(self, x: Tensor, context: Context, place: int) -> Tensor:
-        for i, past in enumerate(context):
-            name = f"layers.{i}"
-            attend = partial(self._attend, name, self._rotation(i, place, x), past)
-            normed = self._norm(x, f"{name}.input_layernorm")
-            x = x + self._convolve(f"{name}.attn_conv", normed, attend)
-            normed = self._norm(x, f"{name}.post_attention_layernorm")
-            x = x + self._convolve(f"{name}.mlp_conv", normed, partial(self._feed, name))
-        return self._norm(x, "norm")
 
     def _attend(
         self, name: str, rotation: Rotation, past: tuple[Tensor, Tensor], x: Tensor
@@ -244,15 +210,12 @@ class Drafter:
             x = x + (offset + delta[..., which, tap, :, None]).flatten(-2) * row
         return x
 
-    # ---- rotary positions ----
-
     def _rotation(self, layer: int, start: int, x: Tensor) -> Rotation:
         """Of the positions from `start` on."""
         positions = torch.arange(start, start + x.shape[1], device=self.device)
         width, entries = self.config["head_dim"], self.config.get("rotary") or []
         partner = torch.arange(width, device=self.device)
-        if not entries:
-            assert self.rotary is not None
+        if self.rotary is not None:
             cos, sin = self.rotary(x, positions[None])
             half = width // 2
             signed = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)

@@ -31,7 +31,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.utils.hub import cached_file
 
-from decode.portable.checks import check_call, check_length, check_model
+from decode.portable.checks import check_call, check_model
 from decode.portable.drafter import Context, Drafter
 
 
@@ -45,23 +45,21 @@ def generate(
     tokenizer: Any = None,
     **settings: Any,
 ) -> Any:
-    """What transformers calls in place of `generate`, with the same arguments.
+    """What transformers calls in place of `generate`, with the same arguments. Raises ValueError
+    for beams, inputs other than tokens, a model whose cache can't be rolled back.
 
     Args:
         drafter: folder or hub id of the drafter; None = the one given as `custom_generate`.
         accepted: receives the number of accepted drafts of each round.
-
-    Raises:
-        ValueError: beams, inputs other than tokens, a model whose cache can't be rolled back.
     """
     if assistant_model is not None:
         raise ValueError("assistant_model: this drafter takes its place; leave it out")
     if settings.get("synced_gpus"):
         raise ValueError("synced_gpus: the number of forward passes differs between processes")
-    check_model(model)
+    check_model(model, 0)
     network = _open_drafter(model, drafter or _find_given_name(inspect.currentframe()))
     if tokenizer is not None:
-        settings = _add_stop_strings(model, tokenizer, settings)
+        settings = _add_stop_strings(tokenizer, settings)
     loop = partial(
         decode, drafter=network, accepted=[] if accepted is None else accepted, streamer=streamer
     )
@@ -78,34 +76,21 @@ def _find_given_name(frame: FrameType | None) -> str:
 
 
 def _open_drafter(model: PreTrainedModel, name: str) -> Drafter:
-    """Opened once for a model."""
+    """Opened once for a model. Raises OSError for an unavailable hub id."""
     opened = model.__dict__.setdefault("_drafters", {})
     if name not in opened:
-        local = Path(name.partition("/")[0]).is_dir()  # then the hub is not asked
-        paths: list[Any] = []
-        for file in ("config.json", "model.safetensors"):
-            try:
-                path = cached_file(name, file, local_files_only=local)
-            except OSError:
-                path = None
-            if path is None:
-                kind = "folder" if local else "folder or available hub id"
-                raise ValueError(f"drafter={name!r}: no such {kind} with {file}")
-            paths.append(path)
-        opened[name] = Drafter.read(Path(paths[0]).parent, model)
+        folder = Path(name)
+        if not folder.is_dir():
+            paths = [cached_file(name, file) for file in ("config.json", "model.safetensors")]
+            folder = Path(str(paths[0])).parent
+        opened[name] = Drafter(folder, model)
     return opened[name]
 
 
-def _add_stop_strings(
-    model: PreTrainedModel, tokenizer: Any, settings: dict[str, Any]
-) -> dict[str, Any]:
+def _add_stop_strings(tokenizer: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """`stop_strings` as a criterion: `generate` passes no tokenizer to a custom loop."""
-    given, own = settings.get("generation_config"), model.generation_config
+    given = settings.get("generation_config")
     strings = settings.get("stop_strings") or getattr(given, "stop_strings", None)
-    if settings.get("token_healing") or getattr(given, "token_healing", None):
-        raise ValueError("token_healing: call model.heal_tokens(inputs, tokenizer) instead")
-    if own.stop_strings:
-        raise ValueError("stop_strings: give them to generate, not in model.generation_config")
     if not strings:
         return settings
     criteria = StoppingCriteriaList(settings.get("stopping_criteria") or [])
@@ -132,7 +117,7 @@ def decode(
     """The decoding loop that `generate` runs."""
     mask_BL = check_call(model, generation_config, model_kwargs, input_ids)
     longest = find_longest(stopping_criteria, generation_config)
-    check_length(model, longest)
+    check_model(model, longest)
     texts = [
         Text(model, drafter, row[mask][None], accepted)
         for row, mask in zip(input_ids, mask_BL, strict=True)
@@ -180,10 +165,8 @@ def write_texts(
     while bool(alive.any()):
         raw_BV = torch.stack([text.logits(longest - ids.shape[1]) for text in texts])
         scores_BV = logits_processor(ids, raw_BV.clone())
-        if logits is not None:
-            logits += (raw_BV,)
-        if scores is not None:
-            scores += (scores_BV,)
+        logits = None if logits is None else (*logits, raw_BV)
+        scores = None if scores is None else (*scores, scores_BV)
         if config.do_sample:
             tokens = torch.multinomial(scores_BV.softmax(dim=-1), num_samples=1)[:, 0]
         else:
@@ -205,11 +188,8 @@ def write_texts(
 
 
 class Text:
-    """A text that a `Drafter` drafts.
-
-    rows: logits of the last pass, of the token before its drafts and of each draft; taken: how many
-    of them chose a token.
-    """
+    """A text that a `Drafter` drafts. rows: logits of the last pass, of the token before its drafts
+    and of each draft; taken: how many of them chose a token."""
 
     def __init__(
         self, model: PreTrainedModel, drafter: Drafter, prompt_1L: Tensor, accepted: list[int]
@@ -237,8 +217,8 @@ class Text:
     def take(self, token: int, ended: bool) -> None:
         if self.ended:
             return
-        as_drafted = self.taken < len(self.drafts) and token == self.drafts[self.taken]
-        self.last, self.taken, self.used_up = token, self.taken + 1, not as_drafted
+        self.used_up = self.drafts[self.taken : self.taken + 1] != [token]
+        self.last, self.taken = token, self.taken + 1
         if ended:
             self.end()
 
@@ -268,10 +248,10 @@ class Text:
 
     def _forward(self, rows: int) -> Any:
         """The model over the block; only the last rows' logits if it can leave out the others."""
-        more: dict[str, Any] = {}
+        name = "cache" if "cache" in self.parameters else "past_key_values"
+        more: dict[str, Any] = {name: self.cache}
         if "logits_to_keep" in self.parameters:
             more["logits_to_keep"] = rows
-        more["cache" if "cache" in self.parameters else "past_key_values"] = self.cache
         return self.model(input_ids=self.block, use_cache=True, output_hidden_states=True, **more)
 
     def _commit(self, kept: int) -> Tensor:
@@ -280,10 +260,10 @@ class Text:
         if self.drafter.taps:
             start = self.context[0][0].shape[2] if self.context else 0
             new = self.drafter.make_context(tuple(state[:, :kept] for state in self.states), start)
-            old = self.context or [(k[:, :, :0], v[:, :, :0]) for k, v in new]
+            layers = zip(*((self.context, new) if self.context else (new,)), strict=True)
             self.context = [
-                (torch.cat((k, more_k), dim=2), torch.cat((v, more_v), dim=2))
-                for (k, v), (more_k, more_v) in zip(old, new, strict=True)
+                (torch.cat([k for k, _ in parts], dim=2), torch.cat([v for _, v in parts], dim=2))
+                for parts in layers
             ]
         return self.states[-1][:, kept - 1]
 

@@ -1,35 +1,17 @@
-"""Draft lengths that adapt to the acceptance and the cost of earlier rounds.
-
-A controller sees only finished rounds and answers before anything of the next one is drawn, so
-every proposal keeps the inner drafter's law.
-"""
+"""Draft lengths that adapt to the acceptance and the cost of earlier rounds. A controller sees only
+finished rounds and answers before anything of the next one is drawn, so proposals keep their
+law."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Protocol
 
-from decode.proposers.base import Drafter, DraftSession, Request, WrappingSession
-from decode.speculation.proposal import Law, Proposal
-from decode.speculation.sampling import Sampling
+from decode.proposers.base import Drafter, Request, WrappingDrafter, WrappingSession
+from decode.speculation.proposal import Proposal
 from specalign.lm.model import TargetOutput
 
 
-class Controller(Protocol):
-    """Chooses the draft lengths of one request."""
-
-    def length(self, most: int) -> int:
-        """How many tokens to draft next, 1..most."""
-
-    def observe(
-        self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float
-    ) -> None:
-        """Record a finished round: `accepted` of `drafted` ≥ 1 tokens, and its times."""
-
-
-@dataclass
 class AdaptiveLength:
     """DiffuSpec's adaptive draft length (arXiv 2510.02358, section 4.3): L̃ ← (1 − ρ)·L̃ + ρ·L of
     generated and of accepted lengths, both from 0, then k ← clip(L̃_generated + δ·1{L̃_accepted ≥
@@ -38,36 +20,28 @@ class AdaptiveLength:
     As published: 20 to 30 tokens, δ = 10, ρ = 0.5; in proportion for another longest draft.
     """
 
-    longest: int
-    smoothing: float = 0.5
-    generated: float = 0.0
-    accepted: float = 0.0
-    tokens: int = field(init=False)
-    """k."""
-
-    def __post_init__(self) -> None:
-        self.tokens = self.longest
-
-    def update(self, generated: int, accepted: int) -> None:
-        """Record a round: tokens of its draft before an end of sequence, and those accepted."""
-        self.generated += self.smoothing * (generated - self.generated)
-        self.accepted += self.smoothing * (accepted - self.accepted)
-        growth = self.longest / 3 if self.accepted >= self.generated else 0.0
-        shortest = max(1, 2 * self.longest // 3)
-        self.tokens = min(max(round(self.generated + growth), shortest), self.longest)
+    def __init__(self, longest: int, smoothing: float = 0.5) -> None:
+        self.longest = self.tokens = longest
+        self.smoothing = smoothing
+        self.generated = self.accepted = 0.0
 
     def length(self, most: int) -> int:
         return min(self.tokens, most)
 
     def observe(
-        self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float
+        self, drafted: int, accepted: int, draft_seconds: float = 0.0, verify_seconds: float = 0.0
     ) -> None:
-        self.update(drafted, accepted)
+        """Record a round: tokens of its draft before an end of sequence, and those accepted."""
+        self.generated += self.smoothing * (drafted - self.generated)
+        self.accepted += self.smoothing * (accepted - self.accepted)
+        growth = self.longest / 3 if self.accepted >= self.generated else 0.0
+        shortest = max(1, 2 * self.longest // 3)
+        self.tokens = min(max(round(self.generated + growth), shortest), self.longest)
 
 
 class Line:
-    """Seconds as a linear function of a number of tokens, by least squares with exponential
-    forgetting: a round weighs `keep` times the one after it. The slope is at least 0."""
+    """Seconds as a linear function of a number of tokens: least squares, in which a round weighs
+    `keep` times the one after it. The slope is at least 0."""
 
     def __init__(self, keep: float) -> None:
         self.keep = keep
@@ -89,8 +63,8 @@ class Line:
 
 class CostAware:
     """The draft length with the most tokens per second: (1 + Σ_(m≤n) Π_(j≤m) α_j) / (draft(n) +
-    verify(n)), all measured on this request (the idea of DuoDecoding, arXiv 2503.00784, and of
-    SpecDec++, 2405.19715).
+    verify(n)), all measured on this request (after DuoDecoding, arXiv 2503.00784, and SpecDec++,
+    2405.19715).
 
     Args:
         keep: what a round's weight is multiplied by with every further one.
@@ -137,29 +111,17 @@ class CostAware:
             self.accepted[j] = self.keep * self.accepted[j] + (j < accepted)
 
 
-class AdaptiveDrafter:
-    """`inner`, whose `draft_tokens` is the longest draft, with a controller for each request."""
-
-    by_clock = True
-
-    def __init__(self, inner: Drafter, controller: Callable[[], Controller]) -> None:
-        self.inner, self.controller = inner, controller
-        self.name = f"{inner.name}+controller"
-        self.draft_tokens, self.draft_nodes = inner.draft_tokens, inner.draft_nodes
-
-    def law(self, sampling: Sampling) -> Law:
-        return self.inner.law(sampling)
-
-    def start(self, request: Request) -> AdaptiveSession:
-        return AdaptiveSession(self.inner.start(request), self.controller())
+Controller = AdaptiveLength | CostAware
+"""Chooses the draft lengths of one request: `length(most)` is that of the next draft, 1..most;
+`observe` records a finished round."""
 
 
 class AdaptiveSession(WrappingSession):
-    """One request's drafts."""
+    proposer: AdaptiveDrafter
 
-    def __init__(self, inner: DraftSession, controller: Controller) -> None:
-        super().__init__(inner)
-        self.controller = controller
+    def __init__(self, proposer: AdaptiveDrafter, request: Request) -> None:
+        super().__init__(proposer, request)
+        self.controller = proposer.controller()
         self.drafted = 0  # in the current round
         self.draft_seconds = self.proposed = 0.0
 
@@ -178,3 +140,14 @@ class AdaptiveSession(WrappingSession):
         self.draft_seconds = self.proposed - began
         self.drafted = 0 if proposal is None else proposal.depth
         return proposal
+
+
+class AdaptiveDrafter(WrappingDrafter):
+    """`inner`, whose `draft_tokens` is the longest draft, with a controller for each request."""
+
+    by_clock = True
+    session = AdaptiveSession
+
+    def __init__(self, inner: Drafter, controller: Callable[[], Controller]) -> None:
+        super().__init__(inner, "controller")
+        self.controller = controller

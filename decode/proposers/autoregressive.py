@@ -1,9 +1,8 @@
-"""A smaller causal language model as the drafter: standard speculative decoding (Leviathan et al.,
-arXiv 2211.17192; Chen et al., arXiv 2302.01318).
+"""A smaller causal language model as the drafter (Leviathan et al., arXiv 2211.17192; Chen et al.,
+arXiv 2302.01318).
 
 Each draft is drawn from the model's distribution given the text and the drafts before it (law
-`causal`); at temperature 0 it is the argmax (law `point`). The processors are the target's and see
-the drafts too: a drafter that equals the target has q = p.
+`causal`); at temperature 0 it is the argmax (law `point`).
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from decode.proposers.base import DraftSession, Request, common_prefix_length
+from decode.proposers.base import Drafter, DraftSession, Request, common_prefix_length
 from decode.speculation.proposal import DraftProbs, Law, Proposal
 from decode.speculation.sampling import Sampling
 from decode.speculation.tree import chain
 from specalign.common.errors import UserError
-from specalign.kernels.gradients import without_gradients
 from specalign.lm.model import Target
 
 DRAFT_TOKENS = 4
@@ -26,27 +24,20 @@ _READ_AT_ONCE = 2048
 
 
 def check_vocabulary(model: Target, target: Target) -> None:
-    """Raises UserError unless both vocabularies have the same size."""
     if model.vocab_size != target.vocab_size:
-        raise UserError(
-            f"drafter {model.spec!r} has a vocabulary of {model.vocab_size}, target "
-            f"{target.spec!r} has {target.vocab_size}: it needs its own tokenizer "
-            "(--drafter-tokenizer)"
-        )
+        sizes = f"of {model.vocab_size}, target {target.spec!r} has {target.vocab_size}"
+        hint = "it needs its own tokenizer (--drafter-tokenizer)"
+        raise UserError(f"drafter {model.spec!r} has a vocabulary {sizes}: {hint}")
 
 
 class CausalContext:
-    """A causal language model's cache over one text that grows and is rolled back.
-
-    Args:
-        capacity: the longest text plus the drafts read after it.
-    """
+    """A causal language model's cache over one text that grows and is rolled back; `tokens`: what
+    the cache holds. capacity: the longest text plus the drafts read after it."""
 
     def __init__(self, model: Target, capacity: int) -> None:
         self.model = model
         self.cache = model.new_cache(1, capacity)
         self.tokens: list[int] = []
-        """What the cache holds."""
 
     def follow(self, text: list[int]) -> list[int]:
         """Roll back to the common prefix with `text`; returns its unread tokens, at least one."""
@@ -55,7 +46,7 @@ class CausalContext:
         del self.tokens[count:]
         return text[count:]
 
-    @without_gradients
+    @torch.no_grad()
     def read(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> Tensor:
         """Read at least one token, and N drafts after them. Returns logits (1 + N, V) in fp32,
         after the last token and after each draft."""
@@ -72,33 +63,15 @@ class CausalContext:
         return self.model.forward(row_1L, cache=self.cache, logits=False).hidden_BLD
 
 
-class AutoregressiveDrafter:
-    """A causal language model over the target's vocabulary, perhaps on another device, as a
-    drafter. `start` raises UserError for another vocabulary than the target's."""
-
-    name = "autoregressive"
-
-    def __init__(self, model: Target, draft_tokens: int = DRAFT_TOKENS) -> None:
-        self.model = model
-        self.draft_tokens = self.draft_nodes = draft_tokens
-
-    def law(self, sampling: Sampling) -> Law:
-        return "point" if sampling.greedy else "causal"
-
-    def start(self, request: Request) -> AutoregressiveSession:
-        check_vocabulary(self.model, request.target)
-        return AutoregressiveSession(self, request)
-
-
 class AutoregressiveSession(DraftSession):
-    """One request's drafts."""
-
     rewinds = True
+    proposer: AutoregressiveDrafter
 
-    def __init__(self, drafter: AutoregressiveDrafter, request: Request) -> None:
-        self.request = request
-        self.law: Law = request.law(drafter)
-        self.context = CausalContext(drafter.model, request.cache.capacity)
+    def __init__(self, proposer: AutoregressiveDrafter, request: Request) -> None:
+        super().__init__(proposer, request)
+        check_vocabulary(proposer.model, request.target)
+        self.law: Law = request.law(proposer)
+        self.context = CausalContext(proposer.model, request.cache.capacity)
 
     def propose(self, k: int) -> Proposal | None:
         request, device = self.request, self.request.target.device
@@ -117,3 +90,18 @@ class AutoregressiveSession(DraftSession):
                 rows.append(q_1V)
             unread = [int(tokens_K[i])]
         return Proposal(tokens_K, self.law, DraftProbs(torch.cat(rows)) if rows else None)
+
+
+class AutoregressiveDrafter(Drafter):
+    """A causal language model over the target's vocabulary, perhaps on another device. `start`
+    raises UserError for another vocabulary."""
+
+    name = "autoregressive"
+    session = AutoregressiveSession
+
+    def __init__(self, model: Target, draft_tokens: int = DRAFT_TOKENS) -> None:
+        self.model = model
+        self.draft_tokens = self.draft_nodes = draft_tokens
+
+    def law(self, sampling: Sampling) -> Law:
+        return "point" if sampling.greedy else "causal"

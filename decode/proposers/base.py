@@ -6,7 +6,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +18,6 @@ from specalign.lm.model import Target, TargetOutput
 
 
 def common_prefix_length(one: list[int], other: list[int]) -> int:
-    """The length of the longest prefix that both texts share."""
     count = min(len(one), len(other))
     if one[:count] == other[:count]:
         return count
@@ -28,12 +26,12 @@ def common_prefix_length(one: list[int], other: list[int]) -> int:
 
 @dataclass
 class Request:
-    """One request's state. The engine owns it; a drafter's session reads it.
+    """One request's state, owned by the engine and read by a drafter's session.
 
     tokens: prompt and committed output. cache: the target's; it holds all tokens but the last.
-    history: the processors' state after `tokens`; q goes through the same processors as p.
-    noise: under the verifier `gumbel`, the noise (V,) that the target adds at a position. A drafter
-        that adds the same noise drafts the target's own token wherever q is near p.
+    history: the processors' state after `tokens`; q goes through the same processors as p. noise:
+    under the verifier `gumbel`, the noise (V,) that the target adds at a position; a drafter that
+    adds it too drafts the target's own token wherever q is near p.
     """
 
     target: Target
@@ -56,13 +54,9 @@ class Request:
         ahead: Iterable[int],
         ids_V: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Choose or draw a column per row of logits; returns columns and, where they were drawn, q.
-
-        Args:
-            logits_RV: overwritten.
-            ahead: for each row, how many drafts lie between the text and it.
-            ids_V: the tokens of the columns; None = all.
-        """
+        """Choose or draw a column per row of logits, which are overwritten; returns columns and,
+        where they were drawn, q. ahead: how many drafts lie between the text and each row. ids_V:
+        the tokens of the columns; None = all."""
         noise = self.noise
         if noise is None and law == "point":
             return best(logits_RV, self.sampling, before, overwrite=True), None
@@ -74,7 +68,7 @@ class Request:
         return couple(q_RV, lambda position: noise(position)[columns], positions), None
 
 
-class Drafter(Protocol):
+class Drafter:
     """What makes proposals; by default its tokens are chosen, not drawn.
 
     For `decode.verify`, a class sets `in_background` if it drafts in another thread, `by_clock` if
@@ -86,22 +80,28 @@ class Drafter(Protocol):
     """K: the most tokens that it drafts per round; of a tree, its levels."""
     draft_nodes: int
     """The most tokens in one proposal: `draft_tokens` unless it drafts trees."""
+    session: type[DraftSession]
 
     def law(self, sampling: Sampling) -> Law:
-        """How the tokens of every proposal are drawn (decode/speculation/proposal.py)."""
+        """How the tokens of every proposal are drawn."""
         return "point"
 
     def start(self, request: Request) -> DraftSession:
         """Begin a request, before the target reads its prompt."""
+        return self.session(self, request)
 
 
 class DraftSession(ABC):
-    """A drafter's state for one request. By default it needs only the text (`request.tokens`)."""
+    """A drafter's state for one request; by default it needs only the text."""
 
     taps: tuple[int, ...] = ()
     """Target layers whose outputs `observe` needs."""
     rewinds = False
     """Whether the text may change, or become shorter, between rounds."""
+    proposer: Drafter
+
+    def __init__(self, proposer: Drafter, request: Request) -> None:
+        self.proposer, self.request = proposer, request
 
     def observe(self, output: TargetOutput, kept: int) -> None:  # noqa: B027
         """A target forward whose first `kept` ≥ 1 positions are committed and in the cache."""
@@ -110,20 +110,34 @@ class DraftSession(ABC):
     def propose(self, k: int) -> Proposal | None:
         """Draft at most k ≥ 1 tokens (of a tree: levels) after `request.tokens`; None = no drafts.
 
-        Whether a position is drafted may depend on the values drawn before it, never on its own,
-        unless the law is `point`.
+        Unless the law is `point`, whether a position is drafted may depend on the values drawn
+        before it, never on its own.
         """
 
     def close(self) -> None:  # noqa: B027
         """The request has ended or failed: wait for background work. May be called repeatedly."""
 
 
-class WrappingSession(DraftSession):
-    """A session around another one, to which it forwards everything."""
+class WrappingDrafter(Drafter):
+    """A drafter around another one, whose law it keeps."""
 
-    def __init__(self, inner: DraftSession) -> None:
-        self.inner = inner
-        self.taps = inner.taps
+    def __init__(self, inner: Drafter, addition: str) -> None:
+        self.inner, self.name = inner, f"{inner.name}+{addition}"
+        self.draft_tokens, self.draft_nodes = inner.draft_tokens, inner.draft_nodes
+
+    def law(self, sampling: Sampling) -> Law:
+        return self.inner.law(sampling)
+
+
+class WrappingSession(DraftSession):
+    """A session around the inner drafter's, which sees the request `seen`."""
+
+    def __init__(
+        self, proposer: WrappingDrafter, request: Request, seen: Request | None = None
+    ) -> None:
+        super().__init__(proposer, request)
+        self.inner = proposer.inner.start(seen or request)
+        self.taps = self.inner.taps
 
     def observe(self, output: TargetOutput, kept: int) -> None:
         self.inner.observe(output, kept)

@@ -1,14 +1,11 @@
 """The block drafter: one pass of its network drafts K tokens (specalign/models/block.py).
 
 Chains: at temperature 0 the argmax tokens, law `point`. Otherwise drawn from q, the processed
-distribution over the draft vocabulary: law `independent`, or `causal` with a Markov head.
+distribution over the draft vocabulary: law `independent`, or `causal` with a Markov head. Trees:
+the most probable paths under q, law `point`; or, for verifiers that test siblings, drawn.
 
-Trees: the most probable paths under q, chosen rather than drawn: law `point` at every temperature.
-For verifiers that test siblings the tree's tokens are drawn instead.
-
-A drawn token is accepted with probability Σ min(p, q), a chosen one with its p: the flatter p and
-q, the better the draw. SmolLM2 on MT-Bench prompts, τ of a tree of five / a chain of four: 1.68 /
-1.45 at temperature 0, 1.56 / 1.55 at 0.6, 1.42 / 1.52 at 1.
+The flatter p and q, the better the draw. SmolLM2 on MT-Bench prompts, τ of a tree of five / a chain
+of four: 1.68 / 1.45 at temperature 0, 1.56 / 1.55 at 0.6, 1.42 / 1.52 at 1.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from decode.proposers.base import DraftSession, Request
+from decode.proposers.base import Drafter, DraftSession, Request
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings, point_proposal
 from decode.speculation.sampling import (
     NOTHING,
@@ -41,65 +38,15 @@ TREES_UP_TO = 0.7
 """The highest temperature at which trees are the default."""
 
 
-class BlockProposer:
-    """A trained block drafter.
-
-    Args:
-        draft_tokens: K, default the whole block.
-        tree_nodes: tokens of a tree; 0 = a chain; None = a tree of `TREE_NODES` at temperatures up
-            to `TREES_UP_TO`, a chain above.
-        siblings: above temperature 0 draw the tree's tokens; how siblings are drawn.
-        confidence: stop a chain before the first position that is reached and accepted with a
-            smaller probability than this, by the network's confidence head; at least one token is
-            drafted. The head sees only the tokens before that position, so their law stays.
-    """
-
-    name = "block"
-
-    def __init__(
-        self,
-        network: BlockDrafter,
-        draft_tokens: int | None = None,
-        tree_nodes: int | None = 0,
-        siblings: Siblings | None = None,
-        confidence: float = 0.0,
-    ) -> None:
-        if confidence and (network.confidence is None or tree_nodes != 0):
-            raise UserError(
-                f"confidence={confidence:g} needs tree_nodes=0 and a drafter with a confidence "
-                "head (recipe=smollm2_confidence)"
-            )
-        self.network, self.siblings, self.confidence = network.eval(), siblings, confidence
-        self.tree_nodes = tree_nodes
-        block = network.config.block_size
-        self.draft_tokens = min(draft_tokens or block, block)
-        most_nodes = TREE_NODES if tree_nodes is None else tree_nodes
-        self.draft_nodes = max(most_nodes, self.draft_tokens)
-
-    def nodes(self, sampling: Sampling) -> int:
-        """How many tokens it drafts as a tree under these settings; 0 = a chain."""
-        if self.tree_nodes is not None:
-            return self.tree_nodes
-        return TREE_NODES if sampling.temperature <= TREES_UP_TO else 0
-
-    def law(self, sampling: Sampling) -> Law:
-        if sampling.greedy or (self.nodes(sampling) and self.siblings is None):
-            return "point"
-        return "causal" if self.network.markov is not None else "independent"
-
-    def start(self, request: Request) -> BlockDrafts:
-        return BlockDrafts(self, request)
-
-
 class BlockDrafts(DraftSession):
-    """One request's drafts."""
+    proposer: BlockProposer
 
     def __init__(self, proposer: BlockProposer, request: Request) -> None:
-        self.proposer, self.network, self.request = proposer, proposer.network, request
+        super().__init__(proposer, request)
+        self.network, self.ids = proposer.network, proposer.network.draft_vocab
         self.law: Law = request.law(proposer)
         self.session = BlockSession(self.network, request.cache, request.cache.capacity)
         self.taps = self.session.taps
-        self.ids = self.network.draft_vocab
 
     def observe(self, output: TargetOutput, kept: int) -> None:
         self.session.observe(output.hidden_BLD, output.taps_BLFD, kept)
@@ -115,10 +62,7 @@ class BlockDrafts(DraftSession):
         return self._draw_tree(hidden_KD, nodes)
 
     def _draft_chain(self, hidden_KD: Tensor) -> Proposal:
-        found = self._draw_chain_in_c(hidden_KD)
-        if found is None:
-            found = self._choose_chain(hidden_KD)
-        columns_K, q_KV = found
+        columns_K, q_KV = self._draw_chain_in_c(hidden_KD) or self._choose_chain(hidden_KD)
         q = None if q_KV is None else DraftProbs(q_KV, self.ids)
         return Proposal(self._tokens(columns_K), self.law, q)
 
@@ -142,7 +86,6 @@ class BlockDrafts(DraftSession):
         return head if self.request.history.ahead(0, 1) is NOTHING else None
 
     def _tokens(self, columns: Tensor) -> Tensor:
-        """The tokens of columns of the draft vocabulary."""
         return columns if self.ids is None else self.ids[columns]
 
     def _before(self, first: int, count: int = 1) -> ProcessorState:
@@ -157,7 +100,7 @@ class BlockDrafts(DraftSession):
 
     def _choose_chain(self, hidden_KD: Tensor) -> tuple[Tensor, Tensor | None]:
         """`_choose` position by position, with the Markov bias, as long as the confidence suffices;
-        all at once where a position looks at none before it."""
+        all at once where no position looks at those before it."""
         logits_KV, inputs_Kr = self.network.logits(hidden_KD), self.session.bias_inputs(hidden_KD)
         if inputs_Kr is None and not self.proposer.confidence:
             return self._choose(logits_KV)
@@ -207,7 +150,6 @@ class BlockDrafts(DraftSession):
         return best_first(len(logits_KV), nodes, children)
 
     def _draw_tree(self, hidden_KD: Tensor, nodes: int) -> Proposal:
-        """A tree of drawn tokens; its shape does not depend on them."""
         siblings, generator = self.proposer.siblings, self.request.generator
         assert siblings is not None
         logits_KV, inputs_Kr = self.network.logits(hidden_KD), self.session.bias_inputs(hidden_KD)
@@ -220,3 +162,49 @@ class BlockDrafts(DraftSession):
 
         parents = drawn_tree_parents(nodes, len(logits_KV))
         return draw_tree(parents, self.law, q_of, siblings, generator, self.ids)
+
+
+class BlockProposer(Drafter):
+    """A trained block drafter.
+
+    Args:
+        draft_tokens: K, default the whole block.
+        tree_nodes: tokens of a tree; 0 = a chain; None = a tree of `TREE_NODES` at temperatures up
+            to `TREES_UP_TO`, a chain above.
+        siblings: above temperature 0 draw the tree's tokens; how siblings are drawn.
+        confidence: stop a chain, after its first token, before the first position that is reached
+            and accepted with a smaller probability than this, by the network's confidence head. The
+            head sees only the tokens before that position, so their law stays.
+    """
+
+    name = "block"
+    session = BlockDrafts
+
+    def __init__(
+        self,
+        network: BlockDrafter,
+        draft_tokens: int | None = None,
+        tree_nodes: int | None = 0,
+        siblings: Siblings | None = None,
+        confidence: float = 0.0,
+    ) -> None:
+        if confidence and (network.confidence is None or tree_nodes != 0):
+            needed = "tree_nodes=0 and a confidence head (recipe=smollm2_confidence)"
+            raise UserError(f"confidence={confidence:g} needs {needed}")
+        self.network, self.siblings, self.confidence = network.eval(), siblings, confidence
+        self.tree_nodes = tree_nodes
+        block = network.config.block_size
+        self.draft_tokens = min(draft_tokens or block, block)
+        most_nodes = TREE_NODES if tree_nodes is None else tree_nodes
+        self.draft_nodes = max(most_nodes, self.draft_tokens)
+
+    def nodes(self, sampling: Sampling) -> int:
+        """How many tokens it drafts as a tree under these settings; 0 = a chain."""
+        if self.tree_nodes is not None:
+            return self.tree_nodes
+        return TREE_NODES if sampling.temperature <= TREES_UP_TO else 0
+
+    def law(self, sampling: Sampling) -> Law:
+        if sampling.greedy or (self.nodes(sampling) and self.siblings is None):
+            return "point"
+        return "causal" if self.network.markov is not None else "independent"

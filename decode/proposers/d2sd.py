@@ -1,17 +1,16 @@
 """D²SD (arXiv 2606.04446): two block drafters; the second drafts again from where the first is
 probably wrong.
 
-The first drafts a block. Boundary i assumes that its first i tokens are right and the next one is
-wrong; by the first drafter's confidences c_k = max_v q_k(v) that has the probability r(i) =
-(Π_{k≤i} c_k)·(1 − c_{i+1}). After each of the most probable boundaries the second drafts again,
-given the tokens before it, all in one pass. It is trained with `objective.prefix_decay`.
+Boundary i assumes that the first i tokens of the first draft are right and the next one is wrong;
+by the first drafter's confidences c_k = max_v q_k(v) that has the probability r(i) = (Π_{k≤i}
+c_k)·(1 − c_{i+1}). After each of the most probable boundaries the second drafts again, given the
+tokens before it, all in one pass. It is trained with `objective.prefix_decay`.
 
-All drafts form one tree. At temperature 0, and with `keep_q` off, the most probable tokens are
-chosen and drafts are merged where they share a prefix: law `point`. Otherwise every token is drawn
-from its q, law `causal`; the second drafter's first token after a boundary is an independent
-sibling, with another q, of the first draft's token there. Boundaries are then scored without the
-Markov bias, that is before any token is drawn, so that the tree's shape does not depend on its
-tokens.
+All drafts form one tree. At temperature 0, and with `keep_q` off, tokens are chosen and drafts are
+merged where they share a prefix: law `point`. Otherwise every token is drawn from its q, law
+`causal`; the second drafter's first token is an independent sibling, with another q, of the first
+draft's token there. Boundaries are then scored without the Markov bias, that is before any token is
+drawn, so that the tree's shape does not depend on its tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from decode.proposers.base import DraftSession, Request
+from decode.proposers.base import Drafter, DraftSession, Request
 from decode.speculation.proposal import DraftProbs, Law, Proposal
 from decode.speculation.sampling import NOTHING, Sampling, apply_penalties, draw, probs
 from decode.speculation.tree import MOST_NODES, chain
@@ -31,50 +30,6 @@ from specalign.common.errors import UserError
 from specalign.lm.model import TargetOutput
 from specalign.models.block import BlockDrafter
 from specalign.models.block_session import BlockSession
-
-
-class D2SDDrafter:
-    """Two trained block drafters of one target.
-
-    Args:
-        second: drafts again after the boundaries; may be `first` itself if that was trained with
-            prefixes: then not after boundary 0, where it would draft the same.
-        boundaries: how many of them, at most all.
-        draft_tokens: K, default the shorter one's block.
-        keep_q: above temperature 0 draw the tokens from q; else choose them there too, which is
-            accepted less often (τ on SmolLM2 drawn and chosen: 1.63 and 1.30 at temperature 1, 1.71
-            and 1.55 at 0.6).
-    """
-
-    name = "d2sd"
-
-    def __init__(
-        self,
-        first: BlockDrafter,
-        second: BlockDrafter,
-        boundaries: int = 4,
-        draft_tokens: int | None = None,
-        keep_q: bool = True,
-    ) -> None:
-        block = min(first.config.block_size, second.config.block_size)
-        self.first, self.second = first.eval(), second.eval()
-        self.draft_tokens = min(draft_tokens or block, block)
-        self.boundaries, self.lowest, self.keep_q = boundaries, int(first is second), keep_q
-        # the branch after boundary i shares its first i tokens with the first draft
-        branches = range(self.draft_tokens - self.lowest, 0, -1)
-        self.draft_nodes = self.draft_tokens + sum(branches[:boundaries])
-        if self.draft_nodes > MOST_NODES:
-            raise UserError(
-                f"boundaries={boundaries} after {self.draft_tokens} tokens: a tree of "
-                f"{self.draft_nodes} nodes, at most {MOST_NODES}; give fewer boundaries or "
-                "draft_tokens"
-            )
-
-    def law(self, sampling: Sampling) -> Law:
-        return "causal" if self.keep_q and not sampling.greedy else "point"
-
-    def start(self, request: Request) -> D2SDSession:
-        return D2SDSession(self, request)
 
 
 class WrittenTokens(NamedTuple):
@@ -87,10 +42,12 @@ class WrittenTokens(NamedTuple):
 
 
 class D2SDSession(DraftSession):
-    """One request's drafts. Both networks share the target's cache and tapped layers."""
+    """Both networks share the target's cache and tapped layers."""
+
+    proposer: D2SDDrafter
 
     def __init__(self, proposer: D2SDDrafter, request: Request) -> None:
-        self.proposer, self.request = proposer, request
+        super().__init__(proposer, request)
         self.law: Law = request.law(proposer)
         self.sessions = [
             BlockSession(network, request.cache, request.cache.capacity)
@@ -174,15 +131,52 @@ class D2SDSession(DraftSession):
         return WrittenTokens(torch.cat(scored), q, rows)
 
 
+class D2SDDrafter(Drafter):
+    """Two trained block drafters of one target.
+
+    Args:
+        second: drafts again after the boundaries; may be `first` itself if that was trained with
+            prefixes: then not after boundary 0, where it would draft the same.
+        boundaries: how many of them, at most all.
+        draft_tokens: K, default the shorter one's block.
+        keep_q: above temperature 0 draw the tokens from q; else choose them there too, which is
+            accepted less often (τ on SmolLM2 drawn and chosen: 1.63 and 1.30 at temperature 1, 1.71
+            and 1.55 at 0.6).
+    """
+
+    name = "d2sd"
+    session = D2SDSession
+
+    def __init__(
+        self,
+        first: BlockDrafter,
+        second: BlockDrafter,
+        boundaries: int = 4,
+        draft_tokens: int | None = None,
+        keep_q: bool = True,
+    ) -> None:
+        block = min(first.config.block_size, second.config.block_size)
+        self.first, self.second = first.eval(), second.eval()
+        self.draft_tokens = min(draft_tokens or block, block)
+        self.boundaries, self.lowest, self.keep_q = boundaries, int(first is second), keep_q
+        # the branch after boundary i shares its first i tokens with the first draft
+        branches = range(self.draft_tokens - self.lowest, 0, -1)
+        self.draft_nodes = self.draft_tokens + sum(branches[:boundaries])
+        if self.draft_nodes > MOST_NODES:
+            size = f"a tree of {self.draft_nodes} nodes, more than {MOST_NODES}"
+            raise UserError(f"boundaries={boundaries} after {self.draft_tokens} tokens: {size}")
+
+    def law(self, sampling: Sampling) -> Law:
+        return "causal" if self.keep_q and not sampling.greedy else "point"
+
+
 def boundary_scores(confidence_K: Tensor) -> Tensor:
-    """r(i) = (Π_{k≤i} c_k)·(1 − c_{i+1}), i = 0..K−1, (K,): the probability, by the confidences
-    c_1..c_K, that the first wrong token follows i right ones."""
+    """r(i) of the boundaries i = 0..K−1, (K,), from the confidences c_1..c_K."""
     reached_K = torch.cat((torch.ones_like(confidence_K[:1]), confidence_K[:-1].cumprod(0)))
     return reached_K * (1 - confidence_K)
 
 
 def rank_boundaries(scores_K: Tensor, count: int, lowest: int = 0) -> list[int]:
-    """The `count` boundaries from `lowest` on with the highest scores, ascending; the earlier of
-    equals."""
+    """The `count` boundaries from `lowest` on with the highest scores, ascending."""
     order = scores_K[lowest:].argsort(descending=True, stable=True)[:count] + lowest
     return sorted(order.tolist())

@@ -2,18 +2,15 @@
 2408.05636).
 
 T = 1 draws every position from its own q: law `independent`. With more steps positions are drawn
-given those unmasked before: from left to right that is law `causal`. In the other orders (`random`;
-`confidence`: where q is most peaked, decided before the step draws) the law is `unmasked`. At
-temperature 0 the argmax: law `point`.
-
-Trees (T = 1): the most probable paths under the marginals, law `point`; or drawn, for verifiers
-that test siblings.
+given those unmasked before: from left to right that is law `causal`; in the orders `random` and
+`confidence` (where q is most peaked, decided before the step draws) `unmasked`. At temperature 0
+the argmax: law `point`. Trees (T = 1): the most probable paths under the marginals, law `point`; or
+drawn, for verifiers that test siblings.
 """
 
 from __future__ import annotations
 
 from math import ceil
-from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,63 +24,25 @@ from specalign.models.diffusion_context import DiffusionContext
 from specalign.models.standalone import DiffusionDrafter
 
 
-class DiffusionProposer:
-    """A trained standalone drafter over the target's vocabulary.
+class StandaloneProposer(Drafter):
+    """A proposer that drafts with a standalone drafter over the target's vocabulary. draft_tokens:
+    K, default its training's block."""
 
-    Args:
-        draft_tokens: K, default its training's block.
-        steps: T, at most K.
-        order: a name of `decode.systems.registry.ORDERS`.
-        tree_nodes: tokens of a tree over one step's marginals; 0 = a chain.
-        siblings: above temperature 0 draw the tree's tokens; how siblings are drawn.
-    """
-
-    name = "diffusion"
-
-    def __init__(
-        self,
-        drafter: DiffusionDrafter,
-        draft_tokens: int | None = None,
-        steps: int = 1,
-        order: str = "left_to_right",
-        tree_nodes: int = 0,
-        siblings: Siblings | None = None,
-    ) -> None:
-        if tree_nodes and steps > 1:
-            raise UserError(f"tree_nodes={tree_nodes}: trees need steps=1, not {steps}")
-        self.drafter, self.steps, self.order = drafter.eval(), steps, order
-        self.draft_tokens = draft_tokens or drafter.config.block_size
-        self.tree_nodes, self.siblings = tree_nodes, siblings
-        self.draft_nodes = max(self.draft_tokens, tree_nodes)
-
-    def law(self, sampling: Sampling) -> Law:
-        if sampling.greedy or (self.tree_nodes and self.siblings is None):
-            return "point"
-        if min(self.steps, self.draft_tokens) == 1:
-            return "independent"
-        return "causal" if self.order == "left_to_right" else "unmasked"
-
-    def start(self, request: Request) -> DiffusionDrafts:
-        return DiffusionDrafts(self, request)
+    def __init__(self, drafter: DiffusionDrafter, draft_tokens: int | None) -> None:
+        self.drafter = drafter.eval()
+        self.draft_tokens = self.draft_nodes = draft_tokens or drafter.config.block_size
 
 
-class StandaloneProposer(Drafter, Protocol):
-    """A proposer that drafts with a standalone drafter."""
-
-    drafter: DiffusionDrafter
-
-
-P = TypeVar("P", bound=StandaloneProposer)
-
-
-class DiffusionSession(DraftSession, Generic[P]):
+class DiffusionSession(DraftSession):
     """One request's text as a standalone drafter's context: the base of several systems'
     sessions."""
 
     rewinds = True
+    proposer: StandaloneProposer
 
-    def __init__(self, proposer: P, request: Request) -> None:
-        self.proposer, self.drafter, self.request = proposer, proposer.drafter, request
+    def __init__(self, proposer: StandaloneProposer, request: Request) -> None:
+        super().__init__(proposer, request)
+        self.drafter = proposer.drafter
         self.law: Law = request.law(proposer)
         capacity = request.cache.capacity + proposer.draft_tokens
         self.context = DiffusionContext(self.drafter, capacity)
@@ -92,9 +51,6 @@ class DiffusionSession(DraftSession, Generic[P]):
         """Bring the context up to date with the text; returns k masks (K,) to follow it."""
         follow(self.context, self.request.tokens)
         return torch.full((k,), self.drafter.mask_id, device=self.context.device)
-
-    def find_masks(self, block_K: Tensor) -> Tensor:
-        return block_K == self.drafter.mask_id
 
     def before(self, at: Tensor) -> ProcessorState:
         """The processors' state at the positions `at` ahead, without the drafts left of them."""
@@ -110,18 +66,25 @@ def follow(context: DiffusionContext, text: list[int]) -> None:
     context.extend(text[same:])
 
 
-class DiffusionDrafts(DiffusionSession[DiffusionProposer]):
-    """One request's drafts."""
+class DiffusionDrafts(DiffusionSession):
+    proposer: DiffusionProposer
 
     def propose(self, k: int) -> Proposal:
         block_K = self.append_masks(k)
         if self.proposer.tree_nodes:
             return self._draft_tree(self.context.denoise(block_K))
         steps_K, q_KV = torch.zeros_like(block_K), None
-        count, rank_K, left = min(self.proposer.steps, k), self._rank_positions(k), k
+        count, order, left = min(self.proposer.steps, k), self.proposer.order, k
+        rank_K = torch.arange(k, device=self.context.device)
+        if order == "random":
+            rank_K = torch.randperm(k, generator=self.request.generator, device=rank_K.device)
         for step in range(count):
             logits_KV = self.context.denoise(block_K)
-            at = self._choose_positions(logits_KV, block_K, rank_K, ceil(left / (count - step)))
+            # the order may look at q, never at what is drawn from it
+            by_q = order == "confidence"
+            rank_K = -logits_KV.log_softmax(-1).amax(-1) if by_q else rank_K.float()
+            open_K = rank_K.masked_fill(block_K != self.drafter.mask_id, torch.inf)
+            at = open_K.argsort()[: ceil(left / (count - step))].sort().values
             left -= len(at)
             chosen, before = logits_KV[at], self.before(at)
             tokens, q_RV = self.request.choose(self.law, chosen, before, at.tolist())
@@ -133,24 +96,6 @@ class DiffusionDrafts(DiffusionSession[DiffusionProposer]):
         if self.law == "unmasked":
             return Proposal(block_K, "unmasked", q, steps_K, state_only=True)
         return Proposal(block_K, self.law, q)
-
-    def _rank_positions(self, k: int) -> Tensor:
-        """The unmasking order, as far as it does not depend on the network."""
-        device = self.context.device
-        if self.proposer.order == "random":
-            return torch.randperm(k, generator=self.request.generator, device=device)
-        return torch.arange(k, device=device)
-
-    def _choose_positions(
-        self, logits_KV: Tensor, block_K: Tensor, rank_K: Tensor, count: int
-    ) -> Tensor:
-        """The next `count` masked positions, ascending. The choice may look at q, never at what is
-        drawn from it."""
-        rank_K = rank_K.float()
-        if self.proposer.order == "confidence":
-            rank_K = -logits_KV.log_softmax(-1).amax(-1)
-        first = rank_K.masked_fill(~self.find_masks(block_K), torch.inf).argsort()
-        return first[:count].sort().values
 
     def _draft_tree(self, logits_KV: Tensor) -> Proposal:
         sampling, nodes = self.request.sampling, self.proposer.tree_nodes
@@ -168,3 +113,41 @@ class DiffusionDrafts(DiffusionSession[DiffusionProposer]):
 
         parents = drawn_tree_parents(nodes, len(q_KV))
         return draw_tree(parents, self.law, q_of, siblings, generator)
+
+
+class DiffusionProposer(StandaloneProposer):
+    """A trained standalone drafter over the target's vocabulary.
+
+    Args:
+        draft_tokens: K, default its training's block.
+        steps: T, at most K.
+        order: a name of `decode.systems.registry.ORDERS`.
+        tree_nodes: tokens of a tree over one step's marginals; 0 = a chain.
+        siblings: above temperature 0 draw the tree's tokens; how siblings are drawn.
+    """
+
+    name = "diffusion"
+    session = DiffusionDrafts
+
+    def __init__(
+        self,
+        drafter: DiffusionDrafter,
+        draft_tokens: int | None = None,
+        steps: int = 1,
+        order: str = "left_to_right",
+        tree_nodes: int = 0,
+        siblings: Siblings | None = None,
+    ) -> None:
+        if tree_nodes and steps > 1:
+            raise UserError(f"tree_nodes={tree_nodes}: trees need steps=1, not {steps}")
+        super().__init__(drafter, draft_tokens)
+        self.steps, self.order = steps, order
+        self.tree_nodes, self.siblings = tree_nodes, siblings
+        self.draft_nodes = max(self.draft_tokens, tree_nodes)
+
+    def law(self, sampling: Sampling) -> Law:
+        if sampling.greedy or (self.tree_nodes and self.siblings is None):
+            return "point"
+        if min(self.steps, self.draft_tokens) == 1:
+            return "independent"
+        return "causal" if self.order == "left_to_right" else "unmasked"

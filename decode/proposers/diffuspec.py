@@ -1,12 +1,9 @@
-"""DiffuSpec (arXiv 2510.02358): a standalone diffusion drafter's one-pass distributions are
-searched for the best path from left to right, and the draft is as long as recent rounds suggest. No
-training.
+"""DiffuSpec (arXiv 2510.02358): a standalone diffusion drafter's one-pass distributions are searched
+for the best path, and the draft is as long as recent rounds suggest. No training.
 
-A one-pass diffusion draft predicts each position without its neighbours' tokens. The path search
-(CPS, section 4.2) takes a few candidates per position; a beam search finds the path with the best
-mixture of q and a causal model: counts of prompt, output and perhaps a corpus. Adaptive draft
-length (ADL): `decode.proposers.adaptive.AdaptiveLength`. The drafts are searched for, not drawn:
-law `point`.
+The path search (CPS, section 4.2) takes a few candidates per position; a beam search finds the path
+with the best mixture of q and an n-gram model of prompt, output and perhaps a corpus. Adaptive draft
+length (ADL): `decode.proposers.adaptive.AdaptiveLength`. Law `point`.
 """
 
 from __future__ import annotations
@@ -18,8 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from torch import Tensor
 
 from decode.proposers.adaptive import AdaptiveLength
-from decode.proposers.base import Drafter, Request
-from decode.proposers.diffusion import DiffusionSession
+from decode.proposers.base import Request
+from decode.proposers.diffusion import DiffusionSession, StandaloneProposer
 from decode.speculation.proposal import Proposal, point_proposal
 from decode.speculation.sampling import apply_penalties, probs
 from specalign.lm.model import TargetOutput
@@ -38,7 +35,52 @@ WEIGHT = 0.5
 LONGEST = 30
 
 
-class DiffuSpecDrafter(Drafter):
+class DiffuSpecSession(DiffusionSession):
+    rewinds = False
+    """The n-gram model cannot unread text."""
+    proposer: DiffuSpecDrafter
+
+    def __init__(self, proposer: DiffuSpecDrafter, request: Request) -> None:
+        super().__init__(proposer, request)
+        self.ngrams = NgramModel(proposer.ngrams.vocab_size, base=proposer.ngrams)
+        self.length = AdaptiveLength(proposer.draft_tokens)
+        self.generated: int | None = None  # tokens before an end of sequence of an unverified draft
+
+    def observe(self, output: TargetOutput, kept: int) -> None:
+        if self.generated is not None and self.proposer.adaptive_length:
+            self.length.observe(self.generated, kept - 1)
+        self.generated = None
+
+    def propose(self, k: int) -> Proposal:
+        tokens, ends = self.request.tokens, self.request.target.eos_ids
+        if self.proposer.path_search:
+            self.ngrams.extend(tokens[len(self.context.tokens) :])
+        last = tokens[-self.ngrams.order :]
+
+        def score(path: tuple[int, ...], tokens: Sequence[int]) -> list[float]:
+            return self.ngrams.log_probs([*last, *path], tokens)
+
+        q_KV = self._compute_q(min(k, self.length.tokens))
+        if self.proposer.path_search:
+            lattice = find_candidates(q_KV, MASS, CANDIDATES, ends)
+            path = find_best_path(lattice, score, WEIGHT, BEAM, ends)
+        else:
+            path = q_KV.argmax(-1).tolist()
+        self.generated = next((i for i, token in enumerate(path) if token in ends), len(path))
+        # nothing follows an end of sequence
+        return point_proposal(path[: self.generated + 1], self.context.device)
+
+    def _compute_q(self, k: int) -> Tensor:
+        """The processed distributions at the next k positions, (k, V). At temperature 0 those of
+        temperature 1 without truncation, as the search compares probabilities."""
+        sampling, before = self.request.sampling, self.request.history.ahead(0, k)
+        logits_KV = self.context.denoise(self.append_masks(k))
+        if sampling.greedy:
+            return apply_penalties(logits_KV, sampling, before, overwrite=True).softmax(-1)
+        return probs(logits_KV, sampling, before, overwrite=True)
+
+
+class DiffuSpecDrafter(StandaloneProposer):
     """DiffuSpec with a trained standalone drafter over the target's vocabulary.
 
     Args:
@@ -49,6 +91,7 @@ class DiffuSpecDrafter(Drafter):
     """
 
     name = "diffuspec"
+    session = DiffuSpecSession
 
     def __init__(
         self,
@@ -59,63 +102,12 @@ class DiffuSpecDrafter(Drafter):
         adaptive_length: bool = True,
         corpus: Iterable[Sequence[int]] = (),
     ) -> None:
-        self.drafter = drafter.eval()
+        super().__init__(drafter, draft_tokens)
+        self.draft_tokens = self.draft_nodes = min(self.draft_tokens, LONGEST)
         self.path_search, self.adaptive_length = path_search, adaptive_length
-        self.draft_tokens = min(draft_tokens or drafter.config.block_size, LONGEST)
-        self.draft_nodes = self.draft_tokens
         self.ngrams = NgramModel(drafter.config.vocab_size)
         for text in corpus:
             self.ngrams.read(text)
-
-    def start(self, request: Request) -> DiffuSpecSession:
-        return DiffuSpecSession(self, request)
-
-
-class DiffuSpecSession(DiffusionSession[DiffuSpecDrafter]):
-    """One request's drafts."""
-
-    rewinds = False
-    """The n-gram model cannot unread text."""
-
-    def __init__(self, proposer: DiffuSpecDrafter, request: Request) -> None:
-        super().__init__(proposer, request)
-        self.ngrams = NgramModel(proposer.ngrams.vocab_size, base=proposer.ngrams)
-        self.length = AdaptiveLength(proposer.draft_tokens)
-        self.generated: int | None = None  # tokens before an end of sequence of an unverified draft
-
-    def observe(self, output: TargetOutput, kept: int) -> None:
-        if self.generated is not None and self.proposer.adaptive_length:
-            self.length.update(self.generated, kept - 1)
-        self.generated = None
-
-    def propose(self, k: int) -> Proposal:
-        search, ends = self.proposer.path_search, self.request.target.eos_ids
-        if search:
-            self.ngrams.extend(self.request.tokens[len(self.context.tokens) :])
-        q_KV = self._compute_q(min(k, self.length.tokens))
-        path = self._search(q_KV) if search else q_KV.argmax(-1).tolist()
-        self.generated = next((i for i, token in enumerate(path) if token in ends), len(path))
-        # nothing follows an end of sequence
-        return point_proposal(path[: self.generated + 1], self.context.device)
-
-    def _compute_q(self, k: int) -> Tensor:
-        """The processed distributions at the next k positions, (k, V). At temperature 0 those of
-        temperature 1 without top-k, top-p and min-p, as the search compares probabilities."""
-        sampling, before = self.request.sampling, self.request.history.ahead(0, k)
-        logits_KV = self.context.denoise(self.append_masks(k))
-        if sampling.greedy:
-            return apply_penalties(logits_KV, sampling, before, overwrite=True).softmax(-1)
-        return probs(logits_KV, sampling, before, overwrite=True)
-
-    def _search(self, q_KV: Tensor) -> list[int]:
-        ends = self.request.target.eos_ids
-        last = self.request.tokens[-self.ngrams.order :]
-
-        def score(path: tuple[int, ...], tokens: Sequence[int]) -> list[float]:
-            return self.ngrams.log_probs([*last, *path], tokens)
-
-        lattice = find_candidates(q_KV, MASS, CANDIDATES, ends)
-        return find_best_path(lattice, score, WEIGHT, BEAM, ends)
 
 
 def find_candidates(q_KV: Tensor, mass: float, most: int, ends: Collection[int]) -> list[Column]:
@@ -167,21 +159,14 @@ def find_best_path(
 
 class NgramModel:
     """Counts of all n-grams of up to `order` tokens, each order smoothed with the next lower one
-    (Dirichlet prior), down to the uniform distribution.
-
-    Args:
-        vocab_size: V.
-        order: n, the tokens of the longest n-gram.
-        strength: s, how many observations the shorter context's distribution is worth.
-        base: a model whose counts are added to this one's; it is not changed.
-    """
+    (Dirichlet prior worth `strength` observations), down to the uniform distribution. `base`: a
+    model whose counts are added; it is not changed."""
 
     def __init__(
         self, vocab_size: int, order: int = 3, strength: float = 1.0, base: NgramModel | None = None
     ) -> None:
         self.vocab_size, self.order, self.strength, self.base = vocab_size, order, strength, base
         self.counts: Counter[tuple[int, ...]] = Counter()
-        """Count of each n-gram."""
         self.followed: Counter[tuple[int, ...]] = Counter()
         """How many tokens followed each context."""
         self._tail: list[int] = []

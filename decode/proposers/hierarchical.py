@@ -20,73 +20,44 @@ from decode.speculation.sampling import Sampling, probs
 from decode.speculation.verification import Outcome, Round, outcome_of, verify_rounds
 from decode.speculation.verifiers import choose, run_verifier
 from specalign.common.errors import UserError
-from specalign.kernels.gradients import without_gradients
 from specalign.lm.model import Target
 
 
-class HierarchicalDrafter:
-    """A causal language model with its own cheaper drafter.
-
-    Args:
-        model: M, over the target's vocabulary and on its device.
-        inner: drafts chains for M, of any law, from the text alone.
-        draft_tokens: K, of M's tokens.
-
-    Raises:
-        UserError: when a request begins, another vocabulary or device than the target's.
-    """
-
-    in_rounds = True
-
-    def __init__(self, model: Target, inner: Drafter, draft_tokens: int) -> None:
-        self.model, self.inner = model, inner
-        self.name = f"hierarchical+{inner.name}"
-        self.draft_tokens = self.draft_nodes = draft_tokens
-
-    def law(self, sampling: Sampling) -> Law:
-        return "point" if sampling.greedy else "causal"
-
-    def start(self, request: Request) -> HierarchicalSession:
-        check_vocabulary(self.model, request.target)
-        if self.model.device != request.target.device:
-            raise UserError(
-                f"drafter {self.model.spec!r} is on {self.model.device}, target "
-                f"{request.target.spec!r} on {request.target.device}: a hierarchical drafter needs "
-                "the same device"
-            )
-        return HierarchicalSession(self, request)
-
-
 class HierarchicalSession(DraftSession):
-    """One request's drafts. `middle` is M's own request: the text followed by M's tokens of this
-    round."""
+    """`middle` is M's own request: the text followed by M's tokens of this round."""
 
     rewinds = True
+    proposer: HierarchicalDrafter
 
-    def __init__(self, drafter: HierarchicalDrafter, request: Request) -> None:
-        self.drafter, self.request = drafter, request
-        self.law: Law = request.law(drafter)
-        capacity = request.cache.capacity + drafter.inner.draft_tokens
-        self.context = CausalContext(drafter.model, capacity)
+    def __init__(self, proposer: HierarchicalDrafter, request: Request) -> None:
+        super().__init__(proposer, request)
+        model, target = proposer.model, request.target
+        check_vocabulary(model, target)
+        if model.device != target.device:
+            devices = f"drafter {model.spec!r} is on {model.device}, target on {target.device}"
+            raise UserError(f"{devices}: a hierarchical drafter needs the same device")
+        self.law: Law = request.law(proposer)
+        capacity = request.cache.capacity + proposer.inner.draft_tokens
+        self.context = CausalContext(model, capacity)
         self.middle = replace(
             request,
-            target=drafter.model,
+            target=model,
             tokens=list(request.tokens),
             cache=self.context.cache,
             history=request.history.fork(),
         )
-        self.inner = drafter.inner.start(self.middle)
+        self.inner = proposer.inner.start(self.middle)
 
     def propose(self, k: int) -> Proposal | None:
         # the last draft is not read
-        k = min(k, self.drafter.model.context_limit + 1 - len(self.request.tokens))
+        k = min(k, self.proposer.model.context_limit + 1 - len(self.request.tokens))
         if k < 1:
             return None
         self._reset_text()
         first, rows = len(self.middle.tokens), list[Tensor]()
         while (left := first + k - len(self.middle.tokens)) > 0:
             rows.append(self._decode_round(left))
-        tokens_K = torch.tensor(self.middle.tokens[first:], device=self.drafter.model.device)
+        tokens_K = torch.tensor(self.middle.tokens[first:], device=self.proposer.model.device)
         q = None if self.law == "point" else DraftProbs(torch.cat(rows))
         return Proposal(tokens_K, self.law, q)
 
@@ -99,15 +70,15 @@ class HierarchicalSession(DraftSession):
         middle.history = self.request.history.fork()
         if shortened and not self.inner.rewinds:
             self.inner.close()
-            self.inner = self.drafter.inner.start(middle)
+            self.inner = self.proposer.inner.start(middle)
 
-    @without_gradients
+    @torch.no_grad()
     def _decode_round(self, left: int) -> Tensor:
         """One forward pass of M, which adds 1 to `left` tokens; returns the rows that they were
         drawn from, (R, V)."""
         middle = self.middle
         # a round adds its accepted drafts and one more token
-        most = min(self.drafter.inner.draft_tokens, left - 1)
+        most = min(self.proposer.inner.draft_tokens, left - 1)
         draft = (self.inner.propose(most) if most > 0 else None) or NO_DRAFTS
         draft = draft.cut(most)
         unread = self.context.follow(middle.tokens)
@@ -134,3 +105,19 @@ class HierarchicalSession(DraftSession):
 
     def close(self) -> None:
         self.inner.close()
+
+
+class HierarchicalDrafter(Drafter):
+    """A causal language model M with its own cheaper drafter, which drafts chains for M from the
+    text alone. `start` raises UserError for another vocabulary or device than the target's."""
+
+    in_rounds = True
+    session = HierarchicalSession
+
+    def __init__(self, model: Target, inner: Drafter, draft_tokens: int) -> None:
+        self.model, self.inner = model, inner
+        self.name = f"hierarchical+{inner.name}"
+        self.draft_tokens = self.draft_nodes = draft_tokens
+
+    def law(self, sampling: Sampling) -> Law:
+        return "point" if sampling.greedy else "causal"

@@ -2,14 +2,12 @@
 the text's own ending. No model, no training.
 
 Alone, or in front of another drafter: where a long enough ending of the text occurred before, its
-continuation is copied; elsewhere that drafter proposes. A copy costs no drafting, and a text that
-has begun to repeat itself often continues to. After a shorter match the copy is one more path of
-the drafter's tree, where it proposes a tree of chosen tokens.
+continuation is copied; elsewhere that drafter proposes. After a shorter match the copy is one more
+path of the drafter's tree, where it proposes a tree of chosen tokens.
 
 The text so far decides which of them proposes, before anything is drawn, so every proposal keeps
-its own law. A copied token is a draw from the distribution that has all its mass on it. Under
-sampling a copy has the drafter's law with that q, and token verification accepts it with
-probability p.
+its own law. Under sampling a copy has the drafter's law with a q that has all its mass on the
+copied token; token verification accepts it with probability p.
 """
 
 from __future__ import annotations
@@ -17,35 +15,18 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from decode.proposers.base import Drafter, DraftSession, Request, WrappingSession
-from decode.speculation.proposal import DraftProbs, Law, Proposal, point_proposal
-from decode.speculation.sampling import Sampling
+from decode.proposers.base import Drafter, DraftSession, Request, WrappingDrafter, WrappingSession
+from decode.speculation.proposal import DraftProbs, Proposal, point_proposal
 from decode.speculation.tree_drafts import prefix_tree
-
-
-class LookupDrafter(Drafter):
-    """Proposes copies from prompt and output.
-
-    Args:
-        draft_tokens: K, how many tokens to copy.
-        longest: the longest ending looked up, in tokens.
-    """
-
-    name = "lookup"
-
-    def __init__(self, draft_tokens: int = 8, longest: int = 3) -> None:
-        self.draft_tokens = self.draft_nodes = draft_tokens
-        self.longest = longest
-
-    def start(self, request: Request) -> LookupSession:
-        return LookupSession(request, self.longest)
 
 
 class LookupSession(DraftSession):
     """One request's drafts: an index of where each n-gram of the text last ended."""
 
-    def __init__(self, request: Request, longest: int, shortest: int = 1) -> None:
-        self.request, self.longest, self.shortest = request, longest, shortest
+    proposer: LookupDrafter
+
+    def __init__(self, proposer: LookupDrafter, request: Request) -> None:
+        super().__init__(proposer, request)
         self.ends: dict[tuple[int, ...], int] = {}
         self.indexed = 0
 
@@ -59,15 +40,16 @@ class LookupSession(DraftSession):
         """The place after the last earlier occurrence of the text's longest indexed ending, and the
         length of that match. A match of `longest` tokens is extended backwards, up to `enough`."""
         tokens = self.request.tokens
+        shortest, longest = self.proposer.shortest, self.proposer.longest
         for end in range(self.indexed + 1, len(tokens)):  # n-grams that something follows
-            for n in range(self.shortest, min(self.longest, end) + 1):
+            for n in range(shortest, min(longest, end) + 1):
                 self.ends[tuple(tokens[end - n : end])] = end
         self.indexed = len(tokens) - 1
-        for n in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
+        for n in range(min(longest, len(tokens) - 1), shortest - 1, -1):
             start = self.ends.get(tuple(tokens[-n:]))
             if start is None:
                 continue
-            if n == self.longest:
+            if n == longest:
                 while n < min(enough, start) and tokens[start - n - 1] == tokens[-n - 1]:
                     n += 1
             return start, n
@@ -80,6 +62,18 @@ class LookupSession(DraftSession):
         return [tokens[start + i % period] for i in range(k)]
 
 
+class LookupDrafter(Drafter):
+    """Proposes copies of K = `draft_tokens` tokens from prompt and output, which follow the longest
+    ending of `shortest` to `longest` tokens."""
+
+    name = "lookup"
+    session = LookupSession
+
+    def __init__(self, draft_tokens: int = 8, longest: int = 3, shortest: int = 1) -> None:
+        self.draft_tokens = self.draft_nodes = draft_tokens
+        self.longest, self.shortest = longest, shortest
+
+
 SHORTEST = 3
 """The shortest match whose copy is proposed alone. After two tokens that agree 1.5 of five copied
 ones are accepted, of a trained drafter's tree of five 1.4, of both in one tree 2.2."""
@@ -89,45 +83,17 @@ LONGEST = 6
 """The longest match looked up."""
 
 
-class CopyingDrafter:
-    """`inner`, a drafter of any law, with lookup in front of it.
-
-    Args:
-        copy_tokens: length of a copy after the shortest match; every further token that agrees
-            makes it two tokens longer. (SmolLM2's greedy answers to MT-Bench, first 15 tokens of a
-            copy: 2.2 accepted after a match of two, 4.6 after four, 7.7 after nine, 11.6 after
-            twelve and more.)
-        most_tokens: the longest copy. With the last committed token 31 are the 32 rows that
-            `specalign.kernels` takes at a time.
-    """
-
-    def __init__(self, inner: Drafter, copy_tokens: int = 7, most_tokens: int = 31) -> None:
-        self.inner = inner
-        self.copy_tokens, self.most_tokens = copy_tokens, most_tokens
-        self.joined_tokens = min(JOINED_TOKENS, most_tokens)
-        self.name = f"{inner.name}+lookup"
-        self.draft_tokens = max(inner.draft_tokens, most_tokens)
-        self.draft_nodes = max(inner.draft_nodes + self.joined_tokens, most_tokens)
-
-    def law(self, sampling: Sampling) -> Law:
-        return self.inner.law(sampling)
-
-    def start(self, request: Request) -> CopyingSession:
-        return CopyingSession(self, request)
-
-
 class CopyingSession(WrappingSession):
-    """One request's drafts."""
+    proposer: CopyingDrafter
 
-    def __init__(self, drafter: CopyingDrafter, request: Request) -> None:
-        super().__init__(drafter.inner.start(request))
-        self.drafter, self.law = drafter, drafter.law(request.sampling)
+    def __init__(self, proposer: CopyingDrafter, request: Request) -> None:
+        super().__init__(proposer, request)
+        self.law = proposer.law(request.sampling)
         shortest = JOINING if self.law == "point" else SHORTEST
-        self.lookup = LookupSession(request, LONGEST, shortest)
-        self.device = request.target.device
+        self.lookup = LookupSession(LookupDrafter(longest=LONGEST, shortest=shortest), request)
 
     def propose(self, k: int) -> Proposal | None:
-        drafter, lookup = self.drafter, self.lookup
+        drafter, lookup, device = self.proposer, self.lookup, self.request.target.device
         start, agreed = lookup.find(drafter.most_tokens) or (0, 0)
         if agreed < SHORTEST:
             drafts = self.inner.propose(min(k, drafter.inner.draft_tokens))
@@ -135,9 +101,9 @@ class CopyingSession(WrappingSession):
             if not agreed or drafts is None or drafts.parents is None:
                 return drafts
             branch = lookup.copy(start, min(k, drafter.joined_tokens))
-            return prefix_tree([branch], self.device, drafts)
+            return prefix_tree([branch], device, drafts)
         length = drafter.copy_tokens + 2 * (agreed - SHORTEST)
-        copy = point_proposal(lookup.copy(start, min(k, length, drafter.most_tokens)), self.device)
+        copy = point_proposal(lookup.copy(start, min(k, length, drafter.most_tokens)), device)
         if self.law == "point":
             return copy
         ids_S, column_K = copy.tokens_K.unique(return_inverse=True)
@@ -146,3 +112,25 @@ class CopyingSession(WrappingSession):
             steps_K = torch.zeros_like(copy.tokens_K)
             return Proposal(copy.tokens_K, self.law, q, steps_K, state_only=True)
         return Proposal(copy.tokens_K, self.law, q)
+
+
+class CopyingDrafter(WrappingDrafter):
+    """`inner`, a drafter of any law, with lookup in front of it.
+
+    Args:
+        copy_tokens: length of a copy after the shortest match; every further token that agrees
+            makes it two tokens longer. (SmolLM2's greedy answers to MT-Bench: 2.2 tokens of a copy
+            accepted after a match of two, 4.6 after four, 7.7 after nine, 11.6 after twelve and
+            more.)
+        most_tokens: the longest copy. 31 and the last committed token are the 32 rows that
+            `specalign.kernels` takes at a time.
+    """
+
+    session = CopyingSession
+
+    def __init__(self, inner: Drafter, copy_tokens: int = 7, most_tokens: int = 31) -> None:
+        super().__init__(inner, "lookup")
+        self.copy_tokens, self.most_tokens = copy_tokens, most_tokens
+        self.joined_tokens = min(JOINED_TOKENS, most_tokens)
+        self.draft_tokens = max(inner.draft_tokens, most_tokens)
+        self.draft_nodes = max(inner.draft_nodes + self.joined_tokens, most_tokens)

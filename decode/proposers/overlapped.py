@@ -3,12 +3,9 @@ as a draft is proposed, a thread begins the next one, on the guess that the draf
 whole and followed by the drafter's own next token. If the guess is right the next draft costs no
 time; else it is made again.
 
-The law is that of the inner drafter. The next draft is drawn from q after the guessed text, with a
-generator of its own. Whether the guess is right depends on tokens drawn before and on the target,
-so given that it is, the tokens are draws from q.
-
-It needs a drafter on another device than the target, or idle cores: on shared ones each slows the
-other down.
+The law is that of the inner drafter: the next draft is drawn from q after the guessed text, with a
+generator of its own, and whether the guess is right depends on other numbers. It needs a drafter on
+another device than the target, or idle cores.
 """
 
 from __future__ import annotations
@@ -18,52 +15,28 @@ from dataclasses import replace
 
 import torch
 
-from decode.proposers.base import Drafter, Request, WrappingSession
-from decode.speculation.proposal import Law, Proposal
-from decode.speculation.sampling import Sampling, make_generator
+from decode.proposers.base import Drafter, DraftSession, Request, WrappingDrafter, WrappingSession
+from decode.speculation.proposal import Proposal
+from decode.speculation.sampling import make_generator
+from decode.speculation.tree import path_to
+from decode.speculation.tree_drafts import prefix_tree
 
 _OWN_STREAM = 0x0A17
 """XORed with the request's seed, it seeds the generator of drafts made ahead."""
 
 
-class OverlappedDrafter:
-    """`inner`, drafting one round ahead.
-
-    Args:
-        inner: drafts chains of at least two tokens from the text alone, and its text can be
-            rewound. Its last drafted token is the guess.
-
-    """
-
-    in_background = True
-
-    def __init__(self, inner: Drafter) -> None:
-        self.inner = inner
-        self.name = f"{inner.name}+overlap"
-        self.draft_tokens = self.draft_nodes = inner.draft_tokens - 1
-
-    def law(self, sampling: Sampling) -> Law:
-        return self.inner.law(sampling)
-
-    def start(self, request: Request) -> OverlappedSession:
-        return OverlappedSession(self.inner, request)
-
-
 class OverlappedSession(WrappingSession):
-    """One request's drafts."""
-
     rewinds = True
 
-    def __init__(self, drafter: Drafter, request: Request) -> None:
+    def __init__(self, proposer: OverlappedDrafter, request: Request) -> None:
         device, seed = request.target.device, request.sampling.fixed_seed
-        self.request = request
         self.guessed = replace(
             request,
             tokens=list(request.tokens),
             generator=make_generator(seed ^ _OWN_STREAM, device),
             history=request.history.fork(),
         )
-        super().__init__(drafter.start(self.guessed))
+        super().__init__(proposer, request, self.guessed)
         self.worker = ThreadPoolExecutor(1)
         self.ahead: Future[Proposal | None] | None = None
 
@@ -101,8 +74,7 @@ class OverlappedSession(WrappingSession):
         return self.inner.propose(k)
 
     def _join(self) -> Future[Proposal | None] | None:
-        """Wait for the thread to end, shortly after its draft is done; returns the draft, if there
-        was one."""
+        """Wait for the thread to end; returns its draft, if there was one."""
         self.worker.shutdown()
         ahead, self.ahead = self.ahead, None
         return ahead
@@ -110,3 +82,51 @@ class OverlappedSession(WrappingSession):
     def close(self) -> None:
         self._join()
         super().close()
+
+
+class OverlappedDrafter(WrappingDrafter):
+    """`inner`, drafting one round ahead. It drafts chains of at least two tokens from a text that
+    can be rewound; its last drafted token is the guess."""
+
+    in_background = True
+    session = OverlappedSession
+
+    def __init__(self, inner: Drafter) -> None:
+        super().__init__(inner, "overlap")
+        self.draft_tokens = self.draft_nodes = inner.draft_tokens - 1
+
+
+class MergedSession(DraftSession):
+    proposer: MergedDrafter
+
+    def __init__(self, proposer: MergedDrafter, request: Request) -> None:
+        super().__init__(proposer, request)
+        self.sessions = [one.start(request) for one in proposer.drafters]
+
+    def propose(self, k: int) -> Proposal | None:
+        paths: list[list[int]] = []
+        for drafter, session in zip(self.proposer.drafters, self.sessions, strict=True):
+            found = session.propose(min(k, drafter.draft_tokens))
+            if found is not None:
+                tokens, tree = found.tokens_K.tolist(), found.tree
+                leaves = [i for i in range(len(tokens)) if i not in tree]
+                paths += [[tokens[i] for i in path_to(tree, leaf + 1)] for leaf in leaves]
+        return prefix_tree(paths, self.request.target.device) if paths else None
+
+    def close(self) -> None:
+        for session in self.sessions:
+            session.close()
+
+
+class MergedDrafter(Drafter):
+    """The drafts of two drafters of any law, without taps, as one tree. Law `point`: which tokens
+    it holds is a choice."""
+
+    in_background = True
+    session = MergedSession
+
+    def __init__(self, first: Drafter, second: Drafter) -> None:
+        self.drafters = (first, second)
+        self.name = f"{first.name}|{second.name}"
+        self.draft_tokens = max(first.draft_tokens, second.draft_tokens)
+        self.draft_nodes = first.draft_nodes + second.draft_nodes

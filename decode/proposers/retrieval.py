@@ -2,8 +2,7 @@
 followed the longest suffix of the text that occurred before, in the text itself or in a datastore.
 No model, no training.
 
-The source with the longer match drafts; the text itself if both are equal. Tokens are chosen by
-counts: law `point`.
+The source with the longer match drafts; the text itself if both are equal. Law `point`.
 """
 
 from __future__ import annotations
@@ -20,42 +19,21 @@ from decode.proposers.suffix_automaton import (
 )
 from decode.speculation.proposal import Proposal, point_proposal
 from decode.speculation.tree_drafts import best_first
-
-
-class RetrievalDrafter(Drafter):
-    """Proposes what followed in prompt and output, or in a datastore.
-
-    Args:
-        draft_tokens: K, how many tokens to draft ahead, of a tree its levels.
-        shortest: nothing is proposed after a match of fewer tokens.
-        tree_nodes: tokens of a tree of the most frequent continuations; 0 = a chain of the most
-            frequent one at each step.
-        datastore: other texts, as the target's tokens (`decode.proposers.corpus.read_corpus`).
-    """
-
-    name = "retrieval"
-
-    def __init__(
-        self,
-        draft_tokens: int = 8,
-        shortest: int = 2,
-        tree_nodes: int = 0,
-        datastore: Datastore | None = None,
-    ) -> None:
-        self.draft_tokens, self.shortest, self.tree_nodes = draft_tokens, shortest, tree_nodes
-        self.draft_nodes = max(draft_tokens, tree_nodes)
-        self.datastore = datastore
-
-    def start(self, request: Request) -> RetrievalSession:
-        return RetrievalSession(self, request)
+from specalign.common.errors import UserError
+from specalign.common.files import expand_path, read_text
+from specalign.lm.model import Target
+from specalign.rows.tables import kind_of, read_rows
 
 
 class RetrievalSession(DraftSession):
-    """One request's drafts. `text`: the automaton of all its tokens; `match`: state and length of
-    their longest ending in the datastore."""
+    """`text`: the automaton of all its tokens; `match`: state and length of their longest ending in
+    the datastore."""
+
+    proposer: RetrievalDrafter
 
     def __init__(self, proposer: RetrievalDrafter, request: Request) -> None:
-        self.proposer, self.datastore, self.request = proposer, proposer.datastore, request
+        super().__init__(proposer, request)
+        self.datastore = proposer.datastore
         self.text = TextAutomaton()
         self.match = (ROOT, 0)
         self.indexed = 0
@@ -72,46 +50,82 @@ class RetrievalSession(DraftSession):
             source, (state, length) = self.datastore, self.match
         if length < self.proposer.shortest:
             return None
-        parents: tuple[int, ...] | None = None
-        if self.proposer.tree_nodes:
-            tokens, parents = self._draft_tree(source, state, k)
-        else:
-            tokens = self._draft_chain(source, state, k)
-        if not tokens:
-            return None
-        return point_proposal(tokens, self.request.target.device, parents)
+        tokens, parents = self._draft(source, state, k)
+        return point_proposal(tokens, self.request.target.device, parents) if tokens else None
 
-    def _draft_chain(self, source: SuffixAutomaton, state: int, k: int) -> list[int]:
-        """The most frequent continuation at each step; past the end of the text the drafted tokens
-        are continued."""
-        tokens: list[int] = []
-        while len(tokens) < k and (found := source.continuations(state, self.proposer.shortest)):
-            tokens.append(found[0].token)
-            if tokens[-1] in self.request.target.eos_ids:
-                break
-            state = found[0].state
-        return tokens
-
-    def _draft_tree(
+    def _draft(
         self, source: SuffixAutomaton, state: int, k: int
-    ) -> tuple[list[int], tuple[int, ...]]:
-        """The nodes with the most frequent paths, by the product of their shares."""
-        most, ends = self.proposer.tree_nodes, self.request.target.eos_ids
+    ) -> tuple[list[int], tuple[int, ...] | None]:
+        """The nodes with the most frequent paths, by the product of their shares; of a chain the
+        most frequent continuation at each step."""
+        ends, shortest = self.request.target.eos_ids, self.proposer.shortest
+        if not self.proposer.tree_nodes:
+            tokens: list[int] = []
+            while len(tokens) < k and (found := source.continuations(state, shortest)):
+                tokens.append(found[0].token)
+                if tokens[-1] in ends:
+                    break
+                state = found[0].state
+            return tokens, None
         # to `best_first` a node is an index into this, which keeps equal tokens apart
         nodes: list[Continuation] = []
 
         def children(level: int, above: Sequence[int | None]) -> list[tuple[list[float], range]]:
             rows = []
             for parent in above:
-                if parent is not None and nodes[parent].token in ends:
-                    found = []
-                else:
+                found: list[Continuation] = []
+                if parent is None or nodes[parent].token not in ends:
                     at = state if parent is None else nodes[parent].state
-                    found = source.continuations(at, self.proposer.shortest)[:most]
+                    found = source.continuations(at, shortest)[: self.proposer.tree_nodes]
                 places = range(len(nodes), len(nodes) + len(found))
                 rows.append(([x.log_share for x in found], places))
                 nodes.extend(found)
             return rows
 
-        chosen, parents = best_first(k, most, children)
+        chosen, parents = best_first(k, self.proposer.tree_nodes, children)
         return [nodes[i].token for i in chosen], parents
+
+
+class RetrievalDrafter(Drafter):
+    """Proposes what followed in prompt and output, or in a datastore.
+
+    Args:
+        draft_tokens: K, how many tokens to draft ahead, of a tree its levels.
+        shortest: nothing is proposed after a match of fewer tokens.
+        tree_nodes: tokens of a tree of the most frequent continuations; 0 = a chain.
+        datastore: other texts, as the target's tokens (`read_corpus`).
+    """
+
+    name = "retrieval"
+    session = RetrievalSession
+
+    def __init__(
+        self,
+        draft_tokens: int = 8,
+        shortest: int = 2,
+        tree_nodes: int = 0,
+        datastore: Datastore | None = None,
+    ) -> None:
+        self.draft_tokens, self.shortest, self.tree_nodes = draft_tokens, shortest, tree_nodes
+        self.draft_nodes = max(draft_tokens, tree_nodes)
+        self.datastore = datastore
+
+
+def read_corpus(file: str, target: Target) -> list[list[int]]:
+    """The texts of a file, tokenized as plain text: of `.txt` one text; of `.jsonl`, `.json`,
+    `.csv`, `.parquet` the key `text` of each row. Raises UserError for broken content, or nothing
+    in it."""
+    path = expand_path(file)
+    plain = kind_of(path) == ".txt"
+    rows = [{"text": read_text(path)}] if plain else list(read_rows(path))
+    tokens = []
+    for number, row in enumerate(rows, 1):
+        text = row.get("text") if isinstance(row, dict) else None
+        if not isinstance(text, str):
+            raise UserError(f"{path}, row {number}: needs a string under the key 'text'")
+        if text.strip():
+            # half a surrogate pair, which JSON can hold, is no text
+            tokens.append(target.text_tokens(text.encode(errors="replace").decode()))
+    if not tokens:
+        raise UserError(f"{path} holds no text")
+    return tokens

@@ -1,9 +1,9 @@
 """SpecDiff-2 (arXiv 2511.00606): S drafts drawn from one step's marginals at a draft temperature,
 verified in one forward pass.
 
-Merged where they share a prefix they have law `point`: the target's p then selects the draft to
-follow (verifier `self_selection`, as published), or all are followed at once (`point_mass`: never
-fewer tokens). Or each keeps its q: S i.i.d. chains for recursive rejection and traversal.
+Merged where they share a prefix they have law `point`: the target's p selects the draft to follow
+(verifier `self_selection`, as published), or all are followed at once (`point_mass`). Or each keeps
+its q: S i.i.d. chains for recursive rejection and traversal.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from decode.proposers.base import Request
-from decode.proposers.diffusion import DiffusionSession
+from decode.proposers.diffusion import DiffusionSession, StandaloneProposer
 from decode.speculation.proposal import DraftProbs, Law, Proposal
 from decode.speculation.sampling import Sampling, draw, probs
 from decode.speculation.tree import MOST_NODES
@@ -22,46 +21,8 @@ from specalign.common.errors import UserError
 from specalign.models.standalone import DiffusionDrafter
 
 
-class SpecDiff2Drafter:
-    """S drafts per round from a standalone drafter over the target's vocabulary.
-
-    Args:
-        draft_tokens: K, default its training's block.
-        candidates: S.
-        draft_temperature: of the draws; None = the target's, 1 where that is 0. The paper's is
-            about 1.5.
-        keep_q: above temperature 0 keep the drafts separate, each with its q.
-    """
-
-    name = "candidates"
-
-    def __init__(
-        self,
-        drafter: DiffusionDrafter,
-        draft_tokens: int | None = None,
-        candidates: int = 8,
-        draft_temperature: float | None = None,
-        keep_q: bool = False,
-    ) -> None:
-        self.draft_tokens = draft_tokens or drafter.config.block_size
-        self.draft_nodes = candidates * self.draft_tokens
-        if self.draft_nodes > MOST_NODES:
-            raise UserError(
-                f"candidates={candidates}: at most {MOST_NODES // self.draft_tokens} with "
-                f"{self.draft_tokens} tokens each"
-            )
-        self.drafter, self.candidates = drafter.eval(), candidates
-        self.draft_temperature, self.keep_q = draft_temperature, keep_q
-
-    def law(self, sampling: Sampling) -> Law:
-        return "independent" if self.keep_q and not sampling.greedy else "point"
-
-    def start(self, request: Request) -> SpecDiff2Session:
-        return SpecDiff2Session(self, request)
-
-
-class SpecDiff2Session(DiffusionSession[SpecDiff2Drafter]):
-    """One request's drafts."""
+class SpecDiff2Session(DiffusionSession):
+    proposer: SpecDiff2Drafter
 
     def propose(self, k: int) -> Proposal:
         sampling, generator = self.request.sampling, self.request.generator
@@ -74,3 +35,36 @@ class SpecDiff2Session(DiffusionSession[SpecDiff2Drafter]):
             return prefix_tree([x.tolist() for x in drafts], q_KV.device)
         q = DraftProbs(q_KV)
         return merge_chains([Proposal(tokens_K, self.law, q) for tokens_K in drafts])
+
+
+class SpecDiff2Drafter(StandaloneProposer):
+    """S drafts per round from a standalone drafter over the target's vocabulary.
+
+    Args:
+        draft_tokens: K, default its training's block.
+        candidates: S.
+        draft_temperature: None = the target's, 1 where that is 0. The paper's is about 1.5.
+        keep_q: above temperature 0 keep the drafts separate, each with its q.
+    """
+
+    name = "candidates"
+    session = SpecDiff2Session
+
+    def __init__(
+        self,
+        drafter: DiffusionDrafter,
+        draft_tokens: int | None = None,
+        candidates: int = 8,
+        draft_temperature: float | None = None,
+        keep_q: bool = False,
+    ) -> None:
+        super().__init__(drafter, draft_tokens)
+        self.draft_nodes = candidates * self.draft_tokens
+        if self.draft_nodes > MOST_NODES:
+            most, size = MOST_NODES // self.draft_tokens, self.draft_tokens
+            raise UserError(f"candidates={candidates}: at most {most} with {size} tokens each")
+        self.candidates = candidates
+        self.draft_temperature, self.keep_q = draft_temperature, keep_q
+
+    def law(self, sampling: Sampling) -> Law:
+        return "independent" if self.keep_q and not sampling.greedy else "point"

@@ -2,8 +2,8 @@
 each token followed it.
 
 A state stands for all strings that end at the same positions (Blumer et al., 1985); built online,
-amortised O(1) per token. There are two: of one growing text, and of many fixed texts (SAM Decoding,
-arXiv 2411.10666).
+amortised O(1) per token. One of a growing text, and one of many fixed texts (SAM Decoding, arXiv
+2411.10666).
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ ROOT = 0
 NOWHERE = -1
 """No state: the root's suffix link, a missing transition."""
 END = -1
-"""Follows each text of a datastore: not a token, so that no match extends into the next text."""
+"""Follows each text of a datastore, so that no match extends into the next text."""
 _UNSET = -2
 
 
 class Continuation(NamedTuple):
-    """A token that followed a string: ln of its share among all that did, and the state of the
-    longer string."""
+    """A token that followed a string: ln of its share among all that did, and the next state."""
 
     log_share: float
     token: int
@@ -34,9 +33,9 @@ class Continuation(NamedTuple):
 class SuffixAutomaton(ABC):
     """All substrings of the tokens so far.
 
-    length: of a state's longest string.
-    link: to the state of its longest suffix that occurs at more positions.
-    ends: 1 for the state of the whole text up to some token, 0 for one that was split off.
+    length: of a state's longest string. link: to the state of its longest suffix that occurs at
+    more positions. ends: 1 for the state of the whole text up to some token, 0 for one that was
+    split off.
     """
 
     def __init__(self) -> None:
@@ -56,14 +55,7 @@ class SuffixAutomaton(ABC):
         more = self._more.get(state)
         return NOWHERE if more is None else more.get(token, NOWHERE)
 
-    def successors(self, state: int) -> list[tuple[int, int]]:
-        """All (token, state) that follow, in order of first occurrence."""
-        if self._token[state] == _UNSET:
-            return []
-        return [(self._token[state], self._to[state]), *self._more.get(state, {}).items()]
-
     def extend(self, token: int) -> None:
-        """Append a token."""
         new, at = self._add_state(self.length[self.last] + 1), self.last
         self.ends[new] = 1
         while at != NOWHERE and (old := self.step(at, token)) == NOWHERE:
@@ -87,10 +79,11 @@ class SuffixAutomaton(ABC):
 
     def continuations(self, state: int, shortest: int) -> list[Continuation]:
         """What followed the state's strings, the most frequent first, the most recent first among
-        equals. If nothing did: what followed their longest suffix, of at least `shortest` tokens,
-        that something followed."""
+        equals; if nothing did, what followed their longest suffix, of at least `shortest` tokens,
+        that has some."""
         while state != NOWHERE and self.length[state] >= shortest:
-            found = [x for x in self.successors(state) if x[0] != END]
+            found = [(self._token[state], self._to[state]), *self._more.get(state, {}).items()]
+            found = [x for x in found if x[0] not in (END, _UNSET)]
             if len(found) == 1:  # its share needs no count
                 return [Continuation(0.0, *found[0])]
             if found:
@@ -178,8 +171,8 @@ class Datastore(SuffixAutomaton):
         return self._counts[state]
 
     def match(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """Extend the longest suffix of a text that occurs here by one token: from its state and
-        length before (at the start the root and 0) to those after."""
+        """Extend the longest suffix of a text that occurs here by one token: its state and
+        length."""
         while (to := self.step(state, token)) == NOWHERE:
             if state == ROOT:
                 return ROOT, 0

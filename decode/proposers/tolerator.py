@@ -1,9 +1,6 @@
-"""Refined drafts (Tolerator, arXiv 2510.05090): masks are filled as usual; then for some rounds a
-part is masked again and decoded given the rest, so that tokens chosen independently become
-consistent.
-
-The result is not a draw from a known q: law `point`.
-"""
+"""Tolerator (arXiv 2510.05090): masks are filled as usual; then for some rounds a part is masked
+again and decoded given the rest, so that tokens chosen independently become consistent. Law
+`point`."""
 
 from __future__ import annotations
 
@@ -12,49 +9,21 @@ import math
 import torch
 from torch import Tensor
 
-from decode.proposers.base import Drafter, Request
-from decode.proposers.diffusion import DiffusionSession
+from decode.proposers.diffusion import DiffusionSession, StandaloneProposer
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import best
 from specalign.models.standalone import DiffusionDrafter
 
 
-class ToleratorDrafter(Drafter):
-    """A standalone drafter over the target's vocabulary that fills K masks in T steps, the most
-    confident first, and then refines them.
-
-    Args:
-        draft_tokens: K, default its training's block.
-        steps: T, of the filling.
-        rounds: R refining rounds; 0 = none. Round r masks the least confident share cos(π/2·r/R) of
-            the positions, at least one and never all (the paper's annealed rate).
-    """
-
-    name = "tolerator"
-
-    def __init__(
-        self,
-        drafter: DiffusionDrafter,
-        draft_tokens: int | None = None,
-        steps: int = 1,
-        rounds: int = 2,
-    ) -> None:
-        self.drafter, self.steps, self.rounds = drafter.eval(), steps, rounds
-        self.draft_tokens = self.draft_nodes = draft_tokens or drafter.config.block_size
-
-    def start(self, request: Request) -> ToleratorSession:
-        return ToleratorSession(self, request)
-
-
-class ToleratorSession(DiffusionSession[ToleratorDrafter]):
-    """One request's drafts."""
+class ToleratorSession(DiffusionSession):
+    proposer: ToleratorDrafter
 
     def propose(self, k: int) -> Proposal:
         rounds = self.proposer.rounds if k > 1 else 0
         block_K = self.append_masks(k)
         peak_K = torch.zeros(k, dtype=torch.float32, device=block_K.device)
         for remaining in range(min(self.proposer.steps, k), 0, -1):
-            masks = int(self.find_masks(block_K).sum())
+            masks = int((block_K == self.drafter.mask_id).sum())
             self._fill(block_K, peak_K, math.ceil(masks / remaining))
         for r in range(1, rounds + 1):
             count = max(1, min(k - 1, round(k * math.cos(math.pi / 2 * r / rounds))))
@@ -67,7 +36,32 @@ class ToleratorSession(DiffusionSession[ToleratorDrafter]):
         place."""
         logits_KV = self.context.denoise(block_K)
         new_peak_K = logits_KV.softmax(-1).amax(-1)
-        unfilled_K = self.find_masks(block_K)
-        at = new_peak_K.masked_fill(~unfilled_K, -1.0).topk(count).indices.sort().values
+        filled_K = block_K != self.drafter.mask_id
+        at = new_peak_K.masked_fill(filled_K, -1.0).topk(count).indices.sort().values
         peak_K[at] = new_peak_K[at]
         block_K[at] = best(logits_KV[at], self.request.sampling, self.before(at), overwrite=True)
+
+
+class ToleratorDrafter(StandaloneProposer):
+    """A standalone drafter over the target's vocabulary that fills K masks in T steps, the most
+    confident first, and then refines them.
+
+    Args:
+        draft_tokens: K, default its training's block.
+        steps: T, of the filling.
+        rounds: R refining rounds; round r masks the least confident share cos(π/2·r/R) of the
+            positions, at least one and never all (the paper's annealed rate).
+    """
+
+    name = "tolerator"
+    session = ToleratorSession
+
+    def __init__(
+        self,
+        drafter: DiffusionDrafter,
+        draft_tokens: int | None = None,
+        steps: int = 1,
+        rounds: int = 2,
+    ) -> None:
+        super().__init__(drafter, draft_tokens)
+        self.steps, self.rounds = steps, rounds

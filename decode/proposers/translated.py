@@ -1,10 +1,6 @@
 """A drafter with its own vocabulary for any target (string-level exact match, arXiv 2502.05202):
 its context is the committed text in its tokens, and the text that it drafts is tokenized for the
-target.
-
-The law is `point`: q is lost in translation, because several drafts in its tokens become one in the
-target's. A wrong translation only costs acceptance, because the target verifies every token.
-"""
+target. Law `point`: q is lost in translation. A wrong translation only costs acceptance."""
 
 from __future__ import annotations
 
@@ -23,23 +19,67 @@ from specalign.models.diffusion_context import DiffusionContext
 from specalign.models.standalone import DiffusionDrafter
 
 LONGEST_CONTEXT = 4096
-"""The longest context, in the drafter's tokens; of a longer text it sees the later half of that."""
+"""In the drafter's tokens; of a longer text it sees the later half of that."""
 OVERLAP = 16
-"""Committed tokens before a draft that are tokenized with it: its first token may depend on the
-word or the run of spaces before it."""
+"""Committed tokens that are tokenized with a draft: its first token may depend on them."""
 UNFINISHED = "\ufffd"
 """Stands for half a character at the end of a text."""
 
 
+class TranslatedSession(DraftSession):
+    rewinds = True
+
+    proposer: TranslatedDrafter
+
+    def __init__(self, proposer: TranslatedDrafter, request: Request) -> None:
+        super().__init__(proposer, request)
+        self.first = 0  # where in the text the network's context begins
+        self.context = self._new_context()
+
+    def _new_context(self) -> CausalContext | DiffusionContext:
+        network = self.proposer.network
+        if isinstance(network, Target):
+            return CausalContext(network, min(network.context_limit, LONGEST_CONTEXT))
+        return DiffusionContext(network, LONGEST_CONTEXT + self.proposer.draft_tokens)
+
+    def propose(self, k: int) -> Proposal | None:
+        translator, request = self.proposer.translator, self.request
+        text = translator.to_drafter(request.tokens)
+        drafts = self._draft(text, self.proposer.draft_tokens)
+        tokens = translator.to_target(request.tokens, text, drafts)
+        # a tokenizer may have more tokens than the model has rows
+        tokens = list(takewhile(lambda token: token < request.target.vocab_size, tokens))[:k]
+        return point_proposal(tokens, request.target.device) if tokens else None
+
+    def _draft(self, text: list[int], k: int) -> list[int]:
+        """At most k argmax drafts after the text, in the network's own tokens."""
+        limit = LONGEST_CONTEXT
+        if isinstance(self.proposer.network, Target):
+            limit = min(limit, self.proposer.network.context_limit) - k
+        if not self.first < len(text) <= self.first + limit:
+            self.first = max(0, len(text) - limit // 2)
+            self.context = self._new_context()
+        text = text[self.first :]
+        if not text:
+            return []
+        if isinstance(self.context, DiffusionContext):
+            follow(self.context, text)
+            masks_K = torch.full((k,), self.context.drafter.mask_id, device=self.context.device)
+            return self.context.denoise(masks_K).argmax(-1).tolist()
+        drafts: list[int] = []
+        unread = self.context.follow(text)
+        for _ in range(k):
+            unread = self.context.read(unread).argmax(-1).tolist()
+            drafts += unread
+        return drafts
+
+
 class TranslatedDrafter(Drafter):
     """A standalone network with its own tokenizer as a drafter over the target's vocabulary.
+    draft_tokens: of the network's own tokens, and the most target tokens in a proposal. Raises
+    UserError for a tokenizer that does not report where in the text its tokens are."""
 
-    Args:
-        draft_tokens: of the network's own tokens, and the most target tokens in a proposal.
-
-    Raises:
-        UserError: a tokenizer that does not report where in the text its tokens are.
-    """
+    session = TranslatedSession
 
     def __init__(
         self,
@@ -59,57 +99,6 @@ class TranslatedDrafter(Drafter):
         self.draft_tokens = self.draft_nodes = length
         self.translator = Translator(tokenizer, target.tokenizer)
 
-    def start(self, request: Request) -> TranslatedSession:
-        return TranslatedSession(self, request)
-
-
-class TranslatedSession(DraftSession):
-    """One request's drafts."""
-
-    rewinds = True
-
-    def __init__(self, drafter: TranslatedDrafter, request: Request) -> None:
-        self.drafter, self.request = drafter, request
-        self.first = 0  # where in the text the network's context begins
-        self.context = self._new_context()
-
-    def _new_context(self) -> CausalContext | DiffusionContext:
-        network = self.drafter.network
-        if isinstance(network, Target):
-            return CausalContext(network, min(network.context_limit, LONGEST_CONTEXT))
-        return DiffusionContext(network, LONGEST_CONTEXT + self.drafter.draft_tokens)
-
-    def propose(self, k: int) -> Proposal | None:
-        translator, request = self.drafter.translator, self.request
-        text = translator.to_drafter(request.tokens)
-        drafts = self._draft(text, self.drafter.draft_tokens)
-        tokens = translator.to_target(request.tokens, text, drafts)
-        # a tokenizer may have more tokens than the model has rows
-        tokens = list(takewhile(lambda token: token < request.target.vocab_size, tokens))[:k]
-        return point_proposal(tokens, request.target.device) if tokens else None
-
-    def _draft(self, text: list[int], k: int) -> list[int]:
-        """At most k argmax drafts after the text, in the network's own tokens."""
-        limit = LONGEST_CONTEXT
-        if isinstance(self.drafter.network, Target):
-            limit = min(limit, self.drafter.network.context_limit) - k
-        if not self.first < len(text) <= self.first + limit:
-            self.first = max(0, len(text) - limit // 2)
-            self.context = self._new_context()
-        text = text[self.first :]
-        if not text:
-            return []
-        if isinstance(self.context, DiffusionContext):
-            follow(self.context, text)
-            masks_K = torch.full((k,), self.context.drafter.mask_id, device=self.context.device)
-            return self.context.denoise(masks_K).argmax(-1).tolist()
-        drafts: list[int] = []
-        unread = self.context.follow(text)
-        for _ in range(k):
-            unread = self.context.read(unread).argmax(-1).tolist()
-            drafts += unread
-        return drafts
-
 
 class Translator:
     """The same text in the tokens of a drafter's and of a target's tokenizer."""
@@ -121,8 +110,8 @@ class Translator:
         self.opening: list[int] = opening if opening == [drafter.bos_token_id] else []
 
     def to_drafter(self, tokens: list[int]) -> list[int]:
-        """Target tokens as the drafter's. Special tokens that it lacks are written out, so that the
-        turns of a chat stay apart."""
+        """Special tokens that the drafter lacks are written out, so that the turns of a chat stay
+        apart."""
         if self.same:
             return tokens
         if tokens[:1] == [self.target.bos_token_id]:
@@ -131,8 +120,8 @@ class Translator:
         return [*self.opening, *self.drafter(text, add_special_tokens=False)["input_ids"]]
 
     def to_target(self, before: list[int], context: list[int], drafts: list[int]) -> list[int]:
-        """Drafts after a context, in the target's tokens to follow its tokens `before`; perhaps
-        none. An end of sequence becomes the target's."""
+        """Drafts after a context, in the target's tokens to follow its tokens `before`. An end of
+        sequence becomes the target's."""
         if self.same:
             return drafts
         end = self.drafter.eos_token_id
@@ -148,7 +137,6 @@ class Translator:
 
 
 def spell(tokenizer: Any, tokens: list[int]) -> str:
-    """The text of tokens, special ones written out."""
     return tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
 
 

@@ -1,5 +1,4 @@
-"""Proposals of several requests as one batch of tensors: what a rule of verification is given
-(decode/speculation/rules.py)."""
+"""Proposals of several requests as one batch of tensors, the input of a verification rule."""
 
 from __future__ import annotations
 
@@ -15,17 +14,11 @@ from decode.speculation.tree import Forest, chain, parent_rows
 
 @dataclass(frozen=True)
 class Drafts:
-    """Trees of B requests as a batch, all of one law; smaller ones are padded with nodes that no
-    rule accepts.
+    """Trees of B requests, all of one law; smaller ones are padded with nodes that no rule accepts.
 
-    Args:
-        tokens_BN: int64.
-        parents: per request, as in `Proposal`.
-        q_BNV: what each token was drawn from (of siblings: the first draw's q); None for point
-            drafts.
-        steps_BN: unmask steps, for the law `unmasked`.
-        without_replacement: siblings were drawn so; else each was drawn without looking at the
-            others (`k_seq`: all from one q).
+    tokens_BN: int64. parents: per request, as in `Proposal`. q_BNV: None for point drafts.
+    steps_BN: of the law `unmasked`. without_replacement: siblings were drawn so; else each without
+    looking at the others (`k_seq`: all from one q).
     """
 
     tokens_BN: Tensor
@@ -36,7 +29,6 @@ class Drafts:
 
     @classmethod
     def of(cls, proposals: Sequence[Proposal], vocab_size: int) -> Drafts:
-        """Batch some proposals of one law and one kind of siblings."""
         size = max(len(x) for x in proposals)
 
         def padded(rows: list[Tensor]) -> Tensor:
@@ -84,14 +76,13 @@ class Drafts:
         return torch.arange(self.size, device=self.tokens_BN.device) < lengths[:, None]
 
     def q(self) -> Tensor:
-        """`q_BNV`, of drafts whose law has one."""
         assert self.q_BNV is not None, "drafts of this law carry their q"
         return self.q_BNV
 
     def q_BV(self, i: int | Tensor, above_BN: Tensor) -> Tensor:
-        """What token i was drawn from (int, or one per request (B,)), without its earlier siblings
-        where they were drawn without replacement. NaN where nothing is left: no rule accepts such a
-        token."""
+        """What token i (one for all, or one per request (B,)) was drawn from, without its earlier
+        siblings where they were drawn without replacement; NaN, which no rule accepts, where
+        nothing is left."""
         q_BNV = self.q()
         batch = torch.arange(len(above_BN), device=above_BN.device)
         i_B = torch.full_like(batch, i) if isinstance(i, int) else i
@@ -108,8 +99,8 @@ class Drafts:
 
 
 def rows_at(block_BMV: Tensor, at: Tensor) -> Tensor:
-    """Row `at` of every request, (B, V) for (B,), or rows, (B, N, V) for (B, N). (`block[batch,
-    at]` is several times slower: it copies element by element.)"""
+    """Row `at` of every request, (B, V) for (B,), or rows, (B, N, V) for (B, N). Indexing by
+    [batch, at] is several times slower."""
     B, M, V = block_BMV.shape
     first_B = torch.arange(B, device=at.device) * M
     flat = at + (first_B if at.dim() == 1 else first_B[:, None])

@@ -1,5 +1,4 @@
-"""The state of the processors at every node of a proposal: which tokens the text before it
-holds."""
+"""The state of the processors at every node of a proposal."""
 
 from __future__ import annotations
 
@@ -15,11 +14,10 @@ from decode.speculation.tree import ancestors, depths
 
 
 class History:
-    """The part of one request's text that the active processors need.
+    """Which tokens one request's text holds, as far as the active processors need it.
 
     Args:
-        prompt: counts for the repetition penalty, not for the presence penalty and the minimum
-            length.
+        prompt: counts for the repetition penalty, not for presence penalty and minimum length.
         eos_ids: the tokens that the minimum length bars.
     """
 
@@ -59,15 +57,15 @@ class History:
         return twin
 
     def rows(self, tokens_K: Tensor, parents: tuple[int, ...]) -> ProcessorState:
-        """The state at each of the K + 1 nodes of a call: the text, and the drafts on the node's
+        """The state at each of the K + 1 nodes of a round: the text, and the drafts on the node's
         path."""
         depth = (0, *depths(parents))
         seen = self._with(self.seen_V, tokens_K, parents)
         return self._of(seen, self._with(self.written_V, tokens_K, parents), depth)
 
     def ahead(self, first: int, count: int) -> ProcessorState:
-        """The state at `count` positions, the first of them `first` positions ahead, without the
-        drafts in between: for drafts that are drawn without looking at those left of them."""
+        """The state at `count` positions, the first of them `first` positions ahead, for drafts
+        that are drawn without looking at those left of them."""
         return self._of(self.seen_V, self.written_V, range(first, first + count))
 
     def _of(
@@ -101,6 +99,6 @@ class History:
 
 @lru_cache(maxsize=512)
 def _on_paths(parents: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """All pairs of a node and a drafted token on its path, as two index tensors. On the CPU."""
+    """All pairs of a node and a drafted token on its path, as two index tensors on the CPU."""
     row, draft = ancestors(parents)[:, 1:].nonzero(as_tuple=True)
     return row, draft

@@ -3,21 +3,17 @@ laws for which it is exact.
 
     point        chosen in any way: an argmax, a lookup, a beam, the best of many; there is no q
     independent  all drawn in one step, each position from its own q given the prefix alone
-    causal       each drawn from a q that depends on the drafted tokens left of it, and on nothing else
+    causal       each drawn from a q that depends on the drafted tokens left of it, and on nothing
+        else
     unmasked     each drawn from the q of the step that unmasked it, the steps in any order
 
-Drafts of the laws `independent` and `causal` may branch: every token of a tree is drawn from its q
-given the tokens on its path, and siblings say how they were drawn: without looking at each other,
-from one q (`iid`) or each from its own (`independent`), or from q without the earlier ones
-(`without_replacement`). They stand in the order in which they were drawn and are neither sorted nor
-made distinct, which would change the law. Siblings that were chosen, such as the most probable
-ones, make a `point` tree.
+Drafts of the laws `independent` and `causal` may branch. Siblings stand in draw order and say how
+they were drawn: from one q without looking at each other (`iid`), each from its own
+(`independent`), or from q without the earlier ones (`without_replacement`). Sorting them or making
+them distinct would change the law; chosen siblings make a `point` tree.
 
-Wrong combinations are refused here: a `point` proposal has no q, every other law needs one, and q
-is fp32 or fp64, because a draw from a half-precision softmax is not a draw from q. What only the
-values show is checked on CPUs alone, because reading them elsewhere would synchronise: a q that is
-no distribution, or siblings that were not drawn from one q. A q with NaN or infinity comes from a
-broken drafter: nothing of it is accepted.
+What only the values show is checked on CPUs alone, because reading them elsewhere would
+synchronise. Of a q with NaN or infinity (a broken drafter) nothing is accepted.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from decode.speculation.tree import chain, depths, nodes_within
+from decode.speculation.tree import chain, depths
 
 Law = Literal["point", "independent", "causal", "unmasked"]
 LAWS: tuple[str, ...] = get_args(Law)
@@ -38,17 +34,18 @@ Siblings = Literal["iid", "independent", "without_replacement"]
 SIBLINGS: tuple[str, ...] = get_args(Siblings)
 
 MASS = 1e-4
-"""How far from 1 the sum of a row of q may be. torch's own softmax in fp32 is off by up to 5e-5
-over 256,000 ids. The output's distribution changes by no more, in total variation."""
+"""How far from 1 a row of q may sum: torch's own fp32 softmax is off by up to 5e-5 over 256,000
+ids. In total variation the output changes by no more."""
 
 
 @dataclass(frozen=True)
 class DraftProbs:
-    """q, over the whole vocabulary of the target or over some of it.
+    """q over the target's vocabulary, or over some of it. Not in half precision: a draw from such a
+    softmax is no draw from q.
 
-    probs: fp32 or fp64, each row a distribution: (K, V), or (K, S) over the token ids `ids`. ids:
-    int64 (S,), distinct, of a pruned draft vocabulary; q is zero elsewhere. Raises ValueError for
-    another shape or type, or, on a CPU, a row that is no distribution.
+    probs: fp32 or fp64 distributions, (K, V), or (K, S) over the distinct token `ids` (S,); q is
+    zero elsewhere. Raises ValueError for another shape or type or, on a CPU, a row that is no
+    distribution.
     """
 
     probs: Tensor
@@ -72,7 +69,6 @@ class DraftProbs:
         return self.probs.shape[0]
 
     def take(self, rows: Tensor | slice) -> DraftProbs:
-        """Some of the rows."""
         return replace(self, probs=self.probs[rows])
 
     def dense(self, vocab_size: int) -> Tensor:
@@ -93,11 +89,9 @@ class Proposal:
             without replacement the q of the first draw.
         steps_K: the step at which each position was unmasked, of the law `unmasked`.
         parents: a tree (decode/speculation/tree.py); None = a chain.
-        siblings: how tokens with one parent were drawn, where `independent` or `causal` drafts
-            branch.
+        siblings: how tokens with one parent were drawn, of drafts with q that branch.
         state_only: of `unmasked` drafts: the positions that a step unmasks, remasks or leaves out
-            were decided before that step drew its values. (An order by the confidence of sampled
-            tokens is not state-only.)
+            were decided before that step drew its values.
 
     Raises:
         ValueError: fields that contradict the law.
@@ -152,7 +146,7 @@ class Proposal:
 
     @property
     def tree(self) -> tuple[int, ...]:
-        """The parents of all tokens; those of a chain too."""
+        """The parents of all tokens, also of a chain."""
         return chain(len(self)) if self.parents is None else self.parents
 
     @property
@@ -177,7 +171,7 @@ class Proposal:
             q = None if self.q is None else self.q.take(slice(length))
             steps_K = None if self.steps_K is None else self.steps_K[:length]
             return replace(self, tokens_K=self.tokens_K[:length], q=q, steps_K=steps_K)
-        kept = nodes_within(self.parents, length)
+        kept = [i for i, depth in enumerate(depths(self.parents)) if depth <= length]
         place = {old: new for new, old in enumerate(kept)}
         parents = tuple(place.get(self.parents[i], -1) for i in kept)
         at = torch.tensor(kept, dtype=torch.int64, device=self.tokens_K.device)
@@ -189,7 +183,6 @@ class Proposal:
 def point_proposal(
     tokens: Sequence[int], device: torch.device, parents: tuple[int, ...] | None = None
 ) -> Proposal:
-    """Chosen tokens."""
     tokens_N = torch.tensor(tokens, dtype=torch.int64, device=device)
     return Proposal(tokens_N, "point", parents=parents)
 

@@ -1,13 +1,13 @@
 """The rules of verification: deterministic functions of (p, drafts), batched, without host
 synchronisation.
 
-    stop_BM    the probability that the accepted path ends at node m (0 = the root: nothing accepted)
-    rest_BMV   the distribution (unnormalised) of the token after a path that ends there; all zeros stand for p
+    stop_BM    the probability that the accepted path ends at node m (0 = the root: nothing
+        accepted)
+    rest_BMV   the distribution (unnormalised) of the token after a path that ends there; all zeros
+        stand for p
 
-`resolve` (decode/speculation/verifiers.py) draws for all rules: a node from stop, then the next
-token from that node's rest. So the output's distribution is computed exactly by applying a rule to
-all possible drafts; tests/contract/test_laws.py does this for every pair of drafts and verifier
-that the types allow.
+`resolve` (decode/speculation/verifiers.py) draws a node from stop, then the next token from that
+node's rest. So the output's distribution can be enumerated exactly: tests/contract/test_laws.py.
 
 p_BMV holds M = N + 1 rows per request: row m is the target's distribution, every processor applied,
 after the drafted tokens on the path to node m. Sources: decode/speculation/verifiers.py.
@@ -27,7 +27,7 @@ from decode.speculation.tree import path_masks, visits
 
 
 class Outcomes(NamedTuple):
-    """`stop_BM` (fp64) and `rest_BMV` of a rule, as the module's docstring defines them."""
+    """`stop_BM` (fp64) and `rest_BMV`, see above."""
 
     stop_BM: Tensor
     rest_BMV: Tensor
@@ -37,8 +37,7 @@ Rule = Callable[[Tensor, Drafts], Outcomes]
 
 
 def accept_probability(p: Tensor, q: Tensor) -> Tensor:
-    """min(1, p/q) in fp64; 0 where p = 0, whatever q is. Where q is NaN nothing is accepted and the
-    residual is p: a broken drafter costs speed, and the output keeps its distribution."""
+    """min(1, p/q) in fp64; 0 where p = 0, whatever q is, and where q is NaN."""
     p, q = p.double(), q.double()
     return torch.where(p < q, p / q, ((p > 0) & (q >= 0)).double())
 
@@ -54,23 +53,20 @@ def or_p(weights_BV: Tensor, p_BV: Tensor) -> Tensor:
 
 
 def _put(block_BMV: Tensor, at_B: Tensor, rows_BV: Tensor) -> None:
-    """Write row `at_B` of every request in place; `block_BMV` is contiguous. Rows made of an fp64 q
-    are rounded to what p is."""
+    """Write row `at_B` of every request of the contiguous `block_BMV`, in its dtype."""
     B, M, V = block_BMV.shape
     flat_B = at_B + torch.arange(B, device=at_B.device) * M
     block_BMV.view(B * M, V).index_copy_(0, flat_B, rows_BV.to(block_BMV.dtype))
 
 
 def pick_tokens(rows_BV: Tensor, tokens_B: Tensor) -> Tensor:
-    """Of every row the number at its token, (B,)."""
     return rows_BV.gather(1, tokens_B[:, None])[:, 0]
 
 
 def in_turn(
     p_BMV: Tensor, drafts: Drafts, test: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> Outcomes:
-    """The outcomes of a rule that goes down from the root and tests the children of a node one by
-    one, in draw order.
+    """The outcomes of a rule that tests the children of a node one by one, in draw order.
 
     `test`: (i, r_BV, above_BN) → the probability (B,) that token i is accepted when it is reached,
     r being what is left of p at its parent, and what is left of it when it is rejected.
@@ -95,8 +91,8 @@ def in_turn(
 
 
 def point(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Point mass: accept x with the probability that what is left of p gives it; rejected, x is
-    removed from p."""
+    """Point mass: accept x with its probability under what is left of p; rejected, remove it from
+    p."""
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
         token_B1 = drafts.tokens_BN[:, i : i + 1]
@@ -113,8 +109,8 @@ def _share(r_BV: Tensor, token_B1: Tensor) -> Tensor:
 
 
 def select_path(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """SpecDiff-2's self-selection: `point` on the one path with the most expected accepted tokens,
-    Σ_m Π_(j≤m) p(x_j)."""
+    """SpecDiff-2's self-selection: `point` on the path with the most expected accepted tokens, Σ_m
+    Π_(j≤m) p(x_j)."""
     path_BN = _most_expected(p_BMV, drafts)
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,8 +137,7 @@ def _most_expected(p_BMV: Tensor, drafts: Drafts) -> Tensor:
 
 
 def recursive(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Accept x with min(1, r/q), r = p before the first sibling; rejected: r ← (r − q)₊,
-    normalised."""
+    """Accept x with min(1, r/q), r = p at first; rejected: r ← (r − q)₊, normalised."""
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
         q_BV, tokens_B = drafts.q_BV(i, above_BN), drafts.tokens_BN[:, i]
@@ -197,16 +192,15 @@ def block(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 
 def _sound(q_BNV: Tensor, tested_BN: Tensor) -> Tensor:
-    """q, with zeros where it is not tested. On a CPU, where looking needs no synchronisation, no
-    copy if all are tested."""
+    """q, with zeros where it is not tested; not copied on a CPU if all are tested."""
     if q_BNV.device.type == "cpu" and bool(tested_BN.all()):
         return q_BNV
     return torch.where(tested_BN[..., None], q_BNV, 0.0)
 
 
 def _on_chains(p_BMV: Tensor, drafts: Drafts) -> tuple[Tensor, Tensor, Tensor]:
-    """Of chains: which tokens are real and have a finite q, bool (B, N); p and q of each token,
-    fp64 (B, N)."""
+    """Which tokens are real and have a finite q, bool (B, N); p and q of each token, fp64 (B,
+    N)."""
     tokens_BN1 = drafts.tokens_BN[..., None]
     p_BN = p_BMV[:, :-1].gather(2, tokens_BN1)[..., 0].double()
     q_BNV = drafts.q()
@@ -232,17 +226,15 @@ def k_seq(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
             pick_tokens(p_BV, tokens_B), pick_tokens(q_BV, tokens_B) * rho_B
         )
         taken_BV = torch.minimum(q_BV, p_BV / rho_B[:, None]) * share_BN[:, i : i + 1]
-        left_BV = or_p((p_BV - taken_BV).clamp_(min=0), p_BV)
         sound_B = q_BV.sum(1).isfinite()
-        left_BV = torch.where(sound_B[:, None], left_BV, p_BV)
+        left_BV = torch.where(sound_B[:, None], residual(p_BV, taken_BV), p_BV)
         return accept_B * sound_B, left_BV.to(r_BV.dtype)
 
     return in_turn(p_BMV, drafts, test)
 
 
 def _inflation(p_BNV: Tensor, q_BNV: Tensor, siblings_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """ρ in [1, S] and its β by bisection, the upper end: 1 − (1 − β)^S − ρβ falls through 0
-    there."""
+    """ρ in [1, S] and its β by bisection, the upper end."""
     low_BN, high_BN = torch.ones_like(siblings_BN), siblings_BN.clone()
 
     def beta(rho_BN: Tensor) -> Tensor:
@@ -258,9 +250,9 @@ def _inflation(p_BNV: Tensor, q_BNV: Tensor, siblings_BN: Tensor) -> tuple[Tenso
 
 
 def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Down each branch a(c) = min(1, a(parent)·p/q); the first leaf is tested with its a. Rejected,
-    it is removed: at its parent S = Σ (a·p − q)₊, p ← (a·p − q)₊ normalised, a ← S / (S + 1 − a),
-    and so on with the leaf that is now the first. The root's a is 1. On a chain this is block
+    """Down each branch a(c) = min(1, a(parent)·p/q), from 1 at the root; the first leaf is tested
+    with its a. Rejected, it is removed: at its parent S = Σ (a·p − q)₊, p ← (a·p − q)₊ normalised,
+    a ← S / (S + 1 − a), and so on with the leaf that is now the first. On a chain this is block
     verification."""
     rest_BMV = p_BMV.clone(memory_format=torch.contiguous_format)
     above_BN = drafts.above()
@@ -302,14 +294,12 @@ def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 
 def hybrid(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Left to right: a token unmasked no earlier than all before it that were tested by ratio is
-    tested by ratio too, any other as a point mass, because its q may have looked at tokens right of
-    it."""
-    steps_BN = (
-        drafts.steps_BN if drafts.steps_BN is not None else torch.zeros_like(drafts.tokens_BN)
-    )
-    latest_BN = steps_BN.cummax(1).values if drafts.size else steps_BN
-    by_ratio_BN = steps_BN >= latest_BN
+    """Left to right: a token unmasked no earlier than all before it is tested by ratio, any other
+    as a point mass, because its q may have looked at tokens right of it."""
+    steps_BN = drafts.steps_BN
+    if steps_BN is None:
+        steps_BN = torch.zeros_like(drafts.tokens_BN)
+    by_ratio_BN = steps_BN >= (steps_BN.cummax(1).values if drafts.size else steps_BN)
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
         q_BV, tokens_B = drafts.q_BV(i, above_BN), drafts.tokens_BN[:, i]

@@ -1,8 +1,7 @@
 """Logits → probabilities, by one function for target and drafter, and draws from them.
 
-Everything is computed in fp32, the running sum of a draw in fp64. Only here temperature 0 becomes a
-one-hot. Among equal tokens the lowest id wins everywhere: in an argmax and at the edges of top-k
-and top-p.
+Computed in fp32, the running sum of a draw in fp64. Only here temperature 0 becomes a one-hot.
+Among equal tokens the lowest id wins everywhere: in an argmax and at the edges of top-k and top-p.
 """
 
 from __future__ import annotations
@@ -24,20 +23,17 @@ _TOP_P_WIDTHS = (256, 4096)
 
 
 class ProcessorState(NamedTuple):
-    """What the processors need to know of each row's prefix, the drafts on its path included: bool
-    masks over the vocabulary, (V,) for all rows or (R, V); None = no token.
-    `decode.speculation.processors.History` makes them."""
+    """What the processors need to know of each row's prefix, drafts on its path included: bool
+    masks over the vocabulary, (V,) for all rows or (R, V); None = no token."""
 
     seen: Tensor | None = None
     """Tokens in prompt or output: for the repetition penalty."""
     written: Tensor | None = None
     """Tokens in the output: for the presence penalty."""
     barred: Tensor | None = None
-    """Tokens that may not come next: banned ones, and the end of sequence below the minimum
-    length."""
+    """Tokens that may not come next: banned ones, and EOS below the minimum length."""
 
     def rows(self, rows: slice | Tensor) -> ProcessorState:
-        """The state of some rows."""
         return ProcessorState(*(t if t is None or t.dim() == 1 else t[rows] for t in self))
 
     def columns(self, ids_S: Tensor | None) -> ProcessorState:
@@ -48,7 +44,7 @@ class ProcessorState(NamedTuple):
 
     @staticmethod
     def joined(states: Sequence[ProcessorState], heights: Sequence[int]) -> ProcessorState:
-        """The states of several requests' rows, one after the other; `heights`: how many rows each
+        """The states of several requests, one after the other; `heights`: how many rows each
         has."""
         return ProcessorState(*(_join_rows(masks, heights) for masks in zip(*states, strict=True)))
 
@@ -70,10 +66,8 @@ def _join_rows(masks: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor
 def apply_penalties(
     logits: Tensor, sampling: Sampling, before: ProcessorState = NOTHING, overwrite: bool = False
 ) -> Tensor:
-    """Logits (…, V) in fp32 (fp64 stays) after the processors that look at the text: repetition
-    penalty (CTRL, arXiv 1909.05858, section 4.1), presence penalty, barred tokens at −∞.
-    `overwrite`: the logits' memory may hold the result.
-    """
+    """Logits (…, V) in fp32 (fp64 stays) after repetition penalty (CTRL, arXiv 1909.05858, section
+    4.1), presence penalty, and barred tokens at −∞. `overwrite`: the result may be in place."""
     given = logits
     if logits.dtype != torch.float64:
         logits = logits.float()
@@ -83,9 +77,8 @@ def apply_penalties(
         logits = logits.clone()
     penalty = sampling.repetition_penalty
     if before.seen is not None:
-        places = before.seen.expand_as(logits).nonzero(
-            as_tuple=True
-        )  # few of V: cheaper than passes over all
+        # few of V: cheaper than passes over all
+        places = before.seen.expand_as(logits).nonzero(as_tuple=True)
         held = logits[places]
         logits[places] = torch.where(held > 0, held / penalty, held * penalty)
     if before.written is not None:
@@ -98,14 +91,12 @@ def apply_penalties(
 def best(
     logits: Tensor, sampling: Sampling, before: ProcessorState = NOTHING, overwrite: bool = False
 ) -> Tensor:
-    """The most probable token, (…, V) → (…), the lowest id among equals: the choice at temperature
-    0."""
+    """The most probable token, (…, V) → (…): the choice at temperature 0."""
     return _argmax(apply_penalties(logits, sampling, before, overwrite))
 
 
 def _argmax(logits: Tensor) -> Tensor:
-    """argmax over the last dimension, the lowest id among equals. On a CPU in C where it applies:
-    torch's own takes a number at a time."""
+    """On a CPU in C, because torch's own takes a number at a time."""
     if not logits.numel() or not choice.takes(logits):
         return logits.argmax(dim=-1)
     return choice.largest(logits.view(-1, logits.shape[-1])).view(logits.shape[:-1])
@@ -114,13 +105,9 @@ def _argmax(logits: Tensor) -> Tensor:
 def probs(
     logits: Tensor, sampling: Sampling, before: ProcessorState = NOTHING, overwrite: bool = False
 ) -> Tensor:
-    """Logits (…, V) → probabilities (…, V) in fp32 (fp64 stays fp64), every processor applied.
+    """Logits (…, V) → probabilities (…, V) in fp32 (fp64 stays), every processor applied.
 
-    Args:
-        logits: of any floating type.
-        before: what the processors need to know of each row's prefix.
-        overwrite: the logits may be overwritten; allocating another (K+1, V) block costs
-            milliseconds.
+    `overwrite`: the logits may be overwritten; another (K+1, V) block costs milliseconds.
     """
     if sampling.greedy:
         one_hot = F.one_hot(best(logits, sampling, before, overwrite), logits.shape[-1])
@@ -145,9 +132,8 @@ def probs(
 def _best_only(logits_RV: Tensor, top_k: int, top_p: float) -> Tensor:
     """Softmax over the tokens of every row that top-k, and then top-p, keep.
 
-    A pass over V costs more than ranking, so only the ranked candidates are normalised. A full sort
-    is seldom needed for top-p: a few hundred candidates hold the mass, and only the rows that need
-    more rank more.
+    Only ranked candidates are normalised, because a pass over V costs more than ranking. For top-p
+    a few hundred mostly hold the mass; the rows that need more rank more.
     """
     out_RV, size = torch.zeros_like(logits_RV), logits_RV.shape[-1]
     widths = [min(top_k, size)] if top_k else [*(w for w in _TOP_P_WIDTHS if w < size), size]
@@ -175,8 +161,7 @@ def _best_only(logits_RV: Tensor, top_k: int, top_p: float) -> Tensor:
 def _settle_ties(
     out_RV: Tensor, logits_RV: Tensor, rows: Tensor, ranked: Tensor, count: Tensor
 ) -> None:
-    """Compute the rows again in which the best token left out equals the last one taken: among
-    equals the lowest ids are taken."""
+    """Compute the rows again in which the best token left out equals the last one taken."""
     edge = ranked.gather(1, count - 1)
     tied_rows = (ranked.gather(1, count.clamp(max=ranked.shape[1] - 1)) == edge) & (
         count < ranked.shape[1]
@@ -200,10 +185,8 @@ def draw(weights: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def draw_at(weights: Tensor, u: Tensor) -> Tensor:
-    """Inverse-transform draws at u in [0, 1): token i for u·total in [Σ_{j<i} w_j, Σ_{j≤i} w_j).
-
-    The sum is in fp64; a token of weight 0 is never drawn. weights (…, V), u (…) → int64 (…).
-    """
+    """Inverse-transform draws, weights (…, V), u in [0, 1) (…) → int64 (…): token i for u·total in
+    [Σ_{j<i} w_j, Σ_{j≤i} w_j). A token of weight 0 is never drawn."""
     running = weights.cumsum(dim=-1, dtype=torch.float64)
     total = running[..., -1:]
     at = torch.minimum(
@@ -213,8 +196,8 @@ def draw_at(weights: Tensor, u: Tensor) -> Tensor:
 
 
 def make_generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator of the stream that belongs to a seed. torch's own for the CPU looks at the lower
-    32 bits of what it is given, so a longer seed is hashed first."""
+    """A seed's generator. torch's for CPUs uses the lower 32 bits, so a longer seed is hashed
+    first."""
     own = seed if seed < 2**32 else _hash_seed(str(seed))
     return torch.Generator(device).manual_seed(own)
 
@@ -225,18 +208,13 @@ def _hash_seed(text: str) -> int:
 
 
 def position_noise(seed: int, position: int, vocab_size: int, device: torch.device) -> Tensor:
-    """The Gumbel noise (V,), fp64, of an absolute position in a text under a seed: the same at
-    every call."""
+    """The Gumbel noise (V,), fp64, of an absolute position in a text under a seed."""
     generator = torch.Generator(device).manual_seed(_hash_seed(f"{seed} {position}"))
     u_V = torch.rand(vocab_size, dtype=torch.float64, generator=generator, device=device)
     return -(-(u_V.log())).log()  # u = 0: −∞, never chosen
 
 
 def couple(p_RV: Tensor, noise: Callable[[int], Tensor], positions: Sequence[int]) -> Tensor:
-    """Draws from p with the noise of the positions (`position_noise`): argmax of ln p + noise
-    (Daliri et al., arXiv 2408.07978), (R, V) → (R,).
-
-    They depend on (p, seed, position) alone: where p is the same, the tokens are the same with
-    drafts and without.
-    """
+    """Draws from p with the noise of the positions: argmax of ln p + noise (Daliri et al., arXiv
+    2408.07978), (R, V) → (R,). Equal p give equal tokens, with drafts and without."""
     return (p_RV.double().log() + torch.stack([noise(x) for x in positions])).argmax(-1)

@@ -1,14 +1,13 @@
-"""The settings by which tokens are chosen. No torch here, so that a command refuses a number at
-once."""
+"""The settings by which tokens are chosen. No torch, so that commands refuse a number at once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, TypedDict
 
-from specalign.common.errors import UserError, nearest
+from specalign.common.errors import UserError
 from specalign.common.schema import finite
 from specalign.common.text import say_once, short
 
@@ -16,7 +15,7 @@ MIN_TEMPERATURE = 1e-3
 MOST_NODES = 512
 """The largest tree of one target forward."""
 MOST_PENALTY = 100.0
-"""Larger penalties leave fp32 no digits in which to tell the other tokens apart."""
+"""Larger penalties leave fp32 no digits to tell the other tokens apart."""
 _FLOATS = {
     "temperature": (0.0, float("inf")),
     "top_p": (0.0, 1.0),
@@ -24,7 +23,6 @@ _FLOATS = {
     "repetition_penalty": (1 / MOST_PENALTY, MOST_PENALTY),
     "presence_penalty": (-MOST_PENALTY, MOST_PENALTY),
 }
-"""The range of each number."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +46,9 @@ class Sampling:
     """Logits of tokens already in the text (prompt included) are divided by this if positive, else
     multiplied; 1 = off."""
     seed: int | None = None
-    """Seeds the random generator of a request, 0 to 2**63 - 1. The same seed and settings give the
-    same output, unless the drafter looks at the clock (`controller=cost`). None: `decode.Decoder`
-    draws a new seed for each request and records it in `Generation.seed`."""
+    """Seeds a request's random generator, 0 to 2**63 - 1: the same seed and settings give the same
+    output, unless the drafter looks at the clock (`controller=cost`). None: a new one for each
+    request, recorded in `Generation.seed`."""
     min_p: float = 0.0
     """Keep the tokens at least this many times as probable as the most probable one; 0 = all."""
     presence_penalty: float = 0.0
@@ -67,10 +65,8 @@ class Sampling:
             if not finite(value) or not least <= value <= most:
                 raise UserError(f"{name}={value!r}: must be a number, {least:g} to {most:g}")
         if 0 < self.temperature < MIN_TEMPERATURE:
-            raise UserError(
-                f"temperature={self.temperature!r}: must be 0 (greedy) or at least "
-                f"{MIN_TEMPERATURE}"
-            )
+            limits = f"must be 0 (greedy) or at least {MIN_TEMPERATURE}"
+            raise UserError(f"temperature={self.temperature!r}: {limits}")
         if self.top_p == 0:
             raise UserError("top_p=0: must be above 0")
         for name in ("top_k", "seed", "min_new_tokens"):
@@ -115,21 +111,11 @@ class SamplingOptions(TypedDict, total=False):
 
 def read_sampling(sampling: Sampling | None, options: Mapping[str, Any]) -> Sampling:
     """`sampling`, greedy where it is None; or the one whose fields `options` name
-    (`temperature=0.7`).
-
-    Raises:
-        UserError: both, no `Sampling`, an unknown name, or a value out of its range.
-    """
-    known = [field.name for field in fields(Sampling)]
-    for name in options:
-        if name not in known:
-            raise UserError(f"unknown option {name!r}{nearest(name, known)}")
+    (`temperature=0.7`). Raises UserError for both, or a value out of its range."""
     if sampling is not None:
         if options or not isinstance(sampling, Sampling):
-            raise UserError(
-                f"sampling={short(sampling, 60)}: must be a decode.Sampling, or give its fields by "
-                "name instead (temperature=0.7)"
-            )
+            given = short(sampling, 60)
+            raise UserError(f"sampling={given}: must be a decode.Sampling, or give its fields")
         return sampling
     chosen = Sampling(**options)
     unused = [
@@ -146,7 +132,7 @@ def read_sampling(sampling: Sampling | None, options: Mapping[str, Any]) -> Samp
 
 
 def _whole(name: str, value: Any) -> int:
-    """A whole number from 0 up, numpy's too, as int. Raises UserError for anything else."""
+    """A whole number from 0 up, numpy's too, as int."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or not 0 <= value < 2**63:
         raise UserError(f"{name}={value!r}: must be a whole number, 0 to 2**63 - 1")

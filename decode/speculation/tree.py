@@ -1,5 +1,4 @@
-"""Drafts that branch: depths, ancestors and the accepted path, all computed from the nodes'
-parents. Tensors, no model, no host synchronisation.
+"""Drafts that branch, described by the nodes' parents.
 
 Node 0 of a round is the last committed token, the root; node i + 1 is drafted token i. `parents[i]`
 is the index of drafted token i's parent, −1 for the root, and always smaller than i.
@@ -27,8 +26,8 @@ def depths(parents: tuple[int, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=512)
 def ancestors(parents: tuple[int, ...]) -> Tensor:
-    """Bool (M, M), M = N + 1 nodes with the root first: row i is True at node i and its ancestors.
-    On the CPU."""
+    """Bool (M, M), M = N + 1 nodes with the root first: row i is True at node i and its
+    ancestors."""
     see_MM = torch.eye(len(parents) + 1, dtype=torch.bool)
     for i, parent in enumerate(parents):
         see_MM[i + 1] |= see_MM[parent + 1]
@@ -37,8 +36,7 @@ def ancestors(parents: tuple[int, ...]) -> Tensor:
 
 @lru_cache(maxsize=4096)
 def visits(parents: tuple[int, ...]) -> tuple[tuple[int, bool], ...]:
-    """A depth-first walk, children in order: (node, False) on the way down, (node, True) on the way
-    up."""
+    """A depth-first walk, children in order: (node, False) on the way down, (node, True) up."""
     children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
     for i, parent in enumerate(parents):
         children[parent + 1].append(i)
@@ -68,40 +66,24 @@ def path_to(parents: tuple[int, ...], end: int) -> list[int]:
     return path[::-1]
 
 
-def nodes_within(parents: tuple[int, ...], depth: int) -> list[int]:
-    """The nodes of at most that depth."""
-    return [i for i, d in enumerate(depths(parents)) if d <= depth]
-
-
 Forest = tuple[tuple[int, ...], ...]
-"""The parents of several requests' trees. Smaller ones are padded up to the largest."""
+"""The parents of several requests' trees; smaller ones are padded up to the largest."""
 
 
 @lru_cache(maxsize=512)
 def parent_rows(forest: Forest, size: int) -> Tensor:
-    """(B, N): which of the M = N + 1 rows of a round is each token's parent, 0 = the root; 0 for
-    padding. On the CPU."""
+    """(B, N): which of the M = N + 1 rows is each token's parent, 0 = the root; 0 for padding."""
     rows = [[parent + 1 for parent in parents] + [0] * (size - len(parents)) for parents in forest]
     return torch.tensor(rows, dtype=torch.int64).reshape(len(forest), size)
 
 
 @lru_cache(maxsize=512)
 def path_masks(forest: Forest, size: int) -> Tensor:
-    """Bool (B, M, N): the tokens on the path to each node, itself included. On the CPU."""
+    """Bool (B, M, N): the tokens on the path to each node, itself included."""
     out_BMN = torch.zeros(len(forest), size + 1, size, dtype=torch.bool)
     for b, parents in enumerate(forest):
         out_BMN[b, : len(parents) + 1, : len(parents)] = ancestors(parents)[:, 1:]
     return out_BMN
-
-
-def index_children(
-    draft_tokens: Sequence[int], parents: Sequence[int]
-) -> dict[tuple[int, int], int]:
-    """(parent, token) → drafted token; among siblings with the same token the first."""
-    children: dict[tuple[int, int], int] = {}
-    for i, edge in enumerate(zip(parents, draft_tokens, strict=True)):
-        children.setdefault(edge, i)
-    return children
 
 
 def walk(
@@ -109,25 +91,22 @@ def walk(
     forest: Sequence[tuple[int, ...]],
     say: Callable[[list[tuple[int, int]]], Sequence[int]],
 ) -> list[tuple[list[int], int]]:
-    """The path of each tree that holds the target's own tokens.
+    """The path of each tree that holds the target's own tokens, and the target's token after it.
 
-    From a node the path continues with the child that holds the target's token there. So the target
-    chose every output token after exactly the tokens before it, and the output has the target's
-    distribution, however the tree was chosen, as long as its choice did not depend on what the
-    target says. The target is asked nowhere but on the paths, one level of all trees at a time.
+    The target chose every output token after exactly the tokens before it, so the output has the
+    target's distribution, however the tree was chosen. The target is asked on the paths alone, one
+    level of all trees at a time.
 
     Args:
-        tokens: drafted tokens of each tree.
+        tokens: drafted tokens of each tree; among equal siblings the first counts.
         say: nodes, (tree, 0 = the root or i + 1 = drafted token i) → the target's token after each:
-            its argmax at temperature 0, else a draw from p given exactly that prefix, independent
-            of the other nodes' (or made with the noise of the position: `gumbel`). It must not
+            its argmax at temperature 0, else a draw from p given exactly that prefix. It must not
             depend on which other nodes are asked for.
-
-    Returns:
-        Of each tree the drafted tokens on the path, ascending, and the target's token after its
-            end.
     """
-    children = [index_children(*tree) for tree in zip(tokens, forest, strict=True)]
+    children = [
+        {edge: i for i, edge in reversed(list(enumerate(zip(parents, drafts, strict=True))))}
+        for drafts, parents in zip(tokens, forest, strict=True)
+    ]
     paths: list[list[int]] = [[] for _ in forest]
     last = [0] * len(forest)
     asked = [(b, 0) for b in range(len(forest))]

@@ -1,10 +1,6 @@
-"""Building trees of drafts. Tensors and tokens, no model.
-
-There are three ways: choose the nodes with the most probable paths under q (law `point`); draw
-every token from its q, with siblings i.i.d. or without replacement (`independent` or `causal`); or
-combine several drafts, kept apart as they were drawn (`merge_chains`: their own law) or merged
-where they share a prefix (`prefix_tree`: `point`).
-"""
+"""Building trees of drafts: choose the nodes with the most probable paths under q (law `point`);
+draw every token from its q (`independent` or `causal`); or combine several drafts, kept apart
+(`merge_chains`: their own law) or merged where they share a prefix (`prefix_tree`: `point`)."""
 
 from __future__ import annotations
 
@@ -20,8 +16,8 @@ from decode.speculation.tree import chain, depths
 
 
 class Candidate(NamedTuple):
-    """A node that may join a tree: ln q of the path to it, its level from 1, its token, its parent
-    (None = the root)."""
+    """A node that may join a tree: ln q of its path, its level from 1, its token, its parent (None
+    = the root)."""
 
     log_q: float
     level: int
@@ -31,16 +27,13 @@ class Candidate(NamedTuple):
 
 Children = Callable[[int, Sequence[int | None]], Sequence[tuple[Sequence[float], Sequence[int]]]]
 """(level from 0, tokens of the parents, None = the root) → for each parent, ln q and tokens of its
-most probable children, any number, best first."""
+most probable children, best first."""
 
 
 def best_first(levels: int, nodes: int, children: Children) -> tuple[list[int], tuple[int, ...]]:
-    """The `nodes` nodes with the most probable paths under q, on at most `levels` levels, the most
-    probable first: tokens and parents.
-
-    A path is never more probable than its prefix, so they form a tree. The choice looks at q alone,
-    not at the target.
-    """
+    """The `nodes` nodes with the most probable paths under q on at most `levels` levels, best
+    first: tokens and parents. A path is never more probable than its prefix, so they form a
+    tree."""
     found: list[Candidate] = []
     level: Sequence[Candidate | None] = [None]
     for k in range(levels):
@@ -61,8 +54,7 @@ def best_first(levels: int, nodes: int, children: Children) -> tuple[list[int], 
 
 
 def tree_from_marginals(log_q_KV: Tensor, nodes: int) -> Proposal:
-    """The tree of the `nodes` most probable nodes where positions are independent of each other,
-    log_q_KV (K, V)."""
+    """The tree of the `nodes` most probable nodes of independent positions, log_q_KV (K, V)."""
     top = log_q_KV.topk(min(nodes, log_q_KV.shape[1]), dim=-1)
     rows = list(zip(top.values.tolist(), top.indices.tolist(), strict=True))
     tokens, parents = best_first(len(rows), nodes, lambda k, above: [rows[k]] * len(above))
@@ -88,8 +80,8 @@ def draw_tree(
 
     Args:
         q_of: (level from 0, parents' columns (P,), −1 = the root) → q after each of them, (P, V).
-        siblings: whether siblings may repeat a token. Where q has no token left, the token drawn is
-            one that no verifier accepts.
+        siblings: `without_replacement`: where q has no token left, the token drawn is one that no
+            verifier accepts.
         ids: the tokens of the columns of q; None = all.
     """
     nodes, device, level = len(parents), generator.device, depths(parents)
@@ -113,8 +105,8 @@ def draw_tree(
 
 
 def merge_chains(drafts: Sequence[Proposal]) -> Proposal:
-    """Chains of one law, drawn for one prefix independently of each other and from one q, as one
-    tree: each is a branch from the root, and their first tokens are i.i.d. siblings."""
+    """Chains drawn for one prefix independently from one q, as one tree: each is a branch from the
+    root, and their first tokens are i.i.d. siblings."""
     parents: list[int] = []
     for x in drafts:
         parents += [-1 if i < 0 else len(parents) + i for i in chain(len(x))]
@@ -126,7 +118,7 @@ def merge_chains(drafts: Sequence[Proposal]) -> Proposal:
 
 
 def concatenate_q(qs: Sequence[DraftProbs], vocab_size: int) -> DraftProbs:
-    """The rows of all, concatenated; over the whole vocabulary where their ids differ."""
+    """The rows of all; over the whole vocabulary where their ids differ."""
     ids = qs[0].ids
     if all(q.ids is ids for q in qs) or (
         ids is not None and all(q.ids is not None and torch.equal(q.ids, ids) for q in qs)
@@ -138,8 +130,8 @@ def concatenate_q(qs: Sequence[DraftProbs], vocab_size: int) -> DraftProbs:
 def prefix_tree(
     drafts: Sequence[Sequence[int]], device: torch.device, tree: Proposal | None = None
 ) -> Proposal:
-    """Any drafts as one tree that holds each shared prefix once, behind the nodes of `tree` where
-    it is given. Law `point`: which nodes it has is a choice."""
+    """Any drafts as one tree that holds each shared prefix once, behind the nodes of `tree`. Law
+    `point`: which nodes it has is a choice."""
     tokens = list[int]() if tree is None else tree.tokens_K.tolist()
     parents = list[int]() if tree is None else list(tree.tree)
     place = {node: i for i, node in enumerate(zip(parents, tokens, strict=True))}

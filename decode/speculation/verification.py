@@ -1,5 +1,5 @@
-"""The verification of one round of several requests: the target's logits and a proposal of each in,
-the accepted drafts and the token after them out. Tensors alone: no model, no request.
+"""The verification of one round of several requests: logits and proposals in, accepted drafts and
+the next token out.
 
 What can share a computation shares it, and everything that a round needs on the host comes from the
 device in one transfer. A request's outcome does not depend on the others: what is drawn for it is
@@ -8,7 +8,7 @@ drawn by its own generator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -26,30 +26,22 @@ from decode.speculation.sampling import (
     probs,
     uniform,
 )
-from decode.speculation.tree import depths, index_children, path_to, walk
+from decode.speculation.tree import depths, path_to, walk
 from decode.speculation.verifiers import check_proposal, find, run_verifier
-from specalign.kernels.gradients import without_gradients
 
 SEEN_AT_ONCE = frozenset({"cpu"})
 """Devices whose values can be read without waiting."""
 TOGETHER, TOGETHER_ON_CPU = 2**24, 2**20
-"""Numbers in the largest block of p. On a CPU a larger one leaves the caches, and what is saved is
-lost again."""
+"""Numbers in the largest block of p. On a CPU a larger one leaves the caches."""
 
 
 class Round(NamedTuple):
     """A round of one request.
 
-    Args:
-        logits_MV: the target's, after the last committed token and after each of the N = M − 1
-            drafts. Overwritten.
-        verifier: a key of `VERIFIERS`. At temperature 0 every one that is not lossy does the same
-            as `greedy`.
-        before: what each of the M prefixes holds, for the processors.
-        generator: what is drawn is drawn with it.
-        noise: under the verifier `gumbel` the noise (V,) of an absolute position; then nothing is
-            drawn.
-        position: of the token that follows the last committed one; `noise` alone looks at it.
+    logits_MV: the target's, after the last committed token and after each of the N = M − 1 drafts;
+    overwritten. verifier: at temperature 0 every one that is not lossy acts as `greedy`. before:
+    what each of the M prefixes holds. noise: under the verifier `gumbel` the noise (V,) of an
+    absolute position; then nothing is drawn. position: of the next token, for `noise`.
     """
 
     logits_MV: Tensor
@@ -63,8 +55,7 @@ class Round(NamedTuple):
 
     @property
     def by_rule(self) -> bool:
-        """Whether a rule of verification looks at p at all nodes. Otherwise the target chooses
-        tokens of its own, and the drafts that it chooses are accepted."""
+        """Whether a rule looks at p at all nodes; otherwise the target chooses its own tokens."""
         if not len(self.proposal):
             return False
         return find(self.verifier).lossy or not (
@@ -73,8 +64,8 @@ class Round(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A round's outcome on the host: the accepted drafts, the target's token after them, and where
-    in the proposal those drafts stand (ascending)."""
+    """A round's outcome on the host: the accepted drafts, the token after them, and the places of
+    those drafts in the proposal (ascending)."""
 
     accepted: list[int]
     following: int
@@ -82,8 +73,7 @@ class Outcome(NamedTuple):
 
     @property
     def rows(self) -> list[int]:
-        """The rows of the forward pass along the path: the last committed token's, then the
-        accepted drafts'."""
+        """The rows of the forward pass along the path."""
         return [0, *(i + 1 for i in self.path)]
 
     @property
@@ -93,11 +83,10 @@ class Outcome(NamedTuple):
 
 
 PendingOutcome = tuple[Tensor, Callable[[list[int]], Outcome]]
-"""What a round needs on the host, int64, one-dimensional; and the function from that to its
-outcome."""
+"""What a round needs on the host, int64 (n,), and the function from that to its outcome."""
 
 
-@without_gradients
+@torch.no_grad()
 def verify_rounds(rounds: Sequence[Round]) -> list[Outcome]:
     """Accept a path of each proposal and choose the token after it. Raises UserError where a
     verifier is not exact for its drafts."""
@@ -128,7 +117,7 @@ def _finish_outcomes(pending: Sequence[PendingOutcome]) -> list[Outcome]:
 
 
 def _group_key(one: Round) -> Hashable:
-    """Rounds of one kind are computed together."""
+    """Rounds with equal keys are computed together."""
     if one.sampling.greedy and not one.by_rule:
         return "greedy"
     form = (one.noise is None, replace(one.sampling, seed=None, banned=(), min_new_tokens=0))
@@ -141,20 +130,20 @@ def _group_key(one: Round) -> Hashable:
     return (form, kind, one.logits_MV.dtype, q)
 
 
-def _verify_group(group: Sequence[Round]) -> Iterable[PendingOutcome]:
-    """Of rounds of one kind."""
+def _verify_group(group: Sequence[Round]) -> list[PendingOutcome]:
     first = group[0]
     if not first.by_rule:
         return _choose_greedily(group) if first.sampling.greedy else _sample_target(group)
     longest = max(one.logits_MV.numel() for one in group)
     together = TOGETHER_ON_CPU if first.logits_MV.device.type == "cpu" else TOGETHER
     count = max(1, together // longest)
-    parts = (group[i : i + count] for i in range(0, len(group), count))
-    return (pending for part in parts for pending in _apply_rule(part))
+    pending: list[PendingOutcome] = []
+    for i in range(0, len(group), count):
+        pending += _apply_rule(group[i : i + count])
+    return pending
 
 
 def _apply_rule(group: Sequence[Round]) -> list[PendingOutcome]:
-    """By a rule, over p at all nodes."""
     sampling, verifier = group[0].sampling, group[0].verifier
     proposals, heights = [one.proposal for one in group], [len(one.logits_MV) for one in group]
     logits_RV, before = _rows([one.logits_MV for one in group], [one.before for one in group])
@@ -199,25 +188,19 @@ def _path_outcome(proposal: Proposal, end_1: Tensor, following_1: Tensor) -> Pen
 
 
 def verify_greedy(
-    draft_tokens: Sequence[int], parents: Sequence[int], target_tokens: Sequence[int]
+    draft_tokens: Sequence[int], parents: tuple[int, ...], target_tokens: Sequence[int]
 ) -> Outcome:
-    """Accept the drafts that equal the target's own choice, from the root on.
+    """Accept the drafts that equal the target's own choices: `target_tokens` (N + 1), after the
+    root and after each of the N drafts."""
 
-    Args:
-        draft_tokens, parents: N drafted tokens and the parent of each; -1 = the root.
-        target_tokens: N + 1 choices of the target, after the root and after each draft.
-    """
-    children = index_children(draft_tokens, parents)
-    path: list[int] = []
-    node = -1
-    while (node, target_tokens[node + 1]) in children:
-        node = children[node, target_tokens[node + 1]]
-        path.append(node)
-    return Outcome([draft_tokens[i] for i in path], target_tokens[node + 1], path)
+    def choose(nodes: list[tuple[int, int]]) -> list[int]:
+        return [target_tokens[node] for _, node in nodes]
+
+    [(path, following)] = walk([draft_tokens], [parents], choose)
+    return Outcome([draft_tokens[i] for i in path], following, path)
 
 
 def _choose_greedily(group: Sequence[Round]) -> list[PendingOutcome]:
-    """At temperature 0: the target's choice at every node."""
     return [
         _known_outcome(one.proposal, best(one.logits_MV, one.sampling, one.before, overwrite=True))
         for one in group
@@ -225,7 +208,7 @@ def _choose_greedily(group: Sequence[Round]) -> list[PendingOutcome]:
 
 
 def _known_outcome(proposal: Proposal, target_tokens_M: Tensor) -> PendingOutcome:
-    """The target's own token at every node is known on the device."""
+    """Of the target's own token at every node, known on the device."""
     rows = len(target_tokens_M)
 
     def outcome(values: list[int]) -> Outcome:
@@ -235,17 +218,15 @@ def _known_outcome(proposal: Proposal, target_tokens_M: Tensor) -> PendingOutcom
 
 
 def _sample_target(group: Sequence[Round]) -> list[PendingOutcome]:
-    """The target's own tokens, drawn from p. On a CPU only at the nodes on the path: p and its
-    running sum at every node of a wide forward pass cost milliseconds. The token at a node does not
-    depend on where else one is drawn."""
+    """The target's own tokens, drawn from p. On a CPU only at the nodes on the path, because p at
+    every node of a wide forward costs milliseconds; a node's token does not depend on the
+    others."""
     proposals = [one.proposal for one in group]
     sample = _sampler(group)
     if group[0].logits_MV.device.type not in SEEN_AT_ONCE:
         heights = [len(one.logits_MV) for one in group]
         nodes = [(b, node) for b, rows in enumerate(heights) for node in range(rows)]
-        return [
-            _known_outcome(*x) for x in zip(proposals, sample(nodes).split(heights), strict=True)
-        ]
+        return list(map(_known_outcome, proposals, sample(nodes).split(heights)))
     tokens = [x.tokens_K.tolist() for x in proposals]
     ends = walk(tokens, [x.tree for x in proposals], lambda asked: sample(asked).tolist())
     nothing = torch.zeros(0, dtype=torch.int64)
@@ -258,7 +239,7 @@ def _sample_target(group: Sequence[Round]) -> list[PendingOutcome]:
 
 def _sampler(group: Sequence[Round]) -> Callable[[list[tuple[int, int]]], Tensor]:
     """A function of nodes, (request of the group, row of its forward pass), to the target's tokens
-    there (with `noise`: coupled to their positions)."""
+    there."""
     sampling, heights = group[0].sampling, [len(one.logits_MV) for one in group]
     start = [0, *accumulate(heights)]
     coupled = group[0].noise is not None
@@ -272,9 +253,8 @@ def _sampler(group: Sequence[Round]) -> Callable[[list[tuple[int, int]]], Tensor
         p_RV = probs(logits_RV, sampling, before, overwrite=True)
         if u_R is not None:
             return draw_at(p_RV, u_R[[start[b] + node for b, node in asked]])
-        return torch.cat(
-            [_couple_token(p_RV[i : i + 1], group[b], node) for i, (b, node) in enumerate(asked)]
-        )
+        rows = zip(p_RV.split(1), asked, strict=True)
+        return torch.cat([_couple_token(p_1V, group[b], node) for p_1V, (b, node) in rows])
 
     return sample
 

@@ -1,31 +1,35 @@
-"""Verifiers by name: which drafted tokens are accepted and which token follows them, each with the
-kinds of drafts for which the output has exactly the target's distribution. What a verifier computes
-is in decode/speculation/rules.py.
+"""Verifiers by name: which drafted tokens are accepted and which token follows them, and the drafts
+for which the output has exactly the target's distribution. The rules: decode/speculation/rules.py.
 
-    greedy, point_mass   accept while the target's own token is the drafted one; exact however the drafts were chosen
-    self_selection       point_mass on the one path that p expects most of: SpecDiff-2, arXiv 2511.00606
-    token                min(1, p/q), residual (p − q)₊: Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318
+    greedy, point_mass   accept while the target's own token is the drafted one; exact however the
+        drafts were chosen
+    self_selection       point_mass on the one path that p expects most of: SpecDiff-2, arXiv
+        2511.00606
+    token                min(1, p/q), residual (p − q)₊: Leviathan et al., arXiv 2211.17192; Chen et
+        al., 2302.01318
     block                joint over the chain: Sun et al., arXiv 2403.10444
-    recursive            token over siblings in turn, of one q or several: SpecInfer, arXiv 2305.09781; without replacement: 2402.14160
+    recursive            token over siblings in turn, of one q or several: SpecInfer, arXiv
+        2305.09781; without replacement: 2402.14160
     k_seq                i.i.d. siblings under one inflated ratio: SpecTr, arXiv 2310.15141
     traversal            leaves first, over the whole tree; a chain gives `block`: arXiv 2505.12398
-    hybrid               drafts unmasked out of order: ratio where the order allows it, else point mass
+    hybrid               drafts unmasked out of order: ratio where the order allows it, else point
+        mass
     gumbel               the target's noise fixed by position: arXiv 2408.07978
     lossy_typical        Medusa's threshold, arXiv 2401.10774: NOT the target's distribution
-    lossy_top_beta       any of the target's best few, after SpecDec, arXiv 2203.16487: NOT the target's distribution
-                         (at temperature 0 the lossy ones look at p of temperature 1)
+    lossy_top_beta       the target's best few, after SpecDec, arXiv 2203.16487: NOT the target's
+        distribution
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from decode.speculation import lossy_rules, rules
+from decode.speculation import rules
 from decode.speculation.drafts import Drafts, rows_at
 from decode.speculation.proposal import LAWS, SIBLINGS, Proposal
 from decode.speculation.rules import Outcomes, Rule
@@ -34,10 +38,14 @@ from decode.speculation.tree import chain
 from specalign.common.errors import UserError, nearest
 from specalign.kernels import choice
 
+TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3
+"""Medusa's own setting."""
+TOP_BETA = 3
+
 
 class Verdict(NamedTuple):
-    """`end_B`: the node where the accepted path ends (0 = nothing accepted); `next_B`: the token
-    that follows it. Padding is never accepted."""
+    """`end_B`: the node where the accepted path ends (0 = nothing accepted); `next_B`: the next
+    token."""
 
     end_B: Tensor
     next_B: Tensor
@@ -76,12 +84,9 @@ def run_verifier(
     """Accept a path of each proposal and draw the token after it.
 
     Args:
-        name: key of `VERIFIERS`, not `gumbel`, whose noise belongs to positions
-            (`decode.speculation.sampling.couple`).
-        p_BMV: target probabilities in fp32 or fp64, see decode/speculation/rules.py; M = 1 + the
-            longest proposal's tokens.
-        generators: one per request, each asked for two uniforms: a request's output does not depend
-            on the others.
+        name: key of `VERIFIERS`, except `gumbel`, whose noise belongs to positions.
+        p_BMV: target probabilities in fp32 or fp64; M = 1 + the longest proposal's tokens.
+        generators: one per request, each asked for two uniforms.
 
     Raises:
         UserError: unknown verifier, or one that is not exact for these proposals.
@@ -106,8 +111,8 @@ def run_verifier(
 
 
 def _chains_in_c(proposals: Sequence[Proposal], p_BMV: Tensor, u_B2: Tensor) -> Verdict | None:
-    """`rules.block` on chains and `resolve`, by `specalign.kernels.choice`; None where it does not
-    apply. A chain takes 0.2 ms there and 1.5 in single operators."""
+    """`rules.block` on chains and `resolve` by a C kernel, seven times faster; None where it does
+    not apply."""
     if not all(len(x) and x.q is not None and x.tree == chain(len(x)) for x in proposals):
         return None
     qs = [x.q for x in proposals if x.q is not None]
@@ -129,6 +134,30 @@ def resolve(outcomes: Outcomes, p_BMV: Tensor, u_B2: Tensor) -> Verdict:
     return Verdict(end_B, draw_at(rest_BV, u_B2[:, 1]))
 
 
+def typical(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
+    """Lossy: accept x if p(x) > min(ε, δ·exp(−entropy of p)) (Medusa, eq. 1)."""
+    entropy_BM = -torch.special.xlogy(p_BMV.double(), p_BMV.double()).sum(-1)
+    least_BM = (TYPICAL_DELTA * (-entropy_BM).exp()).clamp(max=TYPICAL_EPSILON)
+    batch = torch.arange(len(p_BMV), device=p_BMV.device)
+
+    def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
+        p_B = rules.pick_tokens(r_BV, drafts.tokens_BN[:, i])
+        return (p_B > least_BM[batch, above_BN[:, i]]).double(), r_BV
+
+    return rules.in_turn(p_BMV, drafts, test)
+
+
+def top_beta(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
+    """Lossy: accept any of p's `TOP_BETA` most probable tokens (SpecDec, without its score
+    bound)."""
+
+    def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
+        own_B1 = r_BV.gather(1, drafts.tokens_BN[:, i : i + 1])
+        return ((r_BV > own_B1).sum(1) < TOP_BETA).double() * (own_B1[:, 0] > 0), r_BV
+
+    return rules.in_turn(p_BMV, drafts, test)
+
+
 _ANY, _DRAWN = frozenset(LAWS), frozenset({"independent", "causal"})
 _SIBLINGS = frozenset(SIBLINGS)
 
@@ -145,14 +174,14 @@ VERIFIERS: dict[str, Verifier] = {
         Verifier("k_seq", rules.k_seq, _DRAWN, frozenset({"iid"})),
         Verifier("traversal", rules.block, _DRAWN, _SIBLINGS),
         Verifier("gumbel", None, _ANY, _SIBLINGS),
-        Verifier("lossy_typical", lossy_rules.typical, _ANY, _SIBLINGS, lossy=True),
-        Verifier("lossy_top_beta", lossy_rules.top_beta, _ANY, _SIBLINGS, lossy=True),
+        Verifier("lossy_typical", typical, _ANY, _SIBLINGS, lossy=True),
+        Verifier("lossy_top_beta", top_beta, _ANY, _SIBLINGS, lossy=True),
     )
 }
 
 
 def find(name: str) -> Verifier:
-    """The verifier of that name. Raises UserError with the nearest one."""
+    """The verifier of that name. Raises UserError for an unknown one."""
     if name not in VERIFIERS:
         raise UserError(f"unknown verifier {name!r}{nearest(name, [*VERIFIERS, 'auto'])}")
     return VERIFIERS[name]
@@ -161,42 +190,34 @@ def find(name: str) -> Verifier:
 def check_pair(law: str, name: str, temperature: float) -> Verifier:
     """The verifier, if it is exact for chains of this law at this temperature, or lossy. Raises
     UserError with those that are exact."""
-    verifier = find(name)
-    if not verifier.fits(law, temperature):
-        fitting = [v for v in VERIFIERS.values() if v.fits(law, temperature)]
-        raise _refusal(verifier, f"{law!r} drafts", temperature, fitting)
-    return verifier
+    return _check(name, f"{law!r} drafts", temperature, lambda v: v.fits(law, temperature))
 
 
 def check_proposal(proposal: Proposal, name: str, temperature: float) -> Verifier:
-    """The verifier, if it is exact for this proposal, or lossy. Raises UserError with those that
-    are exact."""
+    """`check_pair` for a proposal."""
+    drafts = f"{proposal.law!r} drafts"
+    if proposal.branches:
+        drafts += f" that branch (siblings drawn: {proposal.siblings})"
+    elif proposal.law == "unmasked" and not proposal.state_only:
+        drafts += " whose order looked at drawn values"
+    return _check(name, drafts, temperature, lambda v: v.accepts(proposal, temperature))
+
+
+def _check(
+    name: str, drafts: str, temperature: float, is_exact: Callable[[Verifier], bool]
+) -> Verifier:
     verifier = find(name)
-    if not verifier.accepts(proposal, temperature):
-        fitting = [v for v in VERIFIERS.values() if v.accepts(proposal, temperature)]
-        drafts = f"{proposal.law!r} drafts"
-        if proposal.branches:
-            drafts += f" that branch (siblings drawn: {proposal.siblings})"
-        elif proposal.law == "unmasked" and not proposal.state_only:
-            drafts += " whose order looked at drawn values"
-        raise _refusal(verifier, drafts, temperature, fitting)
-    return verifier
-
-
-def _refusal(
-    verifier: Verifier, drafts: str, temperature: float, fitting: Sequence[Verifier]
-) -> UserError:
-    exact = ", ".join(v.name for v in fitting if not v.lossy)
-    return UserError(
-        f"verifier {verifier.name!r} would change the output's distribution with {drafts} at "
-        f"temperature {temperature:g}; these fit: {exact}"
+    if is_exact(verifier):
+        return verifier
+    exact = ", ".join(v.name for v in VERIFIERS.values() if is_exact(v) and not v.lossy)
+    raise UserError(
+        f"verifier {name!r} would change the output's distribution with {drafts} at temperature "
+        f"{temperature:g}; these fit: {exact}"
     )
 
 
 def choose(law: str, temperature: float) -> str:
-    """The verifier that `auto` stands for: greedy at temperature 0; hybrid for drafts unmasked out
-    of order; traversal (on a chain: block verification) for other drafts with a q; else point
-    mass."""
+    """The verifier that `auto` stands for."""
     if temperature == 0:
         return "greedy"
     if law == "unmasked":

@@ -1,27 +1,25 @@
-"""Decoders from methods: drafters are opened, and the system's proposer, controller and verifier
-put on a target."""
+"""Decoders from methods: opens drafters, and puts the system's proposer, controller and verifier on
+a target."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from decode.engine.decoder import Decoder
 from decode.proposers.adaptive import AdaptiveDrafter, AdaptiveLength, CostAware
 from decode.proposers.autoregressive import AutoregressiveDrafter
 from decode.proposers.base import Drafter
 from decode.proposers.block import BlockProposer
-from decode.proposers.corpus import read_corpus
 from decode.proposers.d2sd import D2SDDrafter
 from decode.proposers.diffusion import DiffusionProposer
 from decode.proposers.diffuspec import DiffuSpecDrafter
 from decode.proposers.hierarchical import HierarchicalDrafter
 from decode.proposers.lookup import CopyingDrafter, LookupDrafter
-from decode.proposers.merged import MergedDrafter
-from decode.proposers.overlapped import OverlappedDrafter
-from decode.proposers.retrieval import RetrievalDrafter
+from decode.proposers.overlapped import MergedDrafter, OverlappedDrafter
+from decode.proposers.retrieval import RetrievalDrafter, read_corpus
 from decode.proposers.specdiff2 import SpecDiff2Drafter
 from decode.proposers.suffix_automaton import Datastore
 from decode.proposers.tolerator import ToleratorDrafter
@@ -53,8 +51,7 @@ from specalign.models.block import BlockDrafter
 from specalign.models.standalone import DiffusionDrafter
 
 
-@dataclass(frozen=True)
-class ForeignDrafter:
+class ForeignDrafter(NamedTuple):
     """A standalone drafter with its own tokenizer."""
 
     network: DiffusionDrafter | Target
@@ -76,12 +73,8 @@ class OpenDrafters:
 
 
 def build(method: Method, drafters: OpenDrafters, draft_tokens: int | None = None) -> Decoder:
-    """The method's decoder. `draft_tokens`: for a method that does not set them itself.
-
-    Raises:
-        UserError: a missing drafter, or options that do not fit the drafters; the message names the
-            method.
-    """
+    """The method's decoder. `draft_tokens`: for a method that does not set them itself. Raises
+    UserError for a missing drafter, or options that do not fit the drafters."""
     check_drafters([method], drafters.drafters)
     try:
         return assemble(method, drafters, draft_tokens)
@@ -93,9 +86,8 @@ def assemble(method: Method, drafters: OpenDrafters, draft_tokens: int | None = 
     """`build`, with errors that do not name the method."""
     target, asked = drafters.target, method.typed("draft_tokens") or draft_tokens
     if target.chains_only and method.branches:
-        raise UserError(
-            f"target {target.spec!r} {target.why_chains_only}, so drafts may not branch"
-        )
+        why = f"target {target.spec!r} {target.why_chains_only}"
+        raise UserError(f"{why}, so drafts may not branch")
     if draft_tokens is not None:
         method = method.with_defaults({"draft_tokens": draft_tokens})
     system = method.system
@@ -129,7 +121,6 @@ _CLASSES: dict[type[System], Callable[..., Drafter]] = {
 
 
 def _make_proposer(system: DraftingSystem, drafters: OpenDrafters) -> Drafter:
-    """The proposer of a system, without its controller."""
     options = system.own_options
     match system:
         case GivenDrafter():
@@ -168,11 +159,8 @@ def _make_retrieval(system: registry.Retrieval, drafters: OpenDrafters) -> Draft
 
 def make_given(system: GivenDrafter, drafters: OpenDrafters) -> Drafter:
     """A proposer from a drafter of any kind. For a verifier that is exact for drawn drafts only,
-    drafts are drawn: chains, or trees with siblings that it accepts.
-
-    Raises:
-        UserError: steps, an order or trees for a drafter that has none.
-    """
+    drafts are drawn: chains, or trees with siblings that it accepts. Raises UserError for steps, an
+    order or trees for a drafter that has none."""
     drafter, nodes, tokens = drafters[ANY], system.tree_nodes, system.draft_tokens
     if nodes is None and drafters.target.chains_only:
         nodes = 0
@@ -212,8 +200,8 @@ def open_drafters(
 
     Args:
         folders: by kind; the first one given comes first.
-        tokenizer: of the first one, where its vocabulary is not the target's. The systems that take
-            any drafter use it.
+        tokenizer: of the first one, where its vocabulary is not the target's; for the systems that
+            take any drafter.
 
     Raises:
         UserError: a drafter that is not given, or can't be opened.
@@ -221,19 +209,14 @@ def open_drafters(
     check_drafters(methods, folders)
     opened = OpenDrafters(target)
     needed = dict.fromkeys(kind for method in methods for kind in method.needs)
-    foreign = ANY in needed and tokenizer is not None
     for kind in needed:
-        if kind == ANY and foreign:
+        own = first_kind(folders, kind)
+        if kind == ANY and tokenizer is not None:
+            opened.drafters[ANY] = _open_foreign(folders[own], own, target, tokenizer)
             continue
-        kind = first_kind(folders, kind)
-        if kind not in opened.drafters:
-            opened.drafters[kind] = open_one(folders[kind], kind, target)
-    if ANY in needed:
-        first = first_kind(folders, ANY)
-        if tokenizer is None:
-            opened.drafters[ANY] = opened.drafters[first]
-        else:
-            opened.drafters[ANY] = _open_foreign(folders[first], first, target, tokenizer)
+        if own not in opened.drafters:
+            opened.drafters[own] = open_one(folders[own], own, target)
+        opened.drafters[kind] = opened.drafters[own]
     for folder in dict.fromkeys(folders[first_kind(folders, kind)] for kind in needed):
         note = chat_note(folder, target.chat, target.tokenizer)
         if note:
@@ -257,11 +240,10 @@ def open_one(folder: str, kind: str, target: Target) -> BlockDrafter | Diffusion
     drafter = open_drafter(folder, target)
     if isinstance(drafter, DiffusionDrafter) != (kind == DIFFUSION):
         raise UserError(f"--drafter {kind}={folder}: that is no drafter of the kind {kind}")
-    if isinstance(drafter, DiffusionDrafter):
-        return _prepare(drafter, target)
-    drafter = drafter.to(target.dtype)
+    if isinstance(drafter, BlockDrafter):
+        drafter = drafter.to(target.dtype)
     if target.fast:
-        drafter.prepare_for_drafting()
+        (drafter if isinstance(drafter, BlockDrafter) else drafter.network).prepare_for_drafting()
     return drafter
 
 
@@ -269,18 +251,10 @@ def _open_foreign(folder: str, kind: str, target: Target, tokenizer: str | Path)
     """A standalone drafter with its own tokenizer. Raises UserError for a block drafter, or what
     does not exist."""
     vocabulary = load_tokenizer(tokenizer, target.trust_remote_code)
-    network: DiffusionDrafter | Target
     if kind == AUTOREGRESSIVE:
-        opened = open_one(folder, kind, target)
-        assert isinstance(opened, Target)
-        network = opened
-    else:
-        check_there(folder)
-        network = _prepare(load_standalone(folder, target, len(vocabulary)), target)
-    return ForeignDrafter(network, vocabulary)
-
-
-def _prepare(drafter: DiffusionDrafter, target: Target) -> DiffusionDrafter:
+        return ForeignDrafter(open_one(folder, kind, target), vocabulary)  # type: ignore[arg-type]
+    check_there(folder)
+    drafter = load_standalone(folder, target, len(vocabulary))
     if target.fast:
         drafter.network.prepare_for_drafting()
-    return drafter
+    return ForeignDrafter(drafter, vocabulary)

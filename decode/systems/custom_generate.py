@@ -1,10 +1,6 @@
 """`model.generate(**inputs, custom_generate=decode.custom_generate, drafter=…)` on a transformers
-model.
-
-The loop is the one that exports carry (decode/portable/generate.py): every token is chosen from the
-model's own logits by `generate`'s own processors, so outputs are those of plain `generate`. Here
-drafts come from any system of this project, and the model runs through its `Target`.
-"""
+model: the loop that exports carry (decode/portable/generate.py), whose outputs are those of plain
+`generate`, with drafts from any system of this project and the model run through its `Target`."""
 
 from __future__ import annotations
 
@@ -49,17 +45,14 @@ _LOCK = RLock()
 
 
 class OpenModel:
-    """A model as a target, with its drafters. Copies of a model open their own.
-
-    `weights`: the state of the model's weights when it was opened.
-    """
+    """A model as a target, with its drafters; `weights`: their state when it was opened. Copies of a
+    model open their own."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         offloaded = next((name for name, weight in model.named_parameters() if weight.is_meta), "")
         if offloaded:
-            raise UserError(
-                f"{offloaded} is offloaded: load the model without a device_map that offloads"
-            )
+            hint = "load the model without a device_map that offloads"
+            raise UserError(f"{offloaded} is offloaded: {hint}")
         name = getattr(model, "name_or_path", "") or type(model).__name__
         no_tokenizer: Any = _NoTokenizer()
         self.target = prove_target(model, no_tokenizer, ModelSource(name), fast=False)
@@ -67,16 +60,16 @@ class OpenModel:
         self.weights = _weights(model)
 
     def open_drafter(self, drafter: Any, method: str | None) -> Drafter | None:
-        """Opened once."""
+        """Opened once. Opening it draws weights, which leaves the caller's random numbers alone."""
         known = drafter is None or isinstance(drafter, str | Path | BlockDrafter | DiffusionDrafter)
         if not known and not hasattr(drafter, "law"):
-            raise UserError(
-                f"drafter={type(drafter).__name__}: give a folder or hub id, 'lookup', or a "
-                "drafter of this project"
-            )
+            given = type(drafter).__name__
+            raise UserError(f"drafter={given}: give a folder, a hub id, 'lookup' or a proposer")
         key = (str(drafter) if isinstance(drafter, str | Path) else id(drafter), method)
         if key not in self.drafters:
+            drawn = torch.get_rng_state()
             self.drafters[key] = load(self.target, drafter, method=method).drafter
+            torch.set_rng_state(drawn)
         return self.drafters[key]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
@@ -115,19 +108,14 @@ def custom_generate(
     method: str | None = None,
     **model_kwargs: Any,
 ) -> Any:
-    """The decoding loop that `generate` runs.
+    """The decoding loop that `generate` runs; returns what `generate` returns. Raises UserError for
+    what drafts can't honour, as in `check_call`, or a drafter that does not fit.
 
     Args:
         drafter: None (plain decoding); else as `decode.load` takes it: a folder or hub id, `auto`,
             `lookup`, or one already loaded.
         method: a system by name, as `decode.load` takes it. It drafts; the choice of tokens stays
             `generate`'s.
-
-    Returns:
-        What `generate` returns.
-
-    Raises:
-        UserError: what drafts can't honour, as in `check_call`; a drafter that does not fit.
     """
     given = _find_arguments(model, inspect.currentframe())
     for name in ("assistant_model", "synced_gpus"):
@@ -138,12 +126,12 @@ def custom_generate(
     except ValueError as error:
         raise UserError(str(error)) from None
     longest = find_longest(stopping_criteria, generation_config)
-    with _LOCK, _without_rope_deltas(model), _as_target(model) as opened:
+    with _LOCK, _as_target(model) as opened:
         target = opened.target
-        _check_length(target, longest)
-        drawn = torch.get_rng_state()
+        if longest > target.context_limit:
+            limit = f"the context of {target.spec!r} holds {target.context_limit} tokens"
+            raise UserError(f"max_length={longest}: {limit}; lower max_new_tokens")
         proposer = opened.open_drafter(drafter, method)
-        torch.set_rng_state(drawn)  # opening a drafter draws weights
         texts: list[TargetText] = []
         for row, mask in zip(input_ids, masks_BL, strict=True):
             prompt = row[mask].tolist()
@@ -169,11 +157,9 @@ def _find_arguments(model: PreTrainedModel, frame: FrameType | None) -> JsonObje
 
 
 class TargetText:
-    """A text that a proposer drafts (the `DraftedText` of the loop).
-
-    rows: logits of the last pass, of the token before its drafts and of each draft. path: the
-    drafts that were chosen. batch: the texts that share forward passes.
-    """
+    """A text that a proposer drafts (the `DraftedText` of the loop). rows: logits of the last pass,
+    of the token before its drafts and of each draft. path: the drafts that were chosen. batch: the
+    texts that share forward passes."""
 
     def __init__(
         self,
@@ -220,8 +206,7 @@ class TargetText:
 
     def commit(self) -> None:
         """Commit the tokens of the last pass."""
-        proposal = self.engine.proposal
-        accepted = [int(proposal.tokens_K[i]) for i in self.path]
+        accepted = [int(self.engine.proposal.tokens_K[i]) for i in self.path]
         outcome = Outcome(accepted, self.last, self.path)
         if self.output is None:
             self.engine.commit_prefill(outcome)
@@ -241,37 +226,16 @@ def _run(texts: list[TargetText]) -> None:
         text.path, text.used_up = [], False
 
 
-def _check_length(target: Target, length: int) -> None:
-    """Raises UserError where texts of this length do not fit."""
-    if length > target.context_limit:
-        raise UserError(
-            f"max_length={length}: the context of {target.spec!r} holds {target.context_limit} "
-            "tokens; lower max_new_tokens"
-        )
-
-
 @contextmanager
-def _without_rope_deltas(model: Any) -> Iterator[None]:
-    """Clear the position offsets that `generate` left in a multimodal model, for the duration."""
-    kept = [
-        (m, m.rope_deltas) for m in model.modules() if getattr(m, "rope_deltas", None) is not None
-    ]
-    try:
-        for module, _ in kept:
-            module.rope_deltas = None
-        yield
-    finally:
-        for module, deltas in kept:
-            module.rope_deltas = deltas
-
-
-@contextmanager
-def _as_target(model: PreTrainedModel) -> Iterator[OpenModel]:
-    """The model as a target for the duration of a call: only its attention is replaced, and put
-    back afterwards."""
+def _as_target(model: Any) -> Iterator[OpenModel]:
+    """The model as a target for the duration of a call: its attention is replaced, and put back
+    afterwards, as are the position offsets that `generate` left in a multimodal model."""
     before, training = model.config._attn_implementation, model.training
     grads = {name: p.requires_grad for name, p in model.named_parameters()}
+    offsets = [(m, m.rope_deltas) for m in model.modules() if hasattr(m, "rope_deltas")]
     try:
+        for module, _ in offsets:
+            module.rope_deltas = None
         kept = getattr(model, _ATTRIBUTE, None)
         if kept is None or kept.weights != _weights(model):
             model.set_attn_implementation("eager")
@@ -285,3 +249,5 @@ def _as_target(model: PreTrainedModel) -> Iterator[OpenModel]:
         model.train(training)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(grads[name])
+        for module, deltas in offsets:
+            module.rope_deltas = deltas

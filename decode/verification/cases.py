@@ -82,7 +82,7 @@ def cases_of(config: VerifyConfig, say: Callable[[str], object]) -> tuple[Cases,
     return of_methods(config.methods, drafters, target, say), name
 
 
-_CHAIN, _TREE, _COPIES = "drafter:nodes=0", "drafter:nodes=5", "drafter:copying=true"
+_CHAIN, _TREE, _COPIES = "drafter:tree_nodes=0", "drafter:tree_nodes=5", "drafter:copying=true"
 _IN_ORDER = {f"2 steps, {order}": f"drafter:steps=2:order={order}" for order in ORDERS[1:]}
 _OF_BLOCKS = (
     {"chain": _CHAIN, "tree": _TREE, "tree, with copies": f"{_TREE}:copying=true"},

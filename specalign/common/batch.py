@@ -10,8 +10,7 @@ from torch import Tensor
 
 @dataclass
 class PackedRow:
-    """A row of L positions: tokens, positions within the document, document number (-1 = padding),
-    answer flag."""
+    """Tokens, positions and number of their document (-1 = padding), answer flags, (L,)."""
 
     tokens_L: Tensor
     positions_L: Tensor

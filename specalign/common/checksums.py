@@ -29,8 +29,7 @@ def _read_checksums(folder: Path) -> dict[Path, str]:
 
 
 def check_checksums(folder: Path) -> None:
-    """Raises UserError if a file has changed since its checksum was written. Folders without
-    checksums pass."""
+    """Raises UserError if a file has changed since its checksum was written."""
     for file, sha256 in _read_checksums(folder).items():
         if file.is_file() and sha256_file(file) != sha256:
             raise UserError(

@@ -28,15 +28,9 @@ class FolderInUse(UserError):
 class Claim:
     """A folder that only this process writes into, until released or until the process ends.
 
-    Unfinished files of killed writers are removed. A process may claim a folder twice.
-
-    Args:
-        folder: created if it is missing.
-        key: the option or key that named it, for messages.
-
-    Raises:
-        FolderInUse: another process has claimed it.
-        UserError: it can't be written.
+    It is created if missing; unfinished files of killed writers are removed. A process may claim a
+    folder twice. `key`: the option that named it. Raises FolderInUse: another process has claimed
+    it; UserError: it can't be written.
     """
 
     def __init__(self, folder: Path, key: str) -> None:
@@ -81,28 +75,29 @@ class Claim:
 def claim_when_free(folder: Path, key: str, report: Callable[[str], object]) -> Claim:
     """Claim a folder, after waiting for the process that writes there. `report` gets one line
     before the wait. Raises UserError: the folder can't be written."""
-    waits = False
+    with suppress(FolderInUse):
+        return Claim(folder, key)
+    report(f"note: {key}={folder}: another process writes there; this one waits for it")
     while True:
-        try:
+        with suppress(FolderInUse):
             return Claim(folder, key)
-        except FolderInUse as error:
-            if not waits:
-                report(f"note: {str(error).partition(';')[0]}; this one waits for it")
-            waits = True
-            time.sleep(WAIT)
+        time.sleep(WAIT)
 
 
 def check_folder(folder: Path, key: str) -> None:
     """Check that the folder can be written or created; it is not created yet. Raises UserError: it
     can't; the line begins with `key`, the option that named it."""
+    reason = ""
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not existing.is_dir():
+            reason = f"{existing} is not a folder"
+        elif not os.access(existing, os.W_OK | os.X_OK):
+            reason = f"no permission in {existing}"
     except OSError as error:
-        raise UserError(f"{key}={folder}: can't be written ({error.strerror})") from None
-    if not existing.is_dir():
-        raise UserError(f"{key}={folder}: can't be written ({existing} is not a folder)")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"{key}={folder}: can't be written (no permission in {existing})")
+        reason = str(error.strerror)
+    if reason:
+        raise UserError(f"{key}={folder}: can't be written ({reason})")
 
 
 @contextmanager

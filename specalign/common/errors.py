@@ -20,8 +20,7 @@ from specalign.common.threads import wait_passively_if_busy
 
 
 class UserError(ValueError):
-    """An input that the user can correct. Its message is one line: the key, file or value, and the
-    nearest valid one."""
+    """An input that the user can correct. One line: the key, file or value, and a hint."""
 
 
 class UserErrors(UserError):
@@ -34,8 +33,7 @@ class UserErrors(UserError):
 
 
 def check_all(checks: Iterable[Callable[[], object]]) -> None:
-    """Run every check, and report everything that they find at once. Raises UserError: what a check
-    raised; UserErrors if several did."""
+    """Run every check. Raises what one of them raised; UserErrors if several did."""
     found: list[UserError] = []
     for check in checks:
         try:
@@ -66,8 +64,7 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def in_one_line(where: str) -> Iterator[None]:
-    """Whatever a library raises over a user's values becomes a UserError: `where: its last
-    line`."""
+    """What a library raises over a user's values becomes UserError: `where: last line`."""
     try:
         yield
     except Exception as error:  # transformers' errors over a wrong config have no common class

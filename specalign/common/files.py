@@ -43,8 +43,7 @@ UNFINISHED = ".specalign-part"
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Inside this context system errors, also those that libraries wrap, become OSErrors that name
-    `path`."""
+    """Inside it system errors, also those that libraries wrap, are OSErrors with `path`."""
     try:
         yield
     except UserError:
@@ -88,8 +87,7 @@ def write_json(path: Path, values: Any, **options: Any) -> None:
 
 
 def to_disk(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, has reached the disk: a rename may overtake
-    the content."""
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -119,12 +117,9 @@ _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 @contextmanager
 def open_packed(path: Path) -> Iterator[Any]:
-    """Open a file for reading bytes, decompressed if its name ends in one of `PACKED`.
-
-    Raises:
-        UserError: it can't be read or decompressed, or a text decoded inside is not UTF-8.
-        OSError: it is a pipe or a device.
-    """
+    """Open a file for reading bytes, decompressed if its name ends in one of `PACKED`. Raises
+    UserError: it can't be read or decompressed, or a text decoded inside is not UTF-8; OSError: it
+    is a pipe or a device."""
     check_ordinary(path)
     try:
         with _OPENERS.get(path.suffix.lower(), open)(path, "rb") as file:
@@ -132,15 +127,13 @@ def open_packed(path: Path) -> Iterator[Any]:
     except UnicodeDecodeError as error:
         encoding = error.encoding[:6].upper()  # without -LE
         raise UserError(f"{path} is not {encoding} text (byte {error.start})") from None
-    except OSError as error:
-        raise UserError(f"{path} can't be read: {error.strerror or error}") from None
-    except (EOFError, zlib.error, lzma.LZMAError) as error:
-        raise UserError(f"{path} can't be read: {error}") from None
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} can't be read: {reason}") from None
 
 
 def read_text(path: Path) -> str:
-    """A whole text file: UTF-8, or UTF-16 with a byte order mark. Raises UserError if it is neither
-    or can't be read."""
+    """A whole text file: UTF-8, or UTF-16 with a mark. Raises UserError if it is neither."""
     with open_packed(path) as file:
         raw = file.read()
         return raw.decode("utf-16" if raw.startswith(_UTF16_MARKS) else "utf-8-sig")
@@ -171,12 +164,7 @@ def sha256_file(path: Path) -> str:
 
 
 def load_safetensors(path: Path) -> dict[str, Any]:
-    """A safetensors file's tensors, memory-mapped.
-
-    Raises:
-        OSError: it can't be read, or is a pipe or a device.
-        SafetensorError: it is no safetensors file.
-    """
+    """A safetensors file's tensors, memory-mapped. Raises OSError or SafetensorError."""
     from safetensors.torch import load_file
 
     check_ordinary(path)
@@ -185,12 +173,8 @@ def load_safetensors(path: Path) -> dict[str, Any]:
 
 def load_tensors(path: Path, allowed: Sequence[Any] = (), **options: Any) -> Any:
     """`torch.load` that builds tensors, plain containers and objects of the `allowed` classes, and
-    executes nothing else.
-
-    Raises:
-        ForeignObject: the file names another class or function.
-        OSError: it can't be read, or is a pipe or a device.
-    """
+    executes nothing else. Raises ForeignObject: the file names another class or function; OSError:
+    it can't be read."""
     import torch
 
     check_ordinary(path)

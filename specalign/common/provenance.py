@@ -1,5 +1,4 @@
-"""Where and with what something was made: machine, package versions, commit. Does not import
-torch."""
+"""Where and with what something was made: machine, package versions, commit. Without torch."""
 
 from __future__ import annotations
 
@@ -15,9 +14,8 @@ from typing import Any
 CHECKOUT = Path(__file__).resolve().parents[2]
 """The folder that holds the packages: a git checkout, or where they are installed."""
 _TRAINING = (
-    *("torch", "lightning", "transformers", "datasets", "deepspeed", "wandb", "safetensors"),
-    "numpy",
-)
+    "torch", "lightning", "transformers", "datasets", "deepspeed", "wandb", "safetensors", "numpy",
+)  # fmt: skip
 _DECODING = ("torch", "transformers", "numpy", "tokenizers", "safetensors")
 
 
@@ -45,8 +43,7 @@ def decoding_versions() -> dict[str, str]:
 
 
 def git_state(folder: Path = CHECKOUT) -> dict[str, Any]:
-    """`git_commit` and `git_dirty` (a tracked file differs from it) of the checkout rooted in
-    `folder`, else Nones."""
+    """`git_commit` and `git_dirty` of the checkout rooted in `folder`, else Nones."""
 
     def git(*arguments: str) -> str | None:
         command = ["git", "-C", str(folder), *arguments]
@@ -71,14 +68,10 @@ def git_commit() -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores that this process may use, memory, operating system, and the GPU if torch
-    sees one."""
+    """Processor, cores of this process, memory, operating system, GPU if torch sees one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found: dict[str, Any] = {
-        "processor": _processor(),
-        "cores": cores,
-        "system": platform.platform(),
-    }
+    system = platform.platform()
+    found: dict[str, Any] = {"processor": _processor(), "cores": cores, "system": system}
     if (memory := memory_bytes()) is not None:
         found["memory_gib"] = round(memory / 2**30, 1)
     if "torch" in sys.modules and sys.modules["torch"].cuda.is_available():

@@ -1,5 +1,4 @@
-"""The global random generators of torch, numpy and Python in checkpoints, and separate
-generators."""
+"""The global random generators in checkpoints, and separate generators."""
 
 from __future__ import annotations
 

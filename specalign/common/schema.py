@@ -1,5 +1,4 @@
-"""JSON from disk, and values of any origin, as the types that the code expects; else one line that
-names the wrong value."""
+"""JSON from disk, and values of any origin, as the types that the code expects."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ def read_config(folder: Path) -> JsonObject:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The value of a JSON text. Raises UserError, with `where`, for broken JSON, NaN, and half a
-    surrogate pair, which is no text."""
+    """The value of a JSON text. Raises UserError for broken JSON, NaN, half a surrogate."""
 
     def refuse(name: str) -> NoReturn:
         raise ValueError(f"{name} is no number")
@@ -66,13 +64,8 @@ def parse_json(text: str, where: str) -> Any:
 def convert(value: Any, kind: Any, name: str, where: str) -> Any:
     """`value` as `kind`, without guessing: an int may stand for a float, a mapping for a dataclass.
 
-    Args:
-        kind: a plain type, Literal, X | None, list[X], dict[str, X], Any, a dataclass or a
-            TypedDict (whose other keys stay).
-        name, where: of the value and of its source, for the message.
-
-    Raises:
-        UserError: it is something else.
+    kind: a plain type, Literal, X | None, list[X], dict[str, X], Any, a dataclass or a TypedDict
+    (whose other keys stay). Raises UserError, with `where: name`, if it is something else.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:

@@ -68,8 +68,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def dump_yaml(value: Any) -> str:
-    """YAML text that `parse_yaml` reads back as `value`; keys in their order, plain lists on one
-    line."""
+    """YAML that `parse_yaml` reads back as `value`; plain lists on one line."""
     return yaml.dump(
         value,
         Dumper=_Dumper,

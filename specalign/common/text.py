@@ -18,8 +18,7 @@ _CONTROL = re.compile(
 
 
 def printable(text: str) -> str:
-    """The text with control characters as escapes, so that prompts and names can't control a
-    terminal."""
+    """The text with control characters as escapes: it can't control a terminal."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 

@@ -6,8 +6,7 @@ import os
 import time
 from pathlib import Path
 
-LOADAVG = Path("/proc/loadavg")
-CHOSEN = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS"}
+_CHOSEN = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS"}
 """Variables by which a user has chosen."""
 
 
@@ -16,19 +15,13 @@ def wait_passively_if_busy() -> None:
     otherwise, which is quicker on an idle machine and up to 20 times as slow on a busy one, because
     a thread spins on the core that it waits for."""
     cores = os.cpu_count() or 1
-    if cores > 1 and not CHOSEN & {*os.environ} and 2 * count_running() >= cores:
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-
-
-def count_running() -> int:
-    """Other threads that run or wait for a core: the least of three looks. 0 if the system does not
-    say."""
-    found = []
+    load = Path("/proc/loadavg")
+    if cores == 1 or _CHOSEN & {*os.environ} or not load.is_file():
+        return
+    running = []
     for _ in range(3):
-        try:
-            running = LOADAVG.read_text(encoding="ascii").split()[3].split("/")[0]
-        except OSError:
-            return 0
-        found.append(int(running) - 1)  # this one
+        waiting_too = load.read_text(encoding="ascii").split()[3].split("/")[0]
+        running.append(int(waiting_too) - 1)  # without this one
         time.sleep(0.003)
-    return min(found)
+    if 2 * min(running) >= cores:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"

@@ -22,10 +22,7 @@ LOG_ZERO = -1e4
 
 
 def sample_anchors(
-    batch: Batch,
-    count: int,
-    block_size: int,
-    generator: torch.Generator,
+    batch: Batch, count: int, block_size: int, generator: torch.Generator
 ) -> Anchors:
     """`count` distinct anchors per row, drawn uniformly.
 
@@ -35,9 +32,8 @@ def sample_anchors(
     """
     length = batch.tokens_BL.shape[1]
     allowed = torch.zeros_like(batch.answer_BL)
-    allowed[:, :-1] = (batch.document_BL[:, 1:] == batch.document_BL[:, :-1]) & batch.answer_BL[
-        :, 1:
-    ]
+    same = batch.document_BL[:, 1:] == batch.document_BL[:, :-1]
+    allowed[:, :-1] = same & batch.answer_BL[:, 1:]
     allowed &= (batch.positions_BL > 0) & (batch.document_BL >= 0)
     noise = torch.rand(allowed.shape, generator=generator).masked_fill(~allowed, -1.0)
     index = noise.topk(min(count, length), dim=1).indices.sort(dim=1).values
@@ -46,8 +42,8 @@ def sample_anchors(
     flat = steps.clamp_max(length - 1).flatten(1)
     answer = batch.answer_BL.gather(1, flat).view_as(steps)
     document = batch.document_BL.gather(1, flat).view_as(steps)
-    same = document == batch.document_BL.gather(1, index)[..., None]
-    valid = inside & answer & same & allowed.gather(1, index)[..., None]
+    valid = inside & answer & allowed.gather(1, index)[..., None]
+    valid &= document == batch.document_BL.gather(1, index)[..., None]
     return Anchors(index, valid.long().cumprod(-1).bool())
 
 
@@ -55,10 +51,8 @@ def clean_prefixes(
     anchors: Anchors, decay: float, length: int, generators: Sequence[torch.Generator]
 ) -> Tensor:
     """How many tokens after its anchor each block shows, (B, A): j with probability ∝ decay^j over
-    0..n−1 for a block with n valid positions (D²SD, arXiv 2606.04446, uses 0.9).
-
-    `length`: L. The draw depends on the anchor's place in its row and on the row's generator alone.
-    """
+    0..n−1 for a block with n valid positions (D²SD, arXiv 2606.04446, uses 0.9). The draw depends
+    on the anchor's place in its row of `length` tokens and on the row's generator alone."""
     u_BL = torch.stack(
         [torch.rand(length, generator=g, dtype=torch.float64, device=g.device) for g in generators]
     )
@@ -138,9 +132,8 @@ def corrupt_blocks(
     least: float = 1e-3,
 ) -> Corrupted:
     """Mask the K tokens after every anchor, up to a drawn length, at a drawn time (`mask_tokens`).
-
-    Length k of 1..K has probability ∝ length_weights[k−1]. Positions that are not valid hold masks.
-    """
+    Length k of 1..K has probability ∝ length_weights[k−1]. Positions that are not valid hold
+    masks."""
     index_BA = anchors.index_BA
     weights_K = torch.tensor(list(length_weights), dtype=torch.float64, device=generator.device)
     drawn = weights_K.multinomial(index_BA.numel(), replacement=True, generator=generator)
@@ -177,10 +170,8 @@ def corrupt_suffix(
 ) -> Corrupted:
     """Mask whole rows as in SEDD's pretraining, after each document's clean prefix.
 
-    Args:
-        prefix_BN: clean tokens at the start of each document, by its number in the row. Prefix and
-            padding keep their tokens and are not valid.
-        u_B: the quantile in 0..1 of each row's time; None = drawn.
+    prefix_BN: clean tokens at the start of each document, by its number in the row; they and
+    padding are not valid. u_B: the quantile in 0..1 of each row's time; None = drawn.
     """
     prefix_BL = prefix_BN.gather(1, batch.document_BL.clamp_min(0))
     valid_BL = (batch.document_BL >= 0) & (batch.positions_BL >= prefix_BL)

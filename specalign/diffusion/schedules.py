@@ -18,19 +18,17 @@ from specalign.common.schema import finite
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """σ(t) and what follows from it, elementwise, in the dtype and on the device of t."""
+    """σ(t) = `total`, dσ/dt = `rate`, and `time`, the t at which σ(t) = `sigma`; elementwise, in
+    the dtype and on the device of their argument."""
 
     @abstractmethod
-    def total(self, t: Tensor) -> Tensor:
-        """σ(t)."""
+    def total(self, t: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def rate(self, t: Tensor) -> Tensor:
-        """dσ/dt."""
+    def rate(self, t: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def time(self, sigma: Tensor) -> Tensor:
-        """The t at which σ(t) = `sigma`, for σ(0) ≤ sigma ≤ σ(1)."""
+    def time(self, sigma: Tensor) -> Tensor: ...
 
     def mask_probability(self, t: Tensor) -> Tensor:
         """1 − e^(−σ(t)): the probability that a token is masked; λ in RADD (arXiv 2406.03736)."""
@@ -120,8 +118,8 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def schedule(name: str, **options: float) -> Schedule:
-    """The schedule of that name with its options (`eps`, or `sigma_min` and `sigma_max`). Raises
-    UserError for an unknown name or option, a value out of range."""
+    """The schedule of that name with its options. Raises UserError for an unknown name or option,
+    a value out of range."""
     if name not in SCHEDULES:
         raise UserError(f"schedule {name!r} is unknown{nearest(name, SCHEDULES)}")
     known = [field.name for field in fields(SCHEDULES[name])]

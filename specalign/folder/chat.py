@@ -14,7 +14,6 @@ from specalign.common.text import cut, short
 from specalign.folder.rendering import (
     TEMPLATE,
     TemplateRefusal,
-    check_chosen,
     check_template_name,
     render,
 )
@@ -52,16 +51,6 @@ class Chat:
     kwargs: Mapping[str, JSON] = field(default_factory=dict)
     system: str | None = None
     date: str | None = None
-
-    @classmethod
-    def of(cls, template_kwargs: object, system: object) -> Chat:
-        """From arguments of the Python API. Raises UserError for those of another type."""
-        if template_kwargs is not None and not isinstance(template_kwargs, Mapping):
-            value = short(template_kwargs, 60)
-            raise UserError(f"template_kwargs must map names to values, not {value}")
-        if system is not None and not isinstance(system, str):
-            raise UserError(f"system must be a text, not {short(system, 60)}")
-        return cls(dict(template_kwargs or {}), system)
 
     def __bool__(self) -> bool:
         return bool(self.kwargs) or self.system is not None
@@ -155,14 +144,13 @@ def read_kwargs(text: str) -> dict[str, JSON]:
         if not isinstance(kwargs, dict):
             raise UserError(f"{short(text)} is no JSON object")
         return kwargs
-    key, equals, value_text = text.partition("=")
+    key, equals, value = text.partition("=")
     if not equals or not key.isidentifier():
         raise UserError(f"{short(text)} is not key=value (enable_thinking=false)")
-    value = _parse(value_text)
     in_json = {"True": "true", "False": "false", "None": "null"}
-    if isinstance(value, str) and value in in_json:
+    if value in in_json:
         raise UserError(f"{short(text)}: {value} is text here (did you mean {in_json[value]!r}?)")
-    return {key: value}
+    return {key: _parse(value)}
 
 
 def merge_kwargs(parts: Sequence[Mapping[str, JSON]]) -> dict[str, JSON]:
@@ -183,13 +171,11 @@ def quote_arguments(arguments: Sequence[str]) -> str:
 def find_variables(
     tokenizer: PreTrainedTokenizerBase, spec: str, template: str | None = None
 ) -> list[str]:
-    """The variables of the tokenizer's chat template, or of that of several with this name, except
-    those that every template is given. Raises UserError if it is no template, or none was chosen
-    and there is no default."""
+    """The variables of the tokenizer's chat template, or of the one named, except those that every
+    template is given. Raises UserError if it can't be read or chosen."""
     from jinja2 import meta  # slow to import
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
-    check_chosen(tokenizer, template, spec)
     with in_one_line(f"target {spec!r}: its chat template can't be read"):
         source = tokenizer.get_chat_template(template)
         environment = _compile_jinja_template(source).environment
@@ -207,10 +193,9 @@ def chat_ids(
     spec: str,
     where: str = "",
 ) -> list[int]:
-    """A conversation as the tokens that the target, which has `rows` tokens, continues: rendered and
-    tokenised in one piece, in training, decoding and evaluation. Without a chat template: the
-    messages' texts after the tokenizer's opening tokens. Raises TemplateRefusal, and UserError for
-    a token that the target lacks."""
+    """A conversation as the tokens that the target, which has `rows` tokens, continues. Without a
+    chat template: the messages' texts after the tokenizer's opening tokens. Raises TemplateRefusal,
+    and UserError for a token that the target lacks."""
     name = f"{where}: target {spec!r}" if where else f"target {spec!r}"
     text = chat_text(tokenizer, conversation, chat, spec)
     if getattr(tokenizer, "chat_template", None):

@@ -22,9 +22,7 @@ def end_ids(value: object, where: str) -> set[int]:
     ids = value if isinstance(value, list | tuple) else [value]
     for i in ids:
         if type(i) is not int or i < 0:
-            raise UserError(
-                f"{where}: eos_token_id: {short(i, 40)} is no token's id (a whole number from 0 on)"
-            )
+            raise UserError(f"{where}: eos_token_id: {short(i, 40)} is no token's id")
     return set(ids)
 
 
@@ -60,21 +58,15 @@ def check_quantised(config: Mapping[str, object], what: str, device: str | None 
 def note_settings(
     spec: str, of_tokenizer: int | None, ends: Sequence[int], generation: Mapping[str, object]
 ) -> None:
-    """Report where text continues after the tokenizer's end token, as in transformers' `generate`,
-    and settings of the generation config (without defaults) with which `generate` would write other
-    text even greedily."""
+    """Report where text continues after the tokenizer's end token, and settings of the generation
+    config with which transformers' `generate` would write other text even greedily."""
+    note = f"note: {spec}: its generation config"
     if ends and of_tokenizer is not None and of_tokenizer not in ends:
         listed = ", ".join(map(str, ends[:8])) + ", …" * (len(ends) > 8)
         say(
-            f"note: {spec}: its generation config ends a text at {listed}, and not at the "
-            f"tokenizer's {of_tokenizer}",
-            error=True,
+            f"{note} ends a text at {listed}, and not at the tokenizer's {of_tokenizer}", error=True
         )
     values = {key: generation.get(key) for key in _CHANGES}
     found = [f"{k}={short(v, 40)}" for k, v in values.items() if v not in (None, 0, 1)]
     if found:
-        say(
-            f"note: {spec}: its generation config asks for {', '.join(found)}: not applied here, "
-            "where p is the model's own; transformers' `generate` applies it",
-            error=True,
-        )
+        say(f"{note} asks for {', '.join(found)}: not applied here", error=True)

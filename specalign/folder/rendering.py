@@ -41,17 +41,6 @@ def check_template_name(tokenizer: PreTrainedTokenizerBase, name: object, spec: 
         raise UserError(f"{start} no chat template {short(name)}{nearest(str(name), templates)}")
 
 
-def check_chosen(tokenizer: PreTrainedTokenizerBase, name: object, spec: str) -> None:
-    """Raises UserError if there are several chat templates, no default one, and none is chosen."""
-    templates = tokenizer.chat_template
-    if name is None and isinstance(templates, Mapping) and "default" not in templates:
-        raise UserError(
-            f"target {spec!r} has chat templates by name and no default one "
-            f"({', '.join(sorted(templates))}): choose with --template-kwargs {TEMPLATE}=NAME, in "
-            f"a recipe data.template_kwargs.{TEMPLATE}=NAME"
-        )
-
-
 def render(
     tokenizer: PreTrainedTokenizerBase,
     conversation: Conversation,
@@ -59,28 +48,20 @@ def render(
     spec: str = "",
     date: str | None = None,
 ) -> str:
-    """A conversation in the tokenizer's chat template, up to where the answer begins. Random draws
-    of the template are seeded: a conversation is always rendered alike. Raises TemplateRefusal if
-    the template raises an error.
-
-    Args:
-        kwargs: the template's variables.
-        spec: the target's name, for messages.
-        date: of the template's clock, ISO; None = today.
-    """
+    """A conversation in the tokenizer's chat template with these variables, up to where the answer
+    begins. Random draws are seeded: a conversation is always rendered alike. `date`: of the
+    template's clock, ISO; None = today. Raises TemplateRefusal if the template raises an error."""
     options: JsonObject = {"tools": None, **(kwargs or {})}
     if conversation.tools:
         options["tools"] = list(conversation.tools)
-    check_chosen(tokenizer, options.get(TEMPLATE), spec)
     messages = [_with_parsed_arguments(message) for message in conversation.messages]
 
     def apply(messages: list[Message]) -> str:
         with _fixed_date(date), _seed_random():
-            return str(
-                tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True, **options
-                )
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **options
             )
+        return str(text)
 
     try:
         text = apply(messages)
@@ -89,11 +70,10 @@ def render(
         raise TemplateRefusal(spec, line) from None
     last = messages[-1]["content"].strip() if messages else ""
     if last not in text:  # templates of vision models read a list of parts
+        parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
         with suppress(Exception):
-            parts = apply(
-                [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
-            )
-            text = parts if last in parts else text
+            other = apply(parts)
+            text = other if last in other else text
     return text
 
 
@@ -141,15 +121,12 @@ def _with_parsed_arguments(message: Message) -> Message:
     return {**message, "tool_calls": [_parse_arguments(call) for call in calls]}
 
 
-def _parse_arguments(call: object) -> object:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict):
+def _parse_arguments(call: JsonObject) -> JsonObject:
+    try:
+        text = call["function"]["arguments"]
+        arguments = {} if text == "" else json.loads(text)
+    except (KeyError, TypeError, ValueError, RecursionError):  # objects already, or no JSON
         return call
-    text = function.get("arguments")
-    if not isinstance(text, str):
+    if not isinstance(arguments, dict):
         return call
-    with suppress(ValueError, RecursionError):
-        arguments = json.loads(text or "{}")
-        if isinstance(arguments, dict):
-            return {**call, "function": {**function, "arguments": arguments}}
-    return call
+    return {**call, "function": {**call["function"], "arguments": arguments}}

@@ -11,7 +11,7 @@ from dataclasses import replace
 from specalign.common.errors import UserError
 from specalign.common.text import say_once
 from specalign.folder.chat import Templated, chat_text
-from specalign.folder.rendering import TEMPLATE, check_chosen
+from specalign.folder.rendering import TEMPLATE
 from specalign.rows.conversation import Conversation, Message
 
 _DATE = "date_string"
@@ -42,7 +42,6 @@ def _source(target: Templated) -> str:
         return ""
     name = target.chat.kwargs.get(TEMPLATE)
     templates = target.tokenizer.chat_template
-    check_chosen(target.tokenizer, name, target.spec)
     if isinstance(templates, str):
         return templates
     names = ("default", "tool_use") if name is None else (name,)
@@ -50,8 +49,7 @@ def _source(target: Templated) -> str:
 
 
 def note_readings(target: Templated, folder: str = "", date: str | None = None) -> None:
-    """Report, once, a template that writes the date or draws at random; `folder`: of samples that
-    have `date`."""
+    """Report, once, a template that writes the date (`folder`: its samples') or draws."""
     start = f"note: the chat template of target {target.spec!r}"
     if reads_clock(target):
         date = date or target.chat.date
@@ -112,10 +110,8 @@ def _change_parts(conversation: Conversation) -> dict[str, Conversation]:
 
 def ignored_notes(target: Templated, ignored: Counter[str], total: str) -> list[str]:
     """A line per part that the template leaves out, with its count of `total` prompts."""
-    return [
-        _describe(target, part, f"{count} of {total} prompts")
-        for part, count in sorted(ignored.items())
-    ]
+    counts = sorted(ignored.items())
+    return [_describe(target, part, f"{count} of {total} prompts") for part, count in counts]
 
 
 def note_ignored(target: Templated, conversation: Conversation) -> None:

@@ -37,14 +37,9 @@ def text_ids(
     given: str | None = None,
     **options: Any,
 ) -> list[int]:
-    """The tokens of a text without opening tokens. Raises UserError for a token that the model
-    lacks (Gemma 3 1B lacks its tokenizer's for images), and for what the tokenizer raises.
-
-    Args:
-        rows: the number of the model's tokens.
-        where: what is read, for the message.
-        given: the part of the text that is not the chat template's; None = all of it.
-    """
+    """The tokens of a text without opening tokens. Raises UserError for a token that the model,
+    which has `rows` tokens, lacks (Gemma 3 1B lacks its tokenizer's for images), and for what the
+    tokenizer raises. `given`: the part that is not the chat template's; None = all of it."""
     with in_one_line(f"{where}: its tokenizer can't read a text"):
         ids = list(tokenizer(text, add_special_tokens=False, **options)["input_ids"])
     beyond = next((i for i in ids if i >= rows), None)

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
+from huggingface_hub import try_to_load_from_cache
+
 from specalign.common.files import write_json
 from specalign.common.hub import is_hub_id, local_path
 from specalign.common.schema import JsonObject, convert, read_json
@@ -34,12 +36,9 @@ def save_chat(folder: Path, chat: Chat) -> None:
 
 
 def read_chat(drafter: str) -> Chat | None:
-    """What a drafter in a folder, or of a downloaded Hub id, was trained with; None if it does not
-    say. Raises UserError if the file is broken."""
+    """What a drafter was trained with; None if unknown. Raises UserError: a broken file."""
     path = local_path(drafter) / RECORD
     if not path.is_file() and is_hub_id(drafter):
-        from huggingface_hub import try_to_load_from_cache
-
         cached = try_to_load_from_cache(drafter, RECORD)
         path = Path(cached) if isinstance(cached, str) else path
     if not path.is_file():

@@ -1,32 +1,31 @@
 """Saving and loading block drafters: a folder in hub layout, config.json + model.safetensors +
-README.md."""
+README.md. Other engines' folders are loaded too."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from specalign.common.checksums import CHECKSUMS, check_checksums
 from specalign.common.errors import UserError, in_one_line
-from specalign.common.files import write_atomically, write_json, write_text
+from specalign.common.files import write_json, write_text
 from specalign.common.hub import model_folder
 from specalign.common.schema import JsonObject, read_config
 from specalign.common.text import say, short
 from specalign.formats.dspark import take_heads
-from specalign.formats.layouts import RECORD, layout_of, made_for
+from specalign.formats.kinds import EXPORT_RECORD, layout_of, made_for
 from specalign.formats.rotary import scaled_entry
 from specalign.formats.settings import read_settings
 from specalign.formats.tensors import (
     MASK,
-    check_embedding,
+    check_vocabulary,
     read_tensors,
     read_vocabulary,
     rename_tensors,
 )
-from specalign.formats.weights import INDEX, check_shapes
+from specalign.formats.weights import INDEX, SAFE, check_shapes, save_tensors
 from specalign.lm.model import Target
 from specalign.lm.slabs import LayerShape
 from specalign.models.block import BlockDrafter
@@ -34,15 +33,9 @@ from specalign.models.block_config import BlockConfig
 
 ARCHITECTURE = "TargetConditionedBlockDrafter"
 FILES = (
-    "config.json",
-    "model*.safetensors",
-    INDEX,
-    MASK,
-    RECORD,
-    "README.md",
-    CHECKSUMS,
+    "config.json", "model*.safetensors", INDEX, MASK, EXPORT_RECORD, "README.md", CHECKSUMS,
     "specalign.json",
-)
+)  # fmt: skip
 """The files to download from a hub id."""
 
 
@@ -64,58 +57,43 @@ def save_drafter(
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     """Write the folder: weights in `dtype`, config.json, and README.md if a card is given."""
-    folder.mkdir(parents=True, exist_ok=True)
     config, tensors = pack_drafter(drafter)
-    stored = {
-        name: t.to("cpu", dtype if t.is_floating_point() else t.dtype).contiguous()
-        for name, t in tensors.items()
-    }
-    write_atomically(
-        folder / "model.safetensors",
-        lambda part: save_file(stored, str(part), metadata={"format": "pt"}),
-    )
+    stored = {n: t.to(dtype if t.is_floating_point() else t.dtype) for n, t in tensors.items()}
+    save_tensors(folder / SAFE, stored)
     write_json(folder / "config.json", config)
     if card is not None:
         write_text(folder / "README.md", card)
 
 
 def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
-    """A saved drafter, or another engine's (`specalign.formats.layouts`), from a folder or hub id,
-    in fp32.
-
-    Raises:
-        UserError: not a drafter folder, broken weights, or a drafter for a target of another shape.
-            (One for other weights of that shape drafts worse, never wrongly.)
-    """
+    """A saved drafter, or another engine's (`specalign.formats.kinds`), from a folder or hub id, in
+    fp32. Raises UserError for another folder, broken weights, or a target of another shape. (One
+    for other weights of that shape drafts worse, never wrongly.)"""
     path = model_folder(str(folder), "drafter", FILES)
     check_checksums(path)
     values = read_config(path)
-    if (layout := layout_of(values)) and values.get("architectures") != [ARCHITECTURE]:
+    if values.get("architectures") == [ARCHITECTURE]:
+        drafter = _load_saved(values, path, target)
+    elif layout := layout_of(values):
         drafter = import_drafter(values, read_tensors(path), layout, path, target)
     else:
-        drafter = _load_saved(values, path, target)
+        named = values.get("architectures")
+        raise UserError(f"{path}/config.json: architectures={named!r:.60}: not a block drafter")
     _note_other_target(drafter.config.target, target, path)
     return drafter
 
 
 def _load_saved(values: JsonObject, path: Path, target: Target) -> BlockDrafter:
     """What `save_drafter` wrote."""
-    if values.get("architectures") != [ARCHITECTURE]:
-        raise UserError(
-            f"{path}/config.json: architectures is {values.get('architectures')}, not a block "
-            f"drafter ({ARCHITECTURE})"
-        )
     config = BlockConfig.from_dict(values, f"{path}/config.json")
     _check_target(config, target, path)
-    where, tensors = f"{path}/model.safetensors", read_tensors(path)
+    where, tensors = f"{path}/{SAFE}", read_tensors(path)
     vocab, head = tensors.pop("draft_vocab", None), tensors.pop("head", None)
     if vocab is not None:
-        vocab = _check_vocabulary(vocab, target.vocab_size, where)
+        vocab = check_vocabulary(vocab, target.vocab_size, f"{where}: draft_vocab")
     if (0 if vocab is None else len(vocab)) != config.draft_vocab_size:
-        raise UserError(
-            f"{path}: draft_vocab does not have the {config.draft_vocab_size} entries that "
-            "config.json says"
-        )
+        stated = f"the {config.draft_vocab_size} entries that config.json says"
+        raise UserError(f"{where}: draft_vocab does not have {stated}")
     shape = (config.draft_vocab_size, config.hidden_size) if config.own_head else None
     if shape != (None if head is None else head.shape):
         raise UserError(f"{where}: head is not that of own_head={config.own_head} in config.json")
@@ -130,42 +108,34 @@ def import_drafter(
     target: Target,
     frequency_factors: Tensor | None = None,
 ) -> BlockDrafter:
-    """Another engine's drafter from its config and tensors.
+    """Another engine's drafter from its config and tensors. Raises UserError for what the network
+    here does not compute, or a drafter for a target of another shape.
 
     Args:
         layout: from `layout_of`. path: for messages, and for the target's name. frequency_factors:
             by how much each pair of a head turns more slowly than by `rope_theta`, (d / 2).
-
-    Raises:
-        UserError: what the network here does not compute, or a drafter for a target of another
-            shape.
     """
     where = f"{path}/config.json"
-    if not layout:
-        raise UserError(f"{where}: unknown layout")
     found = read_settings(values, layout, where, target)
     if frequency_factors is not None:
         found["rotary"] = [scaled_entry(found["rope_theta"], frequency_factors)]
     found |= {"target": made_for(path, values), "target_sha256": ""}
     headless = {**found, "confidence_head": False, "confidence_input": ""}
     _check_target(BlockConfig.from_dict(headless, where), target, path)
-    if layout == "speculators":
-        check_embedding(tensors, target, path)
     vocab, head = read_vocabulary(tensors, target, path)
     count = target.vocab_size if vocab is None else len(vocab)
     stated = values.get("draft_vocab_size")
     if (vocab is not None or layout == "speculators") and stated not in (None, count):
-        raise UserError(
-            f"{where}: draft_vocab_size={short(stated, 40)}, and model.safetensors holds {count} "
-            "draft tokens"
-        )
-    heads = take_heads(tensors, found, found["hidden_size"], path)
+        size = f"draft_vocab_size={short(stated, 40)}"
+        raise UserError(f"{where}: {size}, and {SAFE} holds {count} draft tokens")
+    options, heads = take_heads(tensors, found, found["hidden_size"], path)
     sizes = {"draft_vocab_size": 0 if vocab is None else len(vocab), "own_head": head is not None}
-    settings = {**found, **heads.settings, **sizes, "target": found["target"] or target.spec}
+    settings = {**found, **options, **sizes, "target": found["target"] or target.spec}
     config = BlockConfig.from_dict(settings, where)
-    return _build(config, rename_tensors(tensors, path) | heads.tensors, vocab, head, target, path)
+    return _build(config, rename_tensors(tensors, path) | heads, vocab, head, target, path)
 
 
+@torch.no_grad()
 def _build(
     config: BlockConfig,
     tensors: dict[str, Tensor],
@@ -177,27 +147,29 @@ def _build(
     with in_one_line(f"{path}/config.json"), torch.device("meta"):  # no memory before shapes fit
         parameters = BlockDrafter(config, target, vocab, head).named_parameters()
         expected = {name: parameter.shape for name, parameter in parameters}
-    check_shapes(tensors, expected, f"{path}/model.safetensors")
+    check_shapes(tensors, expected, f"{path}/{SAFE}")
     drafter = BlockDrafter(config, target, vocab, head)
-    with torch.no_grad():
-        for name, parameter in drafter.named_parameters():
-            parameter.copy_(tensors[name].float())
-    _check_tables(drafter.to(target.device), path)
+    for name, parameter in drafter.named_parameters():
+        parameter.copy_(tensors[name].float())
+    drafter.to(target.device)
+    if not config.rotaries:
+        x = torch.zeros(1, 1, config.hidden_size, device=target.device)
+        with in_one_line(
+            f"drafter {path}: target {target.spec!r} lacks the rotary tables it needs"
+        ):
+            cos, _ = drafter.rotary_tables(x, x[..., 0].long())
+            cos.view(1, 1, config.head_dim)
     return drafter
 
 
 def _note_other_target(made_for: str, target: Target, path: Path) -> None:
     """Compares the last parts of the names: hashes differ by dtype, and a folder may have moved."""
     unnamed = type(target.model).__name__  # as decode.custom_generate names a model without a name
-    theirs, ours = (
-        name.rstrip("/").rpartition("/")[2].casefold() for name in (made_for, target.spec)
-    )
+    theirs, ours = (PurePath(name).name.casefold() for name in (made_for, target.spec))
     if theirs and theirs != ours and target.spec != unnamed:
-        say(
-            f"note: drafter {path} was made for {short(made_for)}; if {short(target.spec)} has "
-            "other weights, fewer drafts are accepted (outputs stay exact)",
-            error=True,
-        )
+        made = f"note: drafter {path} was made for {short(made_for)}; if {short(target.spec)}"
+        what = "has other weights, fewer drafts are accepted (outputs stay exact)"
+        say(f"{made} {what}", error=True)
 
 
 def _check_target(config: BlockConfig, target: Target, path: Path) -> None:
@@ -213,39 +185,13 @@ def _check_target(config: BlockConfig, target: Target, path: Path) -> None:
             sizes |= {"num_key_value_heads": shape.heads, "head_dim": shape.key}
             if shape.value != (config.value_dim or config.head_dim):
                 sizes["value_dim"] = shape.value
+    made = f"; it was made for {config.target!r}" if config.target else ""
     for name, value in sizes.items():
         own = getattr(config, name)
         if own != value:
-            made = f"; it was made for {config.target!r}" if config.target else ""
-            raise UserError(
-                f"drafter {path}: {name} is {own}, target {target.spec!r} has {value}{made}"
-            )
-    if config.num_attention_heads % config.num_key_value_heads:
-        raise UserError(
-            f"{path}/config.json: num_attention_heads={config.num_attention_heads} is no multiple "
-            f"of num_key_value_heads={config.num_key_value_heads}"
-        )
-
-
-@torch.no_grad()
-def _check_tables(drafter: BlockDrafter, path: Path) -> None:
-    """Raises UserError if it needs the target's own rotary tables and the target has none that
-    fit."""
-    config, target = drafter.config, drafter.target
-    if config.rotaries:
-        return
-    x = torch.zeros(1, 1, config.hidden_size, device=target.device)
-    with in_one_line(f"drafter {path}: target {target.spec!r} lacks the rotary tables it needs"):
-        cos, sin = drafter.rotary_tables(x, x[..., 0].long())
-        if not cos.shape == sin.shape == (1, 1, config.head_dim):
-            raise ValueError(f"they are {tuple(cos.shape)} for heads of {config.head_dim}")
-
-
-def _check_vocabulary(vocab: Tensor, vocab_size: int, where: str) -> Tensor:
-    """The ids, int64. Raises UserError unless they are distinct and ascending, as token
-    verification needs them."""
-    if vocab.dim() == 1 and len(vocab) and not vocab.is_floating_point():
-        vocab = vocab.long()
-        if bool((vocab.diff() > 0).all()) and int(vocab[0]) >= 0 and int(vocab[-1]) < vocab_size:
-            return vocab
-    raise UserError(f"{where}: draft_vocab must be ascending token ids within 0..{vocab_size - 1}")
+            has = f"target {target.spec!r} has {value}{made}"
+            raise UserError(f"drafter {path}: {name} is {own}, {has}")
+    heads, groups = config.num_attention_heads, config.num_key_value_heads
+    if heads % groups:
+        sizes_of = f"num_attention_heads={heads} is no multiple of num_key_value_heads={groups}"
+        raise UserError(f"{path}/config.json: {sizes_of}")

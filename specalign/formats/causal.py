@@ -28,33 +28,23 @@ def save_causal(
     model, target = drafter.model, drafter.target
     own = dict(drafter.named_parameters()) if weights is None else weights
     tensors = {name.removeprefix("model."): tensor for name, tensor in own.items()}
-    buffers = {
-        n: t for n, t in model.state_dict().items() if n not in tensors and n not in drafter.names
-    }
-    tensors |= buffers  # such as a router's
+    known = {*tensors, *drafter.names}
+    tensors |= {n: t for n, t in model.state_dict().items() if n not in known}  # a router's buffers
     embedding, head = drafter.names
     tensors[embedding] = drafter.embedding_VD
-    network_config = copy.deepcopy(model.config)
-    if not (
-        model.config.tie_word_embeddings and _same(drafter.embedding_VD, drafter.head_weight_VD)
-    ):
-        network_config.tie_word_embeddings = (
-            False  # it is loaded with the head that it was trained with
-        )
+    config = copy.deepcopy(model.config)
+    rows, head_rows = drafter.embedding_VD.float(), drafter.head_weight_VD.float()
+    if not (config.tie_word_embeddings and torch.equal(rows, head_rows)):
+        config.tie_word_embeddings = False  # loaded with the head that it was trained with
         tensors[head] = drafter.head_weight_VD
-    write_weights(
-        {n: t.detach().to("cpu", torch.float32).contiguous() for n, t in tensors.items()}, folder
-    )
+    write_weights({n: t.detach().to("cpu", torch.float32) for n, t in tensors.items()}, folder)
+    record = {"kind": "autoregressive", **drafter.config.to_dict()}
     texts = {
         "generation_config.json": target.model.generation_config.to_json_string(),
-        RECORD: json.dumps({"kind": "autoregressive", **drafter.config.to_dict()}, indent=2) + "\n",
+        RECORD: json.dumps(record, indent=2) + "\n",
         **({} if card is None else {"README.md": card}),
-        "config.json": network_config.to_json_string(),
+        "config.json": config.to_json_string(),
     }
     target.tokenizer.save_pretrained(str(folder))
     for name, text in texts.items():
         write_text(folder / name, text)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one.float(), other.float())

@@ -7,7 +7,6 @@ W1[x] if the config asks for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -16,7 +15,7 @@ from torch.nn import functional as F
 
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
-from specalign.formats.qwen3 import (
+from specalign.formats.dflash import (
     WHOLE_VOCABULARY,
     Exported,
     add_draft_vocabulary,
@@ -33,7 +32,6 @@ from specalign.models.markov import (
     LinearHead,
     MarkovHead,
     MixedHead,
-    RNNHead,
     VanillaHead,
 )
 
@@ -43,24 +41,16 @@ W1, W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
 GATE, JOINT, CONFIDENCE = "markov_head.gate_proj", "markov_head.joint_proj", "confidence_head.proj"
 
 
-@dataclass
-class Heads:
-    """settings: those of `BlockConfig`; tensors: by this project's names."""
-
-    settings: JsonObject = field(default_factory=dict)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-
-
-def take_heads(tensors: dict[str, Tensor], settings: JsonObject, width: int, path: Path) -> Heads:
-    """Take the heads' tensors out of a folder's. The state of the drafts before is not carried
-    here: an rnn whose output reads it is refused.
+def take_heads(
+    tensors: dict[str, Tensor], settings: JsonObject, width: int, path: Path
+) -> tuple[JsonObject, dict[str, Tensor]]:
+    """Take the heads' tensors out of a folder's. Returns the settings of `BlockConfig` and the
+    tensors, by this project's names. Raises UserError for a missing or misshapen tensor, or an rnn
+    whose output reads the state of the drafts before, which is not carried here.
 
     Args:
         settings: `markov_rank`, `markov` (DSpark's kind), `confidence_head`, `confidence_input`.
             width: D.
-
-    Raises:
-        UserError: a missing tensor, one of another shape, or a head that is not computed here.
     """
     where = f"{path}/model.safetensors"
 
@@ -76,13 +66,14 @@ def take_heads(tensors: dict[str, Tensor], settings: JsonObject, width: int, pat
 
     rank, kind = settings.get("markov_rank", 0), settings.get("markov", "")
     reads_markov = settings.get("confidence_input") == "markov"
-    found = Heads()
+    options: JsonObject = {}
+    taken: dict[str, Tensor] = {}
     if rank:
         w1, w2 = take(W1, -1, rank), take(W2, -1, rank)
         if kind == "vanilla" and not reads_markov and not bool(w2.any()):
             rank = 0  # a bias of zeros
         else:
-            found.tensors |= {"markov.table.weight": w1, "markov.basis": w2.t().contiguous()}
+            taken |= {"markov.table.weight": w1, "markov.basis": w2.t().contiguous()}
     if rank and kind != "vanilla":
         if kind == "gated":  # columns: h, W1[x]
             weight, bias = take(f"{GATE}.weight", rank, width + rank), take(f"{GATE}.bias", rank)
@@ -92,26 +83,23 @@ def take_heads(tensors: dict[str, Tensor], settings: JsonObject, width: int, pat
             bias = take(f"{JOINT}.bias", 3 * rank)[2 * rank :]
             state, table, hidden = weight[2 * rank :].split((rank, rank, width), dim=1)
             if bool(state.any()):
-                raise UserError(
-                    f"{where}: {JOINT}.weight: its output reads the state of the drafts before, "
-                    "which is not decoded here"
-                )
-        found.tensors["markov.hidden.weight"] = hidden.contiguous()
-        found.tensors["markov.previous.weight"] = table.contiguous()
+                why = "its output reads the state of earlier drafts, which is not decoded here"
+                raise UserError(f"{where}: {JOINT}.weight: {why}")
+        taken["markov.hidden.weight"] = hidden.contiguous()
+        taken["markov.previous.weight"] = table.contiguous()
         if bool(bias.any()):
-            found.settings["markov_bias"] = True
-            found.tensors["markov.hidden.bias"] = bias.contiguous()
-    found.settings |= {"markov_rank": rank, "markov": kind if rank else ""}
+            options["markov_bias"] = True
+            taken["markov.hidden.bias"] = bias.contiguous()
+    options |= {"markov_rank": rank, "markov": kind if rank else ""}
     if settings.get("confidence_head"):
         size = width + (rank if reads_markov else 0)
-        found.tensors["confidence.out.weight"] = take(f"{CONFIDENCE}.weight", 1, size)
-        found.tensors["confidence.out.bias"] = take(f"{CONFIDENCE}.bias", 1)
-    return found
+        taken["confidence.out.weight"] = take(f"{CONFIDENCE}.weight", 1, size)
+        taken["confidence.out.bias"] = take(f"{CONFIDENCE}.bias", 1)
+    return options, taken
 
 
 def make_dspark(drafter: BlockDrafter, name: str = "dspark") -> Exported:
-    """DSpark's folder. `name`: of the format, for errors. Raises UserError if it can't hold the
-    drafter."""
+    """DSpark's folder. `name`: of the format, for errors. Raises UserError where it does not fit."""
     c = drafter.config
     layout = "anchor_first" if name == "dspark" else ""  # llama.cpp reads the layout in the file
     check_fits(drafter, name, layout, KINDS, "tanh, linear, vanilla or gated")
@@ -148,7 +136,8 @@ def write_heads(drafter: BlockDrafter) -> tuple[str, dict[str, Tensor]]:
     state columns of an rnn are zero.
     """
     markov, embedding_VD = drafter.markov, embed_vocabulary(drafter).float()
-    kind, w1, w2 = _write_tables(markov, embedding_VD, drafter.draft_size)
+    kind = KINDS[drafter.config.markov_kind] if markov is not None else "vanilla"
+    w1, w2 = _write_tables(markov, embedding_VD, drafter.draft_size)
     rank, width, tensors = w1.shape[1], embedding_VD.shape[1], dict[str, Tensor]()
     if drafter.confidence is not None:
         weight, bias = (p.float().clone() for p in drafter.confidence.out.parameters())
@@ -162,42 +151,37 @@ def write_heads(drafter: BlockDrafter) -> tuple[str, dict[str, Tensor]]:
         tensors |= {f"{CONFIDENCE}.weight": weight, f"{CONFIDENCE}.bias": bias}
     size = w1.shape[1]
     tensors |= {W1: w1.contiguous(), W2: w2.contiguous()}
+    if kind == "vanilla":
+        return kind, tensors
+    assert isinstance(markov, GatedHead | MixedHead) and markov.hidden is not None
     if kind == "gated":  # columns: h, W1[x]
-        assert isinstance(markov, GatedHead)
-        weight, bias = w1.new_zeros(size, width + size), w1.new_zeros(size)
-        weight[:rank, :width] = markov.hidden.weight
-        weight[:rank, width : width + rank] = markov.previous.weight
-        if markov.hidden.bias is not None:
-            bias[:rank] = markov.hidden.bias
-        tensors |= {f"{GATE}.weight": weight, f"{GATE}.bias": bias}
-    if kind == "rnn":  # columns: state, W1[x], h; rows: gate, candidate, output
-        assert isinstance(markov, MixedHead | RNNHead) and markov.hidden is not None
-        weight, bias = w1.new_zeros(3 * size, 2 * size + width), w1.new_zeros(3 * size)
-        output = weight[2 * size :]
-        if isinstance(markov, MixedHead):
-            output[:rank, size : size + rank].fill_diagonal_(1)
-        else:
-            output[:rank, size : size + rank] = markov.previous.weight
-        output[:rank, 2 * size :] = markov.hidden.weight
-        if markov.hidden.bias is not None:
-            bias[2 * size : 2 * size + rank] = markov.hidden.bias
-        tensors |= {f"{JOINT}.weight": weight, f"{JOINT}.bias": bias}
-    return kind, tensors
+        name, unread = GATE, 0
+        weight = w1.new_zeros(size, width + size)
+        hidden, table = weight.split((width, size), dim=1)
+    else:  # columns: state, W1[x], h; rows: gate, candidate, output
+        name, unread = JOINT, 2 * size
+        weight = w1.new_zeros(3 * size, 2 * size + width)
+        _, table, hidden = weight[unread:].split((size, size, width), dim=1)
+    bias = w1.new_zeros(unread + size)
+    hidden[:rank] = markov.hidden.weight
+    if isinstance(markov, MixedHead):
+        table[:rank, :rank].fill_diagonal_(1)
+    else:
+        table[:rank, :rank] = markov.previous.weight
+    if markov.hidden.bias is not None:
+        bias[unread : unread + rank] = markov.hidden.bias
+    return kind, tensors | {f"{name}.weight": weight, f"{name}.bias": bias}
 
 
 def _write_tables(
     markov: MarkovHead | None, embedding_VD: Tensor, vocabulary: int
-) -> tuple[str, Tensor, Tensor]:
-    """DSpark's kind, W1 (V, r) and W2 (Vd, r) of a head of one of the `KINDS`."""
+) -> tuple[Tensor, Tensor]:
+    """W1 (V, r) and W2 (Vd, r) of a head of one of the `KINDS`."""
     if markov is None:
-        w1 = embedding_VD.new_zeros(len(embedding_VD), 1)
-        return "vanilla", w1, embedding_VD.new_zeros(vocabulary, 1)
+        zeros = embedding_VD.new_zeros
+        return zeros(len(embedding_VD), 1), zeros(vocabulary, 1)
+    basis_Vr = markov.basis_Vr(folded=isinstance(markov, MixedHead)).float()
     if isinstance(markov, VanillaHead):
-        kind = "gated" if isinstance(markov, GatedHead) else "vanilla"
-        kind = "rnn" if isinstance(markov, RNNHead) else kind
-        return kind, markov.table.weight.detach().float().clone(), markov.basis_Vr().float()
+        return markov.table.weight.detach().float().clone(), basis_Vr
     assert isinstance(markov, LinearHead | MixedHead)
-    w1 = embedding_VD @ markov.previous.weight.float().T
-    if isinstance(markov, LinearHead):
-        return "vanilla", w1, markov.basis_Vr().float()
-    return "rnn", w1, markov.basis_Vr(folded=True).float()
+    return embedding_VD @ markov.previous.weight.float().T, basis_Vr

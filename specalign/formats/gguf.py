@@ -18,9 +18,8 @@ from torch.nn import functional as F
 
 from specalign.common.errors import UserError, in_one_line
 from specalign.formats.block import import_drafter
-from specalign.formats.dflash import make_dflash
+from specalign.formats.dflash import Exported, check_fits, make_dflash
 from specalign.formats.dspark import CONFIDENCE, W1, W2, make_dspark
-from specalign.formats.qwen3 import Exported, check_fits
 from specalign.formats.tensors import EMBEDDING
 from specalign.gguf.header import read_header
 from specalign.lm.inspection.parts import embedding_scale
@@ -70,17 +69,12 @@ _STORED = {torch.bfloat16: GGMLQuantizationType.BF16, torch.float16: GGMLQuantiz
 
 
 def make_gguf(drafter: BlockDrafter) -> Exported:
-    """What the file holds, still under DFlash's or DSpark's names; `d2t` holds token ids.
-
-    Raises:
-        UserError: a drafter that llama.cpp's architecture can't hold.
-    """
+    """What the file holds, still under DFlash's or DSpark's names; `d2t` holds token ids. Raises
+    UserError for a drafter that llama.cpp's architecture can't hold."""
     c = drafter.config
     check_fits(drafter, "gguf", "", ("vanilla", "linear"), "vanilla or linear", biases=False)
     if c.hidden_act not in ("silu", "gelu", "gelu_pytorch_tanh"):
-        raise UserError(
-            f"--format gguf: llama.cpp's drafters have silu or gelu, this one has {c.hidden_act}"
-        )
+        raise UserError(f"--format gguf: llama.cpp has silu and gelu, the drafter {c.hidden_act}")
     plain = c.fill_in and drafter.markov is None
     made = make_dflash(drafter, "gguf") if plain else make_dspark(drafter, "gguf")
     tensors = made.tensors
@@ -90,9 +84,8 @@ def make_gguf(drafter: BlockDrafter) -> Exported:
     factors = _frequency_factors(drafter, made.config["rope_theta"])
     if factors is not None:
         tensors[_FREQUENCIES] = factors
-    if "d2t" in tensors:
-        offsets = tensors["d2t"]
-        tensors["d2t"] = offsets + torch.arange(len(offsets), device=offsets.device)
+    if drafter.draft_vocab is not None:
+        tensors["d2t"] = drafter.draft_vocab
     if tensors.pop(EMBEDDING, None) is not None:  # llama.cpp has a key for the scale
         made.config["dflash_config"] = {"input_embedding_scale": embedding_scale(drafter.target)}
     return made
@@ -114,9 +107,8 @@ def _frequency_factors(drafter: BlockDrafter, theta: float) -> Tensor | None:
             return None
         frequencies = module.inv_freq.double().cpu()
     if scale != 1 or kind in ("dynamic", "longrope"):
-        raise UserError(
-            f"--format gguf: rope_type={kind}: the format holds fixed frequencies without a scale"
-        )
+        why = "the format holds fixed frequencies without a scale"
+        raise UserError(f"--format gguf: rope_type={kind}: {why}")
     factors = plain / frequencies
     return None if bool(((factors - 1).abs() < 1e-4).all()) else factors.float()
 
@@ -127,19 +119,12 @@ def _frequency_factors(drafter: BlockDrafter, theta: float) -> Tensor | None:
 def check_vocabulary(made: Exported, vocabulary: Path | None) -> None:
     """Raises UserError if the target's GGUF file is missing or another model's."""
     if vocabulary is None:
-        raise UserError(
-            "--format gguf: name the target's own GGUF file, whose vocabulary it takes: "
-            "--target-gguf FILE"
-        )
-    if not vocabulary.is_file():
-        raise UserError(f"--target-gguf={vocabulary}: no such file")
+        raise UserError("--format gguf takes the target's vocabulary: name --target-gguf FILE")
     with in_one_line(f"--target-gguf={vocabulary}: can't be read"):
         count = len(_read_vocabulary(vocabulary)["tokenizer.ggml.tokens"][0])
-    wanted = made.config["vocab_size"]
-    if count != wanted:
-        raise UserError(
-            f"--target-gguf={vocabulary}: has {count} tokens, the drafter's target has {wanted}"
-        )
+    wanted = f"the drafter's target has {made.config['vocab_size']}"
+    if count != made.config["vocab_size"]:
+        raise UserError(f"--target-gguf={vocabulary}: has {count} tokens, {wanted}")
 
 
 def write_gguf(
@@ -160,11 +145,12 @@ def write_gguf(
     if "markov_rank" in config:
         writer.add_bool(_FROM_ANCHOR, config["sample_from_anchor"])
         writer.add_bool(f"{ARCHITECTURE}.has_confidence_head", config["enable_confidence_head"])
-    for key, (value, kind, sub) in _read_vocabulary(vocabulary).items():
-        writer.add_key_value(key, value, kind, sub)
+    for key, (value, value_type, entry_type) in _read_vocabulary(vocabulary).items():
+        writer.add_key_value(key, value, value_type, entry_type)
     writer.add_uint32(_MASK, int(config["mask_token_id"]))
-    for tensor_name, tensor in made.tensors.items():
-        _add_tensor(writer, to_gguf_name(tensor_name), tensor.detach().cpu(), dtype)
+    names = _gguf_names(config["num_hidden_layers"])
+    for key, tensor in made.tensors.items():
+        _add_tensor(writer, names.get(key, key), tensor.detach().cpu(), dtype)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -187,23 +173,25 @@ def read_gguf(folder: Path) -> Exported:
     with in_one_line(f"{folder / FILE}: can't be read"):
         read_header(folder / FILE)
         file = GGUFReader(folder / FILE)
-        words = {k: f.contents() for k, f in file.fields.items() if "tokens" not in k}
-        tensors = {from_gguf_name(t.name): _to_torch(t) for t in file.tensors}
+        values = {k: f.contents() for k, f in file.fields.items() if "tokens" not in k}
+        held = {t.name: _to_torch(t) for t in file.tensors}
     for key in (*(f"{ARCHITECTURE}.{key}" for key in _SETTINGS), _LAYERS, _MASK):
-        if key not in words:
+        if key not in values:
             raise UserError(f"{folder / FILE}: misses {key}")
-    config = {source: words[f"{ARCHITECTURE}.{key}"] for key, (source, _) in _SETTINGS.items()}
+    config = {source: values[f"{ARCHITECTURE}.{key}"] for key, (source, _) in _SETTINGS.items()}
+    published = {theirs: ours for ours, theirs in _gguf_names(config["num_hidden_layers"]).items()}
+    tensors = {published.get(name, name): tensor for name, tensor in held.items()}
     config |= {
-        "target_layer_ids": [i - 1 for i in words[_LAYERS]],
-        "mask_token_id": words[_MASK],
-        "hidden_act": words.get(_ACTIVATION, "silu"),
+        "target_layer_ids": [i - 1 for i in values[_LAYERS]],
+        "mask_token_id": values[_MASK],
+        "hidden_act": values.get(_ACTIVATION, "silu"),
     }
     if W1 in tensors:
         config["markov_rank"] = tensors[W1].shape[1]
         config["markov_head_type"] = "vanilla"
-        config["sample_from_anchor"] = bool(words.get(_FROM_ANCHOR, True))
-    if _SCALE in words:
-        config["dflash_config"] = {"input_embedding_scale": words[_SCALE]}
+        config["sample_from_anchor"] = bool(values.get(_FROM_ANCHOR, True))
+    if _SCALE in values:
+        config["dflash_config"] = {"input_embedding_scale": values[_SCALE]}
     return Exported(config, tensors)
 
 
@@ -228,22 +216,12 @@ def _to_torch(tensor: Any) -> Tensor:
     return torch.from_numpy(data.reshape(shape))
 
 
-def to_gguf_name(name: str) -> str:
-    """A tensor's published name → GGUF's."""
-    if not name.startswith("layers."):
-        return _TOP.get(name, name)
-    _, layer, rest = name.split(".", 2)
-    part, _, kind = rest.rpartition(".")
-    return f"blk.{layer}.{_LAYER[part]}.{kind}"
-
-
-def from_gguf_name(name: str) -> str:
-    """GGUF's name of a tensor → the published one."""
-    if not name.startswith("blk."):
-        return {theirs: ours for ours, theirs in _TOP.items()}.get(name, name)
-    _, layer, part, kind = name.split(".")
-    published = {theirs: ours for ours, theirs in _LAYER.items()}.get(part, part)
-    return f"layers.{layer}.{published}.{kind}"
+def _gguf_names(layers: int) -> dict[str, str]:
+    """Published names of tensors → GGUF's."""
+    names = dict(_TOP)
+    for i in range(layers):
+        names |= {f"layers.{i}.{o}.weight": f"blk.{i}.{t}.weight" for o, t in _LAYER.items()}
+    return names
 
 
 def _read_vocabulary(path: Path) -> dict[str, tuple[Any, Any, Any]]:
@@ -251,10 +229,9 @@ def _read_vocabulary(path: Path) -> dict[str, tuple[Any, Any, Any]]:
     read_header(path)  # GGUFReader would follow an array of any length
     found: dict[str, tuple[Any, Any, Any]] = {}
     for key, field in GGUFReader(path).fields.items():
-        if not key.startswith("tokenizer.") or key == "tokenizer.chat_template":
-            continue
-        array = field.types[0] == GGUFValueType.ARRAY
-        found[key] = field.contents(), field.types[0], field.types[-1] if array else None
+        if key.startswith("tokenizer.") and key != "tokenizer.chat_template":
+            array = field.types[0] == GGUFValueType.ARRAY
+            found[key] = field.contents(), field.types[0], field.types[-1] if array else None
     if not isinstance(found.get("tokenizer.ggml.tokens", (None,))[0], list):
         raise ValueError("it has no vocabulary")
     return found

@@ -1,20 +1,34 @@
-"""The kind of a trained drafter, from the small files of its folder. No torch here: a recipe asks
-before anything is loaded."""
+"""Which network a folder holds, from its small files. No torch here: commands and recipes ask before
+anything is loaded.
+
+Layouts of block drafters:
+
+| layout | recognised by | written by |
+|---|---|---|
+| `dflash` | `architectures` of DFlash, or `dflash_config` | DFlash (arXiv 2602.06036), SpecForge |
+| `dspark` | `architectures` of DSpark, or DFlash's with `markov_rank` | DSpark (arXiv 2607.05147), SpecForge |
+| `speculators` | `speculators_model_type` | the speculators package |
+| `transformers` | `model_type` | transformers' own assistant |
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from specalign.common.errors import UserError
-from specalign.common.hub import is_hub_id, local_path, model_folder
+from specalign.common.hub import card_value, is_hub_id, local_path, model_folder
 from specalign.common.schema import JsonObject, read_object
-from specalign.formats.layouts import architectures_of, is_block
 
 RECORD = "drafter.json"
 """What this project writes next to a standalone or autoregressive drafter's own config.json."""
+EXPORT_RECORD = "export.json"
+"""What an export of this project says of itself."""
+ASSISTANT = "muse_glimmer_assistant"
+"""The model type of transformers' own DFlash assistant."""
 _DDIT = ("sedd", "mdlm", "radd", "bd3lm", "ddit")
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _MASKED = ("SDARForCausalLM",)
@@ -23,9 +37,8 @@ _MASKED = ("SDARForCausalLM",)
 
 @dataclass(frozen=True)
 class DrafterKind:
-    """kind: a value of `drafter.kind`. context: of a block drafter, a value of `drafter.context`.
-    block_size: of a drafter trained here, the tokens that it drafts; None where its folder does not
-    say."""
+    """kind, context: values of `drafter.kind` and (block drafters) `drafter.context`. block_size:
+    the tokens that a drafter trained here drafts; None where its folder does not say."""
 
     kind: str
     context: str | None = None
@@ -38,28 +51,16 @@ class DrafterKind:
 
 
 def kind_of_drafter(spec: str) -> DrafterKind | None:
-    """The kind of the drafter in a folder or a hub id; None where nothing is there or nothing says
-    it.
-
-    Raises:
-        UserError: a config that can't be read.
-    """
+    """The kind of the drafter in a folder or a hub id; None if it is unavailable or unknown. Raises
+    UserError for a config that can't be read."""
     path = local_path(spec)
-    if not path.is_dir():
-        if not is_hub_id(spec):
-            return None
+    if not path.is_dir() and is_hub_id(spec):
         with suppress(UserError):
             path = model_folder(spec, "drafter.init", ["config.json", RECORD])
     if not (path / "config.json").is_file():
         return None
     record = read_object(path / RECORD) if (path / RECORD).is_file() else {}
     return kind_of_config(read_object(path / "config.json"), record)
-
-
-def is_ddit(values: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of SEDD, MDLM, RADD, BD3-LM or our own DDiT."""
-    # SEDD's and RADD's have no model_type
-    return values.get("model_type") in _DDIT or ("model" in values and "tokens" in values)
 
 
 def kind_of_config(values: JsonObject, record: Mapping[str, Any]) -> DrafterKind | None:
@@ -78,3 +79,47 @@ def kind_of_config(values: JsonObject, record: Mapping[str, Any]) -> DrafterKind
     if any(name.endswith(_CAUSAL) and name not in _MASKED for name in named) and not record:
         return DrafterKind("autoregressive")
     return DrafterKind("masked_lm", block_size=size) if named else None
+
+
+def is_ddit(values: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of SEDD, MDLM, RADD, BD3-LM or our own DDiT."""
+    # SEDD's and RADD's have no model_type
+    return values.get("model_type") in _DDIT or ("model" in values and "tokens" in values)
+
+
+def is_block(values: JsonObject) -> bool:
+    """Whether a config.json is a block drafter's, this project's own or another engine's."""
+    return values.get("model_type") == "block_drafter" or bool(layout_of(values))
+
+
+def layout_of(values: JsonObject) -> str:
+    """The layout of a folder with this config.json; empty = none of the table. Relatives that are
+    not decoded here (DFlash 2, Domino) count as `dflash`, so that its reader names them."""
+    if "speculators_model_type" in values:
+        return "speculators"
+    if values.get("model_type") == ASSISTANT:
+        return "transformers"
+    names, nested = str(values.get("architectures")), values.get("dflash_config")
+    nested = nested if isinstance(nested, dict) else {}
+    if "DSpark" in names or nested.get("projector_type") == "dspark":
+        return "dspark"
+    if "DFlash" in names or "Domino" in names or "dflash_config" in values:
+        return "dspark" if values.get("markov_rank") or nested.get("markov_rank") else "dflash"
+    return ""
+
+
+def architectures_of(values: Mapping[str, Any]) -> list[str]:
+    """The names under `architectures` in a config.json; none where that is no list of them."""
+    named = values.get("architectures")
+    return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+
+
+def made_for(folder: Path, values: JsonObject) -> str:
+    """The target that another engine's folder names: as a verifier, in the record of an export, or
+    as its card's base model; empty = it names none."""
+    name: Any = None
+    with suppress(KeyError, TypeError):
+        name = values["speculators_config"]["verifier"]["name_or_path"]
+    if not isinstance(name, str) and (folder / EXPORT_RECORD).is_file():
+        name = read_object(folder / EXPORT_RECORD).get("target")
+    return name if isinstance(name, str) else card_value(folder, "base_model")

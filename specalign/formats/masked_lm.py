@@ -32,26 +32,13 @@ from specalign.lm.opening import quiet_loading
 from specalign.models.families import BASES, Family, family_of
 from specalign.models.masked_lm import MaskedLM, is_lora
 
-ADAPTED = Family(
-    name="adapted",
-    hub_ids=(),
-    model_type="adapted_masked_lm",
-    architectures=("AdaptedMaskedLM",),
-    base="",
-    mask_token_id=0,
-    shift=1,
-)
+ADAPTED = Family("adapted", (), "adapted_masked_lm", ("AdaptedMaskedLM",), "", 0, shift=1)
 """What `adapt` makes; base, attention, cache and mask are filled in from its config.json."""
 ATTENTIONS = ("full", "prefix_causal")
 _LOADING = {
-    "architectures",
-    "auto_map",
-    "model_type",
-    "transformers_version",
-    "torch_dtype",
-    "dtype",
+    "architectures", "auto_map", "model_type", "transformers_version", "torch_dtype", "dtype",
     "_name_or_path",
-}
+}  # fmt: skip
 """Keys of a config.json that describe loading, not the network."""
 _BUFFER = re.compile(r"\.(rotary_emb\.inv_freq|attn\.(masked_)?bias)$")
 """Tensors that older versions of transformers stored."""
@@ -59,14 +46,8 @@ _BUFFER = re.compile(r"\.(rotary_emb\.inv_freq|attn\.(masked_)?bias)$")
 
 def load_masked_lm(spec: str | Path, target: Target | None = None) -> MaskedLM:
     """A published masked-diffusion language model or an adapted drafter, in fp32 and evaluation
-    mode.
-
-    Args:
-        target: for an adapted drafter that shares its target's embedding and head.
-
-    Raises:
-        UserError: no known family; missing, unknown, misshapen or non-finite tensors.
-    """
+    mode. `target`: for an adapted drafter that shares its target's embedding and head. Raises
+    UserError for no known family, or missing, unknown, misshapen or non-finite tensors."""
     folder = model_folder(str(spec), "drafter", ["*.json", "*.safetensors"])
     values = read_config(folder)
     adapted = values.get("architectures") == list(ADAPTED.architectures)
@@ -77,29 +58,24 @@ def load_masked_lm(spec: str | Path, target: Target | None = None) -> MaskedLM:
     tensors = {family.ours(n): tensor for n, tensor in held.items() if not _BUFFER.search(n)}
     if adapted:
         return adapted_from(values, str(folder), tensors, target)
-    config = _make_config(family.base, _rename_config(family, values), str(folder))
+    config = _make_config(family, values, str(folder))
     if family.resized:
         embedding, _ = embedding_names(_skeleton(family.base, config, str(folder)))
         config.vocab_size = len(tensors.get(embedding, range(config.vocab_size)))
     model = _fill(family, config, tensors, str(folder))
-    return MaskedLM(
-        model, _with_ids(family, values, folder, config.vocab_size, str(folder)), values
-    )
+    family = _with_ids(family, values, folder, config.vocab_size, str(folder))
+    return MaskedLM(model, family, values)
 
 
 def save_masked_lm(network: MaskedLM, folder: Path, max_shard_size: str = "5GB") -> None:
     """Write the folder in the layout that the network was read from: its family's names, its own
-    config.json.
-
-    Raises:
-        ValueError: LoRA weights are not merged.
-    """
+    config.json. Raises ValueError if LoRA weights are not merged."""
     if is_lora(network):
         raise ValueError("merge_lora(network) before it is saved")
     folder.mkdir(parents=True, exist_ok=True)
     tied = network.model.config.tie_word_embeddings
     tensors = {
-        network.family.theirs(name): tensor.detach().cpu().contiguous()
+        network.family.theirs(name): tensor
         for name, tensor in network.model.state_dict().items()
         if not (tied and name == "lm_head.weight")
     }
@@ -116,9 +92,8 @@ def adapted_from(
             raise UserError(f"{where}: missing key {key!r}, so this is not an adapted drafter")
     base, kind = str(source["base"]), str(source["attention"])
     if base not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        raise UserError(
-            f"{where}: its architecture {base!r} can't be adapted{nearest(base, BASES)}"
-        )
+        near = nearest(base, BASES)
+        raise UserError(f"{where}: its architecture {base!r} can't be adapted{near}")
     if kind not in ATTENTIONS:
         raise UserError(f"{where}: attention={kind!r} is unknown{nearest(kind, ATTENTIONS)}")
     family = replace(
@@ -128,26 +103,19 @@ def adapted_from(
         cache="none" if kind == "full" else "exact",
         shift=1 if source.get("shift", 1) else 0,
     )
-    config = _make_config(base, source["base_config"], where)
+    config = _make_config(family, source["base_config"], where)
     shared = target if source["share_embedding"] else None
     if source["share_embedding"]:
-        if target is None:
-            raise UserError(
-                f"{where}: made for target {source.get('target')!r}, which has to be given"
-            )
         sizes = config.vocab_size, config.hidden_size
-        if sizes != target.embedding_VD.shape:
-            raise UserError(
-                f"{where}: made for target {source.get('target')!r} with an embedding of {sizes}, "
-                f"target {target.spec!r} has {tuple(target.embedding_VD.shape)}"
-            )
+        if target is None or sizes != target.embedding_VD.shape:
+            made = f"made for target {source.get('target')!r} with an embedding of {sizes}"
+            raise UserError(f"{where}: {made}, which has to be given")
         names = embedding_names(_skeleton(base, config, where))
         tensors |= dict(zip(names, (target.embedding_VD, target.head_weight_VD), strict=True))
     with nullcontext() if base in BASES else refuse_on_error(where, "masked_lm"):
         model = _fill(family, config, tensors, where)
-    network = MaskedLM(
-        model, _with_ids(family, source, None, config.vocab_size, where), source, shared
-    )
+    family = _with_ids(family, source, None, config.vocab_size, where)
+    network = MaskedLM(model, family, source, shared)
     if base not in BASES:
         check_opened(network, where)
     return network
@@ -156,34 +124,24 @@ def adapted_from(
 def from_config(
     values: Mapping[str, Any], where: str = "config.json", dtype: torch.dtype = torch.float32
 ) -> MaskedLM:
-    """A network of a published family with random weights, from its config.json.
-
-    Raises:
-        UserError: no known family, or a value that does not fit.
-    """
+    """A network of a published family with random weights, from its config.json. Raises UserError
+    for no known family, or a value that does not fit."""
     family = family_of(values, where)
-    config = _make_config(family.base, _rename_config(family, values), where)
+    config = _make_config(family, values, where)
+    options = {"dtype": dtype, "attn_implementation": register()}
     with in_one_line(where):
-        model = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=register()
-        )
-    return MaskedLM(model, _with_ids(family, values, None, config.vocab_size, where), dict(values))
+        model = transformers.AutoModelForCausalLM.from_config(config, **options)
+    family = _with_ids(family, values, None, config.vocab_size, where)
+    return MaskedLM(model, family, dict(values))
 
 
-def _rename_config(family: Family, values: Mapping[str, Any]) -> JsonObject:
-    """Their config.json under transformers' names, without keys that only their own code reads."""
+def _make_config(family: Family, values: Mapping[str, Any], where: str) -> Any:
+    """Their config.json as transformers' config, without keys that only their own code reads."""
+    kept = {key: value for key, value in values.items() if key not in _LOADING}
     if family.config:
-        return {
-            ours: values[key] for key, ours in family.config.items() if values.get(key) is not None
-        }
-    return {key: value for key, value in values.items() if key not in _LOADING}
-
-
-def _make_config(base: str, values: Mapping[str, Any], where: str) -> Any:
+        kept = {ours: kept[k] for k, ours in family.config.items() if kept.get(k) is not None}
     with in_one_line(where):
-        return getattr(transformers, base).config_class(
-            **{k: v for k, v in values.items() if k not in _LOADING}
-        )
+        return getattr(transformers, family.base).config_class(**kept)
 
 
 def _skeleton(base: str, config: Any, where: str) -> Any:
@@ -232,20 +190,13 @@ def _fill(family: Family, config: Any, tensors: dict[str, Tensor], where: str) -
         del expected[head]
         own = tensors.pop(head, None)
         if own is not None and embedding in tensors and not torch.equal(own, tensors[embedding]):
-            raise UserError(
-                f"{where}: {family.theirs(head)!r} differs from the embedding that it is tied to"
-            )
-    check_shapes(
-        {family.theirs(name): tensor for name, tensor in tensors.items()},
-        {family.theirs(name): shape for name, shape in expected.items()},
-        where,
-    )
+            name = family.theirs(head)
+            raise UserError(f"{where}: {name!r} differs from the embedding that it is tied to")
+    held = {family.theirs(name): tensor for name, tensor in tensors.items()}
+    check_shapes(held, {family.theirs(n): shape for n, shape in expected.items()}, where)
     quiet_loading()
+    options = {"dtype": torch.float32, "attn_implementation": register()}
     with in_one_line(where):
         return getattr(transformers, family.base).from_pretrained(
-            None,
-            config=config,
-            state_dict=tensors,
-            dtype=torch.float32,
-            attn_implementation=register(),
+            None, config=config, state_dict=tensors, **options
         )

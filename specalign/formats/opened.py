@@ -26,27 +26,21 @@ _MOST = 2e-3
 
 
 def check_served(drafter: CausalDrafter, served_LV: Tensor, where: str) -> None:
-    """Compare a causal drafter's training graph with the saved model's logits of `some_tokens`.
-
-    Raises:
-        UserError: they differ.
-    """
+    """Raises UserError if a causal drafter's training graph differs from the saved model's logits
+    of `some_tokens`."""
     with refuse_on_error(where, "autoregressive"), torch.no_grad():
         tokens_1L = some_tokens(len(served_LV[0]), served_LV.device)
         twice_1M = torch.cat((tokens_1L, tokens_1L), dim=1)
         positions = torch.arange(LENGTH, device=tokens_1L.device).repeat(2)[None]
         document = (torch.arange(2 * LENGTH, device=tokens_1L.device) // LENGTH)[None]
         found = drafter.logits(drafter(Batch(twice_1M, positions, document, document >= 0)))[0]
-        _same(found, torch.cat((served_LV, served_LV)), "its training graph")
+        _check_same(found, torch.cat((served_LV, served_LV)), "its training graph")
 
 
 def check_opened(network: MaskedLM, where: str) -> None:
-    """Compare a masked language model under a causal mask with the model's own forward, and its
-    cache with a whole forward; check that earlier places see later ones if the mask allows it.
-
-    Raises:
-        UserError: a difference, or an architecture that does not run in this way.
-    """
+    """Raises UserError for an architecture that does not run as a masked language model: under a
+    causal mask it must equal the model's own forward, with an open mask earlier places must see
+    later ones, and a cached prefix must give what a whole forward gives."""
     with refuse_on_error(where, "masked_lm"), torch.no_grad():
         config, body = network.model.config, network.model.get_decoder()
         biased = any(target.head_bias_V is not None for target in network._target)
@@ -61,7 +55,8 @@ def check_opened(network: MaskedLM, where: str) -> None:
             position_ids=places,
             use_cache=False,
         ).last_hidden_state
-        _same(network._run(tokens, causal[None, None], places, None), own, "under a causal mask it")
+        found = network._run(tokens, causal[None, None], places, None)
+        _check_same(found, own, "under a causal mask it")
         full, other = torch.ones_like(causal), tokens.clone()
         other[0, -1] = tokens[0, 0]
         one, two = (network._run(t, full[None, None], places, None)[0] for t in (tokens, other))
@@ -79,7 +74,7 @@ def _check_cache(network: MaskedLM, tokens: Tensor) -> None:
     see = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=tokens.device).tril()
     see[CLEAN:] = True
     whole = network(torch.cat((tokens[:, :CLEAN], block), dim=1), see=see)
-    _same(found[0], whole[0, CLEAN:], "through a cache it")
+    _check_same(found[0], whole[0, CLEAN:], "through a cache it")
 
 
 def some_tokens(vocab_size: int, device: torch.device) -> Tensor:
@@ -87,12 +82,17 @@ def some_tokens(vocab_size: int, device: torch.device) -> Tensor:
     return torch.arange(1, LENGTH + 1, device=device)[None] * 7919 % vocab_size
 
 
-def _same(found: Tensor, wanted: Tensor, what: str) -> None:
+def first_tokens_logits(target: Target) -> Tensor:
+    """The target's logits of `some_tokens`, (LENGTH, V)."""
+    logits = target.forward(some_tokens(target.vocab_size, target.device)).logits_BLV
+    assert logits is not None
+    return logits[0]
+
+
+def _check_same(found: Tensor, wanted: Tensor, what: str) -> None:
     apart = float((found.float() - wanted.float()).abs().max() / wanted.float().std())
     if not apart < (_MOST if wanted.dtype == torch.float32 else 0.25):
-        raise NotImplementedError(
-            f"{what} differs from the model's own by {apart:.2g} standard deviations"
-        )
+        raise NotImplementedError(f"{what} differs from the model's own by {apart:.2g} σ")
 
 
 @contextmanager
@@ -111,13 +111,5 @@ def refusal_error(where: str, kind: str, error: Exception) -> UserError:
         reason = "it takes no attention but its own"
     elif not isinstance(error, NotImplementedError | UserError):
         reason = f"it does not run in that way ({reason[:120]})"
-    return UserError(
-        f"{where} can't serve as drafter.kind={kind}: {reason}; drafter.kind=block drafts for it"
-    )
-
-
-def first_tokens_logits(target: Target) -> Tensor:
-    """The target's logits of `some_tokens`, (LENGTH, V)."""
-    logits = target.forward(some_tokens(target.vocab_size, target.device)).logits_BLV
-    assert logits is not None
-    return logits[0]
+    hint = "drafter.kind=block drafts for it"
+    return UserError(f"{where} can't serve as drafter.kind={kind}: {reason}; {hint}")

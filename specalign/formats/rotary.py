@@ -23,15 +23,10 @@ _SAME = 1e-4
 def read_rotary(
     inner: JsonObject, width: int, target: Target, where: str
 ) -> tuple[list[JsonObject], JsonObject]:
-    """`BlockConfig.rotary` for these layers, empty if the target's own tables are the same, and
-    their `rope_parameters`. Partial rotary is ignored, as by Qwen3's layers in transformers.
-
-    Args:
-        inner: a Qwen3 config's values. width: of a head.
-
-    Raises:
-        UserError: tables that change with the text's length, a wrong base or type.
-    """
+    """`BlockConfig.rotary` for layers with heads of this width, empty if the target's own tables are
+    the same, and their `rope_parameters`. `inner`: a Qwen3 config's values; partial rotary is
+    ignored, as by Qwen3's layers in transformers. Raises UserError for tables that change with the
+    text's length, a wrong base or type."""
     for place in (inner, inner.get("rope_scaling"), inner.get("rope_parameters")):
         theta = place.get("rope_theta") if isinstance(place, dict) else None
         if theta is not None and not (type(theta) in (int, float) and 0 < theta < 1e38):
@@ -47,35 +42,29 @@ def read_rotary(
     theirs = module(torch.zeros(1), positions)
     if theirs[0].shape[-1] != width:
         raise UserError(f"{where}: rope_parameters turn {theirs[0].shape[-1]} of {width} numbers")
-    own = _target_tables(target, positions, width)
-    growing = kind in ("dynamic", "longrope")
+    growing = kind in ("dynamic", "longrope")  # they differ in long texts only
     target_rope = getattr(target.config, "rope_parameters", None) or {}
-    if growing and target_rope.get("rope_type") != kind:  # they differ in long texts only
-        own = None
-    if own is not None and all(
-        (a - b).abs().max() < _SAME for a, b in zip(own, theirs, strict=True)
-    ):
-        return [], rope
+    own = _target_tables(target, positions)
+    if own is not None and (not growing or target_rope.get("rope_type") == kind):
+        pairs = list(zip(own, theirs, strict=True))
+        if all(a.shape == b.shape and float((a - b).abs().max()) < _SAME for a, b in pairs):
+            return [], rope
     if growing:
-        raise UserError(
-            f"{where}: rope_parameters: rope_type={kind!r} changes with the length of the text and "
-            "is not the target's own"
-        )
+        why = "changes with the text's length and is not the target's own"
+        raise UserError(f"{where}: rope_parameters: rope_type={kind!r} {why}")
     table = RotaryTable("half", 0, tuple(module.inv_freq.tolist()), float(module.attention_scaling))
     return [table.entry()], rope
 
 
 @torch.no_grad()
-def _target_tables(target: Target, positions: Tensor, width: int) -> tuple[Tensor, Tensor] | None:
-    """cos and sin of the target's own module, fp32; None if it has none of that width."""
+def _target_tables(target: Target, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+    """cos and sin of the target's own module, fp32; None if it has none that is called so."""
     try:
         x = torch.zeros(1, 1, target.hidden_size, device=target.device)
         cos, sin = target.body.rotary_emb(x, positions.to(target.device))
+        return cos.float().cpu(), sin.float().cpu()
     except Exception:  # modules of this name are called in many ways
         return None
-    if not cos.shape == sin.shape == (1, positions.shape[1], width):
-        return None
-    return cos.float().cpu(), sin.float().cpu()
 
 
 def scaled_entry(theta: float, factors: Tensor) -> JsonObject:
@@ -95,11 +84,7 @@ def write_rotary(drafter: BlockDrafter, name: str = "") -> JsonObject:
     if c.rotaries:
         theta = _find_theta(c)
         if theta is None:
-            raise UserError(
-                f"--format {name}: its keys are rotated whole and in halves, by one base; this "
-                "drafter's are not (part of a head, neighbouring pairs or another base in each "
-                "layer)"
-            )
+            raise UserError(f"--format {name}: it rotates whole keys, in halves and by one base")
         return {"rope_type": "default", "rope_theta": theta}
     found = dict(getattr(drafter.target.config, "rope_parameters", None) or {})
     by_kind = [value for value in found.values() if isinstance(value, dict)]  # of kinds of layers

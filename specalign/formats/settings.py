@@ -7,6 +7,7 @@ drafter for a target of another shape.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from specalign.common.errors import UserError
@@ -38,28 +39,23 @@ only."""
 
 
 class ConfigReader:
-    """A config.json whose keys may be in several places.
-
-    where: the file, for messages. inner: the part about the layers.
-    """
+    """A config.json whose keys may be in several places. where: the file, for messages. inner: the
+    part about the layers."""
 
     def __init__(self, values: JsonObject, layout: str, where: str) -> None:
         self.values, self.layout, self.where = values, layout, where
         self.inner: JsonObject = values.get("transformer_layer_config", values)
         if not isinstance(self.inner, dict):
             raise self.error("transformer_layer_config must be an object")
-        self.nested: JsonObject = {}
-        for section in ("dspark_config", "dflash_config"):
-            found = values.get(section)
-            self.nested |= found if isinstance(found, dict) else {}
+        sections = [values.get(name) for name in ("dspark_config", "dflash_config")]
+        one, other = (section if isinstance(section, dict) else {} for section in sections)
+        self.nested: JsonObject = one | other
 
     def get(self, name: str, default: Any = None) -> Any:
         """A value from `dflash_config` or `dspark_config`, the file, or its part about the layers;
         null counts as missing."""
-        for place in (self.nested, self.values, self.inner):
-            if place.get(name) is not None:
-                return place[name]
-        return default
+        found = (place.get(name) for place in (self.nested, self.values, self.inner))
+        return next((value for value in found if value is not None), default)
 
     def get_int(self, name: str, default: int | None = None, low: int = 1) -> int:
         """A whole number. Raises UserError."""
@@ -76,12 +72,8 @@ class ConfigReader:
 
 def read_settings(values: JsonObject, layout: str, where: str, target: Target) -> JsonObject:
     """The input of `BlockConfig.from_dict`, without the target's name and what only the tensors
-    tell (`draft_vocab_size`).
-
-    Raises:
-        UserError: a key that is missing, not computed by the network here, or does not fit the
-            target.
-    """
+    tell (`draft_vocab_size`). Raises UserError for a key that is missing, not computed by the
+    network here, or does not fit the target."""
     s = ConfigReader(values, layout, where)
     _check_network(s)
     _check_windows(s, target)
@@ -116,11 +108,10 @@ def read_settings(values: JsonObject, layout: str, where: str, target: Target) -
 
 def _check_network(s: ConfigReader) -> None:
     """Raises UserError for a network that is not decoded here."""
-    if s.layout in ARCHITECTURES:
-        names, known = s.values.get("architectures"), ARCHITECTURES[s.layout]
-        if names is not None and (
-            not isinstance(names, list) or names[:1] not in [[n] for n in known]
-        ):
+    known = ARCHITECTURES.get(s.layout)
+    if known:
+        names = s.values.get("architectures", [known[0]])
+        if not isinstance(names, list) or not names or names[0] not in known:
             raise s.error(f"architectures={names!r:.60}: of this layout [{known[0]!r}] is decoded")
         kind = s.values.get("model_type", "qwen3")
         if kind != "qwen3":
@@ -132,9 +123,7 @@ def _check_network(s: ConfigReader) -> None:
             raise s.error(f"{name}={value!r:.60} is not decoded here; must be {listed}")
     for name, value in s.nested.items():
         if name not in NESTED and value not in (None, False):
-            raise s.error(
-                f"{name}={value!r:.60} is not known here; if it is for training only, remove it"
-            )
+            raise s.error(f"{name}={value!r:.60} is not known here (remove it if unused)")
 
 
 def _check_windows(s: ConfigReader, target: Target) -> None:
@@ -144,16 +133,13 @@ def _check_windows(s: ConfigReader, target: Target) -> None:
         full_layers = s.get_int("max_window_layers", 28, low=0)
         slides = s.get("use_sliding_window") and full_layers < s.get_int("num_hidden_layers")
         kinds = ["sliding_attention"] if slides else []
-    if not isinstance(kinds, list):
-        raise s.error("layer_types must be a list of names")
-    both_ways = s.get("sliding_window_non_causal") or not (
-        s.get("is_causal") is None and s.get("causal") is None
-    )
-    for kind in kinds:
-        whole = kind == "sliding_attention" and both_ways  # where the window holds every text
-        if whole and s.get_int("sliding_window") >= target.context_limit:
-            continue
-        if kind != "full_attention":
+    both_ways = s.get("sliding_window_non_causal")
+    both_ways = both_ways or s.get("is_causal") is not None or s.get("causal") is not None
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        # a window that holds every text is none
+        whole = kind == "sliding_attention" and both_ways
+        whole = whole and s.get_int("sliding_window") >= target.context_limit
+        if kind != "full_attention" and not whole:
             raise s.error(f"layer_types has {kind!r:.60}: layers see the whole context here")
 
 
@@ -162,22 +148,20 @@ def _check_embedding(s: ConfigReader, target: Target) -> None:
     own = embedding_scale(target)
     scale = s.get("input_embedding_scale", own)
     if not isinstance(scale, int | float) or abs(scale / own - 1) > 1e-3:
-        raise s.error(
-            f"input_embedding_scale={scale}: target {target.spec!r} scales its embeddings by "
-            f"{own:g}"
-        )
+        raise s.error(f"input_embedding_scale={scale}: target {target.spec!r} has {own:g}")
     width = s.get("target_hidden_size", target.hidden_size)
     if width != target.hidden_size:
-        raise s.error(
-            f"target_hidden_size={width}: target {target.spec!r} has {target.hidden_size}"
-        )
+        has = f"target {target.spec!r} has {target.hidden_size}"
+        raise s.error(f"target_hidden_size={width}: {has}")
 
 
 def _samples_from_anchor(s: ConfigReader) -> bool:
     """Whether the anchor's row drafts too: DSpark's layout; DFlash's is fill-in."""
     default = s.layout == "dspark"
     if s.layout == "speculators":  # old folders don't say it, and keep the first row for the anchor
-        default = _proposed_tokens(s.values) == s.get("block_size")
+        with suppress(KeyError, IndexError, TypeError):
+            method = s.values["speculators_config"]["proposal_methods"][0]
+            default = method["speculative_tokens"] == s.get("block_size")
     value = s.get("sample_from_anchor", default)
     if not isinstance(value, bool):
         raise s.error(f"sample_from_anchor must be true or false, not {value!r:.60}")
@@ -186,40 +170,24 @@ def _samples_from_anchor(s: ConfigReader) -> bool:
     return value
 
 
-def _proposed_tokens(values: JsonObject) -> Any:
-    """The number of drafts of a speculators folder's first proposal method."""
-    try:
-        return values["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
-    except (KeyError, IndexError, TypeError):
-        return None
-
-
 def _tapped_layers(s: ConfigReader, target: Target) -> list[int]:
     """Tapped layers, the target's from 0: id i is the output of layer i. In the speculators package
     0 is the embedding."""
     shift = 1 if s.layout == "speculators" else 0
     name = "aux_hidden_state_layer_ids" if shift else "target_layer_ids"
     ids = s.get(name)
-    if ids is None and s.layout == "dflash":
-        ids = _default_taps(s.get_int("num_target_layers", low=0), s.get_int("num_hidden_layers"))
+    if ids is None and s.layout == "dflash":  # evenly spread from layer 1 to the third from the end
+        layers, count = s.get_int("num_target_layers", low=0), s.get_int("num_hidden_layers")
+        step = (layers - 4) / max(count - 1, 1)
+        ids = [layers // 2] if count == 1 else [round(1 + i * step) for i in range(count)]
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
         raise s.error(f"{name} must be a list of layers, not {ids!r:.60}")
     last = target.num_layers - 1 + shift
     for i in ids:
         if not shift <= i < last:  # of the last, engines differ in whether its norm is applied
-            raise s.error(
-                f"{name} has {i}: of target {target.spec!r} the layers {shift} to {last - 1} can "
-                "be used, not the last"
-            )
+            fit = f"the layers {shift} to {last - 1} can be used, not the last"
+            raise s.error(f"{name} has {i}: of target {target.spec!r} {fit}")
     return [i - shift for i in ids]
-
-
-def _default_taps(layers: int, drafter_layers: int) -> list[int]:
-    """The dflash package's choice: evenly spread from layer 1 to the third from the end."""
-    if drafter_layers == 1:
-        return [layers // 2]
-    step = (layers - 4) / (drafter_layers - 1)
-    return [round(1 + i * step) for i in range(drafter_layers)]
 
 
 def _head_settings(s: ConfigReader) -> JsonObject:

@@ -12,11 +12,9 @@ from specalign.common.files import write_json, write_text
 from specalign.common.hub import local_path, model_folder
 from specalign.common.schema import JsonObject, convert, read_config, read_object
 from specalign.formats.block import load_drafter
-from specalign.formats.kinds import RECORD, is_ddit
-from specalign.formats.layouts import is_block
+from specalign.formats.kinds import RECORD, is_block, is_ddit
 from specalign.formats.masked_lm import load_masked_lm, save_masked_lm
-from specalign.formats.sedd_mdlm import load_published, save_ddit
-from specalign.formats.sedd_mdlm_config import ScheduleSpec
+from specalign.formats.sedd_mdlm import ScheduleSpec, load_published, save_ddit
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from specalign.models.ddit import DDiT
@@ -48,11 +46,9 @@ def save_standalone(drafter: DiffusionDrafter, folder: Path, card: str | None = 
         merge_lora(network)
         save_masked_lm(network, folder)
     else:
-        names = {f.name for f in fields(ScheduleSpec)}
+        names = {f.name for f in fields(ScheduleSpec)}  # mask_rates are in drafter.json
         known = {name: value for name, value in config.schedule.items() if name in names}
-        rates = config.mask_rates and (config.mask_rates[0], config.mask_rates[1])
-        schedule = ScheduleSpec(**known, mask_rates=rates or None)
-        save_ddit(network, folder, schedule, drafter.mask_id)
+        save_ddit(network, folder, ScheduleSpec(**known), drafter.mask_id)
     write_json(folder / RECORD, config.to_dict())
     if card is not None:
         write_text(folder / "README.md", card)
@@ -61,15 +57,13 @@ def save_standalone(drafter: DiffusionDrafter, folder: Path, card: str | None = 
 def load_standalone(
     spec: str | Path, target: Target, vocab_size: int | None = None, attention_backend: str = "sdpa"
 ) -> DiffusionDrafter:
-    """A saved drafter, or a published checkpoint of any known family, in fp32, for `target`.
+    """A saved drafter, or a published checkpoint of any known family, in fp32, for `target`. Raises
+    UserError for missing or unreadable files, or a vocabulary that is not the target's.
 
     Args:
         vocab_size: of the drafter's own tokenizer, if it is not the target's. The network may have
             more rows.
         attention_backend: of a DDiT, a name of `specalign.lm.attention.BACKENDS`.
-
-    Raises:
-        UserError: missing or unreadable files, or a vocabulary that is not the target's.
     """
     path = local_path(spec)
     check_checksums(path)
@@ -86,20 +80,18 @@ def load_standalone(
     }
     if vocab_size is not None:
         values["vocab_size"] = vocab_size
+    where = f"drafter {spec}"
     try:
-        config = convert(values, DiffusionConfig, "", str(path / RECORD))
-    except UserError as error:
-        where = f"{path / RECORD}: "
-        raise UserError(where + str(error).removeprefix(where)) from None
-    if vocab_size is None and config.vocab_size != target.vocab_size:
-        raise UserError(
-            f"drafter {spec}: made for a vocabulary of {config.vocab_size}, target {target.spec!r} "
-            f"has {target.vocab_size}: it needs its own tokenizer (--drafter-tokenizer)"
-        )
-    try:
+        config = convert(values, DiffusionConfig, "", RECORD)
         drafter = DiffusionDrafter(network, config, target, padded=vocab_size is not None)
     except UserError as error:
-        raise UserError(f"drafter {spec}: {error}") from None
+        raise UserError(f"{where}: {error}") from None
+    if vocab_size is None and config.vocab_size != target.vocab_size:
+        sizes = (
+            f"a vocabulary of {config.vocab_size}, target {target.spec!r} has {target.vocab_size}"
+        )
+        hint = "it needs its own tokenizer (--drafter-tokenizer)"
+        raise UserError(f"{where}: made for {sizes}: {hint}")
     return drafter.to(target.device)
 
 
@@ -110,12 +102,9 @@ def _load_network(
     if not is_ddit(read_config(model_folder(spec, "drafter", ["config.json"]))):
         return load_masked_lm(spec, target=target), {"prediction": "logits"}
     loaded = load_published(spec, attention_backend=attention_backend)
-    schedule: JsonObject = {"name": loaded.schedule.name}
-    if loaded.schedule.name == "geometric":
-        schedule["sigma_min"] = loaded.schedule.sigma_min
-        schedule["sigma_max"] = loaded.schedule.sigma_max
+    sigmas = ("sigma_min", "sigma_max") if loaded.schedule.name == "geometric" else ()
     return loaded.network, {
-        "schedule": schedule,
+        "schedule": {name: getattr(loaded.schedule, name) for name in ("name", *sigmas)},
         "prediction": loaded.prediction,
         "mask_id": loaded.mask_id,
         "mask_rates": loaded.schedule.mask_rates and list(loaded.schedule.mask_rates),
@@ -123,11 +112,7 @@ def _load_network(
 
 
 def open_drafter(spec: str | Path, target: Target) -> BlockDrafter | DiffusionDrafter:
-    """Any trained drafter by its folder or hub id: a block drafter or a standalone one.
-
-    Raises:
-        UserError: neither.
-    """
+    """A block drafter or a standalone one by its folder or hub id. Raises UserError for neither."""
     if is_block(read_config(model_folder(str(spec), "drafter", ["config.json"]))):
         return load_drafter(spec, target)
     return load_standalone(spec, target)

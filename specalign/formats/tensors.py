@@ -10,59 +10,37 @@ from torch import Tensor
 
 from specalign.common.errors import UserError
 from specalign.formats.weights import read_folder
-from specalign.lm.inspection.parts import embedding_scale
 from specalign.lm.model import Target
 
 NAMES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
 """transformers' names → DFlash's."""
 EMBEDDING = "embed_tokens.weight"
 """A drafter's own input embeddings."""
-TARGETS = (EMBEDDING, "verifier_lm_head.weight", "verifier_norm.weight")
-"""Copies of the target's weights."""
-TOKENS = ("d2t", "t2d", "draft_vocab")
-"""Tensors of token ids."""
 MASK = "mask_embedding.pt"
+_COPIES = (EMBEDDING, "verifier_lm_head.weight", "verifier_norm.weight")
+"""Copies of the target's weights."""
 _RELATED = 0.5
 """The least mean cosine of a target's weights with those of a finetuned descendant."""
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a block drafter's folder.
-
-    Raises:
-        UserError: no readable file, or packed weights.
-    """
+    """All tensors of a block drafter's folder. Raises UserError for no readable file."""
     if (path / MASK).exists():
         raise UserError(f"{path}/{MASK}: learned mask embeddings are not supported")
-    tensors = read_folder(path, f"drafter {path}")
-    for name, tensor in tensors.items():
-        if name not in TOKENS and not tensor.is_floating_point():
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise UserError(
-                f"{path}: {name} is of type {kind}; weights are float32, float16 or bfloat16"
-            )
-    return tensors
+    return read_folder(path, f"drafter {path}")
 
 
 def read_vocabulary(
     tensors: dict[str, Tensor], target: Target, path: Path
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Take the vocabulary's tensors out.
-
-    Over the whole vocabulary the head is the target's, whatever the folder holds, as in the
-    speculators package.
-
-    Returns:
-        The draft vocabulary, ascending, None = the whole one; and the head's rows for it (Vd, D),
-            None = the target's.
-
-    Raises:
-        UserError: not a vocabulary of this target's tokens, or rows of another target.
-    """
+    """Take the vocabulary's tensors out. Returns the draft vocabulary, ascending, None = the whole
+    one; and the head's rows for it (Vd, D), None = the target's, as over the whole vocabulary,
+    whatever the folder holds (as in the speculators package). Raises UserError for a vocabulary
+    that is not of this target's tokens, or rows of another target."""
     where = f"{path}/model.safetensors"
     offsets, known, head = (tensors.pop(name, None) for name in ("d2t", "t2d", "lm_head.weight"))
-    copies = {name: tensors.pop(name, None) for name in TARGETS}
-    if (rows := copies[EMBEDDING]) is not None:
+    rows, *_ = [tensors.pop(name, None) for name in _COPIES]
+    if rows is not None:
         _check_related(rows, target.embedding_VD, f"{where}: {EMBEDDING}", target)
     if offsets is None:
         if known is not None and not bool(known.all()):
@@ -72,10 +50,8 @@ def read_vocabulary(
         return None, None
     if offsets.dim() != 1 or offsets.is_floating_point():
         raise UserError(f"{where}: d2t must hold a whole number for each draft token")
-    vocab, order = (offsets.long() + torch.arange(len(offsets))).sort()  # token − row
-    inside = len(vocab) > 0 and int(vocab[0]) >= 0 and int(vocab[-1]) < target.vocab_size
-    if not inside or not bool((vocab.diff() > 0).all()):
-        raise UserError(f"{where}: d2t must name distinct tokens within 0..{target.vocab_size - 1}")
+    tokens, order = (offsets.long() + torch.arange(len(offsets))).sort()  # token − row
+    vocab = check_vocabulary(tokens, target.vocab_size, f"{where}: d2t")
     if known is not None:
         marked = torch.zeros(target.vocab_size, dtype=torch.bool).index_fill(0, vocab, True)
         if not torch.equal(known.bool(), marked):
@@ -93,18 +69,14 @@ def read_vocabulary(
     return vocab, None if same else head.float()
 
 
-def check_embedding(tensors: dict[str, Tensor], target: Target, path: Path) -> None:
-    """Raises UserError for a speculators folder that scales its embeddings otherwise than the
-    target does (Gemma): that package reads the folder's rows, or the target's unscaled ones."""
-    own, rows = embedding_scale(target), tensors.get(EMBEDDING)
-    if own == 1:
-        return
-    scale = 1.0 if rows is None else float(rows.float().norm() / target.embedding_VD.float().norm())
-    if abs(scale / own - 1) > 0.1:
-        raise UserError(
-            f"{path}: it reads the target's embeddings times {scale:g}, target {target.spec!r} "
-            f"times {own:g}"
-        )
+def check_vocabulary(vocab: Tensor, vocab_size: int, where: str) -> Tensor:
+    """The ids, int64. Raises UserError unless they are distinct and ascending, as token
+    verification needs them."""
+    if vocab.dim() == 1 and len(vocab) and not vocab.is_floating_point():
+        vocab = vocab.long()
+        if bool((vocab.diff() > 0).all()) and int(vocab[0]) >= 0 and int(vocab[-1]) < vocab_size:
+            return vocab
+    raise UserError(f"{where} must hold ascending distinct token ids within 0..{vocab_size - 1}")
 
 
 def _check_related(rows: Tensor, wanted: Tensor, what: str, target: Target) -> None:
@@ -117,24 +89,18 @@ def _check_related(rows: Tensor, wanted: Tensor, what: str, target: Target) -> N
     some = torch.linspace(0, len(rows) - 1, min(len(rows), 512)).long()
     alike = float(torch.cosine_similarity(rows[some].float(), wanted[some].float(), dim=-1).mean())
     if not alike > _RELATED:
-        raise UserError(
-            f"{what} holds another target's rows (cosine {alike:.2f} with those of {target.spec!r})"
-        )
+        near = f"cosine {alike:.2f} with those of {target.spec!r}"
+        raise UserError(f"{what} holds another target's rows ({near})")
 
 
 def rename_tensors(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Layers, norms and projection under their names here, without rotary tables and zero biases.
-
-    Raises:
-        UserError: a bias that layers here don't have.
-    """
+    Raises UserError for a bias that layers here don't have."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if name.endswith("o_proj.bias"):  # of Qwen3's option; zero if the target has none
             if bool(tensor.any()):
-                raise UserError(
-                    f"{path}/model.safetensors: {name} is not zero; layers here have no such bias"
-                )
+                raise UserError(f"{path}: {name} is not zero; layers here have no such bias")
         elif not name.endswith("rotary_emb.inv_freq"):
             found[NAMES.get(name, name)] = tensor
     return found

@@ -42,11 +42,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_folder(folder: Path, what: str) -> dict[str, Tensor]:
-    """All tensors of a folder. Raises UserError where there are none, or unreadable ones.
-
-    Args:
-        what: for messages.
-    """
+    """All tensors of a folder; `what`: for messages. Raises UserError where there are none, or
+    unreadable ones."""
     files = weight_files(folder)
     if not files:
         raise UserError(f"{what}: {folder} has neither {SAFE} nor pytorch_model.bin")
@@ -68,10 +65,8 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         real = tensor.is_floating_point()
         if tensor.is_complex() or (real and tensor.element_size() < 2):
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise UserError(
-                f"{file}: {name} is of type {kind}; weights are float32, float16 or bfloat16"
-            )
+            kind = f"is of type {str(tensor.dtype).removeprefix('torch.')}"
+            raise UserError(f"{file}: {name} {kind}; weights are float32, float16 or bfloat16")
         if real and not bool(torch.isfinite(tensor).all()):
             raise UserError(f"{file}: {name} holds values that are not finite")
     return tensors
@@ -91,6 +86,12 @@ def check_shapes(
         raise UserError(f"{where}: has an unknown tensor {name!r}")
 
 
+def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """One safetensors file, written atomically."""
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(file, partial(save_file, stored, metadata={"format": "pt"}))
+
+
 def write_weights(tensors: dict[str, Tensor], folder: Path, max_shard_size: str = "5GB") -> None:
     """model.safetensors, or shards with their index."""
     split = split_torch_state_dict_into_shards(
@@ -99,8 +100,7 @@ def write_weights(tensors: dict[str, Tensor], folder: Path, max_shard_size: str 
     for old in folder.glob("model*.safetensors*"):  # another number of shards
         old.unlink()
     for file, names in split.filename_to_tensors.items():
-        part = {name: tensors[name] for name in names}
-        write_atomically(folder / file, partial(save_file, part, metadata={"format": "pt"}))
+        save_tensors(folder / file, {name: tensors[name] for name in names})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_json(folder / INDEX, index)

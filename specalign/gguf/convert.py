@@ -7,11 +7,14 @@ import math
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock
+from gguf import GGUFReader, GGUFWriter
+from gguf.constants import GGUFValueType
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -22,7 +25,6 @@ from specalign.common.hub import cache_folder
 from specalign.common.text import say
 from specalign.gguf.config import complete_config
 from specalign.gguf.header import HINT, Header, check_header, read_header, split_parts
-from specalign.gguf.split import join_parts
 from specalign.gguf.tokenizer import answer_ends, complete_tokenizer, make_tokenizer, special_id
 
 _VERSION = 7
@@ -39,22 +41,20 @@ def converted_folder(path: Path) -> Path:
     folder = cache_folder() / "targets" / f"{name[:100]}-{digest[:96]}-{_VERSION}"
     if is_unchanged(folder):
         return folder
-    check_header(path, read_header(path))
+    header = read_header(path)
+    check_header(path, header)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if is_unchanged(folder):  # converted by another process meanwhile
             return folder
         if folder.exists():
-            say(
-                f"{folder}: has changed since it was converted; converting {path.name} again",
-                error=True,
-            )
+            say(f"{folder}: has changed since it was converted", error=True)
             shutil.rmtree(folder)
         unfinished = Path(f"{folder}{UNFINISHED}")
         shutil.rmtree(unfinished, ignore_errors=True)  # of a killed conversion
         unfinished.mkdir()
         try:
-            _convert(path, read_header(path, arrays=True), unfinished)
+            _convert(path, header, unfinished)
             write_checksums(unfinished, "*")
             for file in (*unfinished.iterdir(), unfinished):
                 to_disk(file)
@@ -102,14 +102,35 @@ def _convert(path: Path, header: Header, folder: Path) -> None:
         (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
 
 
+def join_parts(parts: Sequence[Path], path: Path) -> None:
+    """Write a split model into one file, which is what transformers reads."""
+    readers = [GGUFReader(part) for part in parts]
+    fields = readers[0].fields
+    tensors = [tensor for reader in readers for tensor in reader.tensors]
+    writer = GGUFWriter(path, fields["general.architecture"].contents())
+    for field in fields.values():
+        if field.name.startswith(("GGUF.", "split.")) or field.name == "general.architecture":
+            continue
+        kind = field.types[0]
+        inner = field.types[-1] if kind == GGUFValueType.ARRAY else None
+        writer.add_key_value(field.name, field.contents(), kind, inner)
+    for tensor in tensors:
+        data = tensor.data
+        kinds = (data.dtype, data.nbytes, tensor.tensor_type)
+        writer.add_tensor_info(tensor.name, data.shape, *kinds)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in tensors:
+        writer.write_tensor_data(tensor.data)
+    writer.close()
+
+
 def _load_model(
     path: Path, header: Header, config: Any, room: str
 ) -> tuple[Any, dict[str, torch.Tensor]]:
-    """The model in float32, and its tensors without tied copies.
-
-    Raises:
-        UserError: the file lacks tensors of the model, or has others that would be dropped.
-    """
+    """The model in float32, and its tensors without tied copies. Raises UserError: the file lacks
+    tensors of the model, or has others that would be dropped."""
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         room, gguf_file="model.gguf", config=config, dtype=torch.float32,
         output_loading_info=True, ignore_mismatched_sizes=True,

@@ -1,4 +1,4 @@
-"""Reads and checks the header of a GGUF file, in milliseconds and without importing torch."""
+"""Finds GGUF files, and reads and checks their headers without importing torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import math
 import mmap
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.schema import JsonObject
-from specalign.common.text import short
+from specalign.common.text import cut, short
 
 ARCHITECTURES = (
     "bloom", "falcon", "gemma2", "gemma3", "gpt2", "lfm2", "llama", "mamba", "minimax-m2", "nemotron",
@@ -28,15 +29,40 @@ _NUMBERS = {
 }  # fmt: skip
 _STRING = 8
 _ARRAY = 9
-_SIZES = {
-    "hidden_size": "embedding_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "intermediate_size": "feed_forward_length",
-    "max_position_embeddings": "context_length",
-}
+_WEIGHTS = re.compile(r".+\.safetensors|.+\.index\.json|pytorch_model.*\.bin")
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}$")
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file is GGUF: by its first four bytes, or by its suffix if it cannot be read."""
+    named_gguf = path.suffix.lower() == ".gguf" and not path.is_dir()
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF" or named_gguf
+    except OSError:
+        return named_gguf
+
+
+def gguf_of_folder(folder: Path) -> Path | None:
+    """The GGUF model in a folder, None without one. Image projectors (`mmproj`) are skipped. Raises
+    UserError: the folder holds several models."""
+    paths = [path for path in _gguf_models(folder) if not _LATER_PART.search(path.stem)]
+    if len(paths) > 1:
+        names = ", ".join(path.name for path in paths)
+        raise UserError(f"{folder}: holds several GGUF models; name one of them: {cut(names, 200)}")
+    return paths[0] if paths else None
+
+
+def is_hub_layout(folder: Path) -> bool:
+    """Whether a folder is in hub layout: a config.json with weights, or without a GGUF file."""
+    has_weights = any(_WEIGHTS.fullmatch(path.name) for path in folder.glob("*"))
+    has_config = (folder / "config.json").is_file()
+    return has_config and (has_weights or not _gguf_models(folder))
+
+
+def _gguf_models(folder: Path) -> list[Path]:
+    named = [path for path in folder.glob("*") if path.suffix.lower() == ".gguf"]
+    return sorted(p for p in named if p.is_file() and "mmproj" not in p.name.lower())
 
 
 @dataclass(frozen=True)
@@ -54,8 +80,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Header:
-    """Metadata and tensor table of a model. Arrays of the metadata are lists, or their lengths if
-    not asked for."""
+    """Metadata and tensor table of a model."""
 
     values: JsonObject
     tensors: dict[str, StoredTensor]
@@ -71,35 +96,21 @@ class Header:
         """A value of the architecture's own keys, None if absent."""
         return self.values.get(self.key(name))
 
-    @property
-    def sizes(self) -> JsonObject:
-        """Sizes under config.json's names."""
-        found = {name: self.get(key) for name, key in _SIZES.items()}
-        return {name: value for name, value in found.items() if value is not None}
 
-
-def read_header(path: Path, arrays: bool = False) -> Header:
-    """Read a file's header; of a split model that of all its parts. `arrays`: also read the
-    metadata's arrays.
-
-    Raises:
-        UserError: the file is not GGUF, its header is damaged, or a part is missing.
-    """
+def read_header(path: Path) -> Header:
+    """Read a file's header; of a split model that of all its parts. Raises UserError: the file is
+    not GGUF, its header is damaged, or a part is missing."""
     first, *others = split_parts(path)
-    header = _read_part(first, arrays)
+    header = _read_part(first)
     for part in others:
-        header.tensors.update(_read_part(part, False).tensors)
+        header.tensors.update(_read_part(part).tensors)
     return header
 
 
 def split_parts(path: Path) -> list[Path]:
     """The files of a model: the file itself, or all parts of a split model, found by the name of
-    one.
-
-    Raises:
-        UserError: a damaged header, or a part is missing.
-    """
-    count = _read_part(path, False).values.get("split.count") or 1
+    one. Raises UserError: a damaged header, or a part is missing."""
+    count = _read_part(path).values.get("split.count") or 1
     if count == 1:
         return [path]
     stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
@@ -112,42 +123,32 @@ def split_parts(path: Path) -> list[Path]:
     return parts
 
 
-def _read_part(path: Path, arrays: bool) -> Header:
+def _read_part(path: Path) -> Header:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _HeaderReader(path, data, arrays).read_header()
-    except (struct.error, ValueError, OverflowError, ZeroDivisionError) as error:
+            return _HeaderReader(data).read_header(path)
+    except (struct.error, ValueError, OverflowError, KeyError) as error:
         raise UserError(f"{path}: not a readable GGUF file ({error})") from None
 
 
 class _HeaderReader:
-    def __init__(self, path: Path, data: mmap.mmap, arrays: bool) -> None:
-        self.path = path
-        self.data = data
-        self.arrays = arrays
-        self.position = 4
+    """Reads values one after the other, from `position` on."""
 
-    def read_header(self) -> Header:
+    def __init__(self, data: mmap.mmap) -> None:
+        self.data, self.position = data, 4
+
+    def read_header(self, path: Path) -> Header:
         if self.data[:4] != b"GGUF":
             raise ValueError("it does not begin with GGUF")
         version = self.read_number("I")
         if version not in (2, 3):
             raise ValueError(f"version {version}, supported are 2 and 3")
-        tensor_count = self.read_number("Q")
-        value_count = self.read_number("Q")
-        values: JsonObject = {}
-        for _ in range(value_count):
-            key = self.read_text()
-            values[key] = self.read_value(self.read_number("I"))
-        tensors = dict(self.read_tensor() for _ in range(tensor_count))
-        if self.position > len(self.data):
-            raise ValueError("its header is cut off")
-        alignment = values.get("general.alignment", 32)
+        tensor_count, value_count = self.read_number("Q"), self.read_number("Q")
+        values = {self.read_text(): self.read_value() for _ in range(value_count)}
+        stored = [self.read_tensor() for _ in range(tensor_count)]
+        alignment = max(1, values.get("general.alignment", 32))
         start = math.ceil(self.position / alignment) * alignment
-        placed = {
-            n: StoredTensor(t.shape, t.kind, start + t.start, self.path) for n, t in tensors.items()
-        }
-        return Header(values, placed)
+        return Header(values, {n: StoredTensor(s, k, start + at, path) for n, s, k, at in stored})
 
     def read_number(self, form: str) -> Any:
         value = struct.unpack_from(f"<{form}", self.data, self.position)[0]
@@ -157,82 +158,57 @@ class _HeaderReader:
     def read_text(self) -> str:
         length = self.read_number("Q")
         text = self.data[self.position : self.position + length]
+        if len(text) < length:
+            raise ValueError("its header is cut off")
         self.position += length
         return text.decode("utf-8", "replace")
 
-    def read_value(self, kind: int) -> Any:
+    def read_value(self) -> Any:
+        kind = self.read_number("I")
         if kind in _NUMBERS:
             return self.read_number(_NUMBERS[kind])
-        if kind == _STRING:
-            return self.read_text()
-        if kind == _ARRAY:
-            return self.read_array()
-        raise ValueError(f"metadata of unknown type {kind}")
+        return self.read_text() if kind == _STRING else self.read_array(kind)
 
-    def read_array(self) -> Any:
-        """The array's values; its length if arrays are not read."""
-        kind = self.read_number("I")
+    def read_array(self, kind: int) -> list[Any]:
+        inner = self.read_number("I") if kind == _ARRAY else kind
+        if inner != _STRING and inner not in _NUMBERS:
+            raise ValueError(f"metadata of unknown type {inner}")
         length = self.read_number("Q")
-        if kind in _NUMBERS:
-            form = f"<{length}{_NUMBERS[kind]}"
-            start = self.position
-            self.position += struct.calcsize(form)
-            return list(struct.unpack_from(form, self.data, start)) if self.arrays else length
-        if kind != _STRING:
-            raise ValueError(f"an array of type {kind}")
-        if self.arrays:
+        if inner == _STRING:
             return [self.read_text() for _ in range(length)]
-        for _ in range(length):
-            size = self.read_number("Q")
-            self.position += size
-        return length
+        form = f"<{length}{_NUMBERS[inner]}"
+        start = self.position
+        self.position += struct.calcsize(form)
+        return list(struct.unpack_from(form, self.data, start))
 
-    def read_tensor(self) -> tuple[str, StoredTensor]:
-        """A tensor's name and entry; its offset is relative to the data section."""
+    def read_tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        """A tensor's name, shape, type, and offset in the data section."""
         name = self.read_text()
         dimensions = self.read_number("I")
         if dimensions > 8:
             raise ValueError(f"a tensor of {dimensions} dimensions")
         shape = [self.read_number("Q") for _ in range(dimensions)]
-        kind = self.read_number("I")
-        return name, StoredTensor(tuple(reversed(shape)), kind, self.read_number("Q"))
+        return name, tuple(reversed(shape)), self.read_number("I"), self.read_number("Q")
 
 
 def check_header(path: Path, header: Header) -> None:
-    """Check that transformers can turn the file into the model it describes.
-
-    Raises:
-        UserError: unknown architecture, truncated file, or metadata that the tensors contradict.
-    """
+    """Check that transformers can turn the file into the model it describes. Raises UserError:
+    unknown architecture, truncated file, or metadata that the tensors contradict."""
     architecture = header.architecture
     if architecture not in ARCHITECTURES:
         hint = nearest(architecture, ARCHITECTURES)
         raise UserError(
             f"{path}: GGUF architecture {architecture!r} is not supported{hint}; {HINT}"
         )
-    for name in ("block_count", "embedding_length", "context_length"):
-        value = header.get(name)
-        if type(value) is not int or value < 1:
-            _refuse(path, header, header.key(name), "must be a positive integer")
     _check_tensors(path, header)
-    _check_vocabulary(path, header)
-    _check_rope(path, header)
-
-
-def _refuse(path: Path, header: Header, key: str, why: str) -> NoReturn:
-    value = header.values.get(key)
-    shown = key if value is None else f"{key}={short(value, 40)}"
-    raise UserError(f"{path}: {shown}: {why}")
+    for problem in _find_contradictions(header):
+        raise UserError(f"{path}: {problem}")
 
 
 def _check_tensors(path: Path, header: Header) -> None:
-    """Every tensor has a known type and ends within the file, and no layer is missing or left
-    over."""
+    """Every tensor has a known type and ends within the file."""
     from gguf.constants import GGML_QUANT_SIZES
 
-    layers = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}
-    if len(layers) != header.get("block_count"):
-        _refuse(path, header, header.key("block_count"), f"has tensors of {len(layers)} layers")
     block_sizes = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
     for name, tensor in header.tensors.items():
         file = tensor.file or path
@@ -247,50 +223,45 @@ def _check_tensors(path: Path, header: Header) -> None:
             )
 
 
-def _check_vocabulary(path: Path, header: Header) -> None:
-    """The embedding is as wide as the metadata says, and has a row for every token."""
+def _find_contradictions(header: Header) -> Iterator[str]:
+    """What the metadata say and the tensors contradict, or no config can express."""
+    for name in ("block_count", "embedding_length", "context_length"):
+        value = header.get(name)
+        if type(value) is not int or value < 1:
+            yield f"{_shown(header, name)}: must be a positive integer"
+    layers = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}
+    if len(layers) != header.get("block_count"):
+        yield f"{_shown(header, 'block_count')}: has tensors of {len(layers)} layers"
     tensor = header.tensors.get(EMBEDDING)
     if tensor is None or len(tensor.shape) != 2:
-        raise UserError(
-            f"{path}: has no two-dimensional tensor {EMBEDDING!r}, so it holds no model"
-        )
+        yield f"has no two-dimensional tensor {EMBEDDING!r}, so it holds no model"
+        return
     rows, width = tensor.shape
     if header.get("embedding_length") != width:
-        _refuse(path, header, header.key("embedding_length"), f"{EMBEDDING} has width {width}")
-    tokens = header.values.get("tokenizer.ggml.tokens", rows)
-    count = len(tokens) if isinstance(tokens, list) else tokens
-    if count > rows:
-        raise UserError(
-            f"{path}: tokenizer.ggml.tokens lists {count} tokens, {EMBEDDING} has {rows} rows"
-        )
+        yield f"{_shown(header, 'embedding_length')}: {EMBEDDING} has width {width}"
+    tokens = header.values.get("tokenizer.ggml.tokens", range(rows))
+    if len(tokens) > rows:
+        yield f"tokenizer.ggml.tokens lists {len(tokens)} tokens, {EMBEDDING} has {rows} rows"
     for name in ("bos", "eos", "eot", "eom", "padding", "unknown"):
         key = f"tokenizer.ggml.{name}_token_id"
         value = header.values.get(key, 0)
-        if type(value) is not int or not 0 <= value < count:
-            _refuse(path, header, key, f"must be a token id below {count}")
-
-
-def _check_rope(path: Path, header: Header) -> None:
-    """Rotary scaling is one that can be written into a config."""
-    for name in ("rope.scaling.factor", "rope.scale_linear"):
-        value = header.get(name)
-        if value is not None and not (type(value) in (int, float) and 0 <= value < math.inf):
-            _refuse(path, header, header.key(name), "must be a non-negative number")
+        if type(value) is not int or not 0 <= value < len(tokens):
+            yield f"{key}={short(value, 40)}: must be a token id below {len(tokens)}"
+    for name in ("rope_factors_long.weight", "rope_factors_short.weight", ROPE_FACTORS):
+        is_known = name == ROPE_FACTORS and header.architecture == "llama"
+        if name in header.tensors and not is_known:
+            yield f"rotary factors ({name!r}) of {header.architecture!r} are not supported; {HINT}"
     kind = header.get("rope.scaling.type")
     if rope_scale(header) != 1 and kind not in (None, "linear"):
-        _refuse(path, header, header.key("rope.scaling.type"), f"not supported; {HINT}")
-    for tensor in ("rope_factors_long.weight", "rope_factors_short.weight", ROPE_FACTORS):
-        supported = tensor == ROPE_FACTORS and header.architecture == "llama"
-        if tensor in header.tensors and not supported:
-            raise UserError(
-                f"{path}: rotary factors ({tensor!r}) of {header.architecture!r} are not "
-                f"supported; {HINT}"
-            )
+        yield f"{_shown(header, 'rope.scaling.type')}: not supported; {HINT}"
+
+
+def _shown(header: Header, name: str) -> str:
+    return f"{header.key(name)}={short(header.get(name), 40)}"
 
 
 def rope_scale(header: Header) -> float:
-    """What positions are divided by. Files of 2023 have another key; without a type it is
-    linear."""
+    """What positions are divided by; files of 2023 have another key."""
     scale = header.get("rope.scaling.factor")
     if scale is None:
         scale = header.get("rope.scale_linear")

@@ -74,8 +74,7 @@ def _ends_by_text(metadata: JsonObject) -> list[int]:
 
 
 def chat_templates(metadata: JsonObject) -> str | dict[str, str] | None:
-    """The chat template; all by name if there are named ones
-    (`tokenizer.chat_template.tool_use`)."""
+    """The chat template; all of them by name if there are named ones."""
     prefix = "tokenizer.chat_template"
     default = metadata.get(prefix)
     named = {

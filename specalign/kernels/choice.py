@@ -46,17 +46,12 @@ def verified_chain(
     p_MV: Tensor, q_KS: Tensor, ids_S: Tensor | None, tokens_K: Tensor, u_2: Tensor
 ) -> ChainEnd:
     """Block verification of a chain of K = M − 1 ≥ 1 drafts (Sun et al., arXiv 2403.10444), as the
-    rule `block` computes it.
+    rule `block` computes it. Raises ValueError: shapes that do not fit, an unknown token.
 
     Args:
-        p_MV: the target's probabilities after 0, 1, … drafts. q_KS: what each draft was drawn from;
-            both as `takes` takes them.
-        ids_S: the columns' tokens, int64, distinct; None = all V in their order. tokens_K: the
-            drafts, int64.
+        p_MV: the target's probabilities after 0, 1, … drafts. q_KS: what each draft was drawn from.
+        ids_S: the columns' tokens, int64, distinct; None = all V in their order.
         u_2: numbers in [0, 1), fp64: for the end, and for the token after it.
-
-    Raises:
-        ValueError: shapes that do not fit, a token outside the vocabulary.
     """
     (count, columns), size = q_KS.shape, p_MV.shape[1]
     tokens_K, u_2 = tokens_K.contiguous(), u_2.contiguous()

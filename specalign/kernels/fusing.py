@@ -19,8 +19,7 @@ from torch import Tensor
 
 
 def fused_on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of tensors, compiled at its first call with one on a GPU; where that fails it warns
-    and runs as it stands from then on."""
+    """A function of tensors, compiled at its first call on a GPU if possible; else it warns."""
     compiled: Callable[..., Any] | None = None
 
     @wraps(function)

@@ -114,8 +114,8 @@ class Weights:
 
 class Memory:
     """Keys and values of one request in each layer: views (1, kv_heads, capacity, head_width) of one
-    shape, fp32. The first `turned` keys stand once more in `columns`, `TILE` side by side, as the
-    scores of few rows are fastest."""
+    shape, fp32. The first `turned` keys stand once more in `columns`, `TILE` side by side, which is
+    fastest for few rows."""
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         self._held = [t.detach() for t in (*keys, *values)]
@@ -159,13 +159,10 @@ class LayerStack:
     Args:
         heads, kv_heads, head_width: of the attention; head_width is a multiple of 8.
         scale: of the scores. eps: of the norms, `head_eps` of those of single heads.
-        state: a norm (D,) and a matrix (D, D), for calls with a state: every row is given matrix ·
-            norm(state) first.
-        block: rows of a block, of which convolutions know the edges. The rows of a call are those
-            of whole blocks.
+        state: a norm (D,) and a matrix (D, D): calls with a state add matrix · norm(state) to rows.
+        block: rows of a block, of which convolutions know the edges; a call takes whole blocks.
 
-    Raises:
-        ValueError: layers of several shapes, or of one or a type that `layers.c` does not take.
+    Raises ValueError: layers of several shapes, or of one or a type that `layers.c` does not take.
     """
 
     weights: Sequence[Weights]
@@ -243,8 +240,7 @@ class LayerStack:
         sin_Rw = check_tensor(sin_Rw.contiguous(), (count, self.head_width))
         state = None
         if state_D is not None:
-            if self.state is None:
-                raise ValueError("a state, for a stack that does not know what to do with one")
+            assert self.state is not None
             state_D = check_tensor(state_D.contiguous(), (self.width,))
             state = state_D.data_ptr()
         given = (_Request * len(requests))(*map(self.describe, requests))

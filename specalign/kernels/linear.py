@@ -202,8 +202,6 @@ class RowsLinear(nn.Module):
         return Matrix(self.weight, self.bias, self.scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():  # torch.compile can't trace C
-            return torch.ops.specalign.few_rows(x, *self.matrix)
         return few_rows(x, *self.matrix)
 
 
@@ -232,14 +230,6 @@ def is_conv1d(module: nn.Module) -> bool:
     """Whether it is transformers' `Conv1D`, by its name: nothing here needs transformers."""
     kind = type(module)
     return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
-
-
-_operators = torch.library.Library("specalign", "DEF")
-_operators.define("few_rows(Tensor x, Tensor weight, Tensor? bias, Tensor? scale) -> Tensor")
-_operators.impl("few_rows", few_rows, "CPU")
-_operators.impl(
-    "few_rows", lambda x, weight, *_: x.new_empty((*x.shape[:-1], weight.shape[0])), "Meta"
-)
 
 
 class PackedLinear(nn.Module):

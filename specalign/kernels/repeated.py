@@ -15,16 +15,13 @@ from specalign.kernels.linear import Matrix
 class RepeatedCall:
     """Drafts of one request: calls of a stack for blocks that differ in their first row alone, a
     token's embedding, and stay apart from the memory that they follow. What does not change between
-    calls is prepared once: after a forward pass of the target every operator of Python or torch
-    finds the caches swept, so that each takes some 10 µs, and a small drafter's layers take 700.
+    calls is prepared once: after a forward pass of the target each operator of Python or torch
+    takes some 10 µs, and a small drafter's layers 700.
 
     Args:
         stack: one that knows what to do with a state.
         memory: what the rows follow. see_RR: which rows each one sees, bool.
         block_RD: the rows; the first is filled in. embedding_VD: every token's, in fp32 or bf16.
-
-    Raises:
-        ValueError: a memory of other heads, rows or embeddings of another shape or type.
     """
 
     def __init__(
@@ -51,9 +48,7 @@ class RepeatedCall:
     def __call__(self, token: int, state_1D: Tensor, tables_2Sw: Tensor, past: int) -> Tensor:
         """Last hidden states (R, D) of the block that begins with `token`, at the positions from
         `past` on. `state_1D`: the target's before it. `tables_2Sw`: the rotary tables of at least
-        this many positions. Everything in fp32 and contiguous. Raises ValueError for inputs of
-        another shape, type or layout, a token outside the embeddings, or a longer past than the
-        memory has."""
+        this many positions, all fp32 and contiguous. Raises ValueError for what does not fit."""
         stack = self._stack
         if tables_2Sw is not self._tables_2Sw:
             check_tensor(tables_2Sw, (2, len(tables_2Sw[0]), stack.head_width))

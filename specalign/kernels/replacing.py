@@ -1,5 +1,4 @@
-"""A model's layers in place of which faster or smaller ones stand: linear layers, and embeddings of
-bf16 numbers."""
+"""Replaces a model's linear layers by faster ones, and embeddings by bf16 ones."""
 
 from __future__ import annotations
 

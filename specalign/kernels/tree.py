@@ -1,5 +1,4 @@
-"""`tree.c` from Python: a block drafter's drafts in one call, the most probable paths or a chain of
-drawn tokens."""
+"""`tree.c` from Python: a block drafter's tree of drafts, or a chain, in one call."""
 
 from __future__ import annotations
 
@@ -42,12 +41,8 @@ class MarkovWeights(NamedTuple):
 class TreeHead:
     """A block drafter's head, ready for `tree.c`.
 
-    Args:
-        head: (Vd, D). ids_Vd: the tokens of its lines, None = all of the vocabulary.
-        markov: None = the logits do not depend on the token before.
-
-    Raises:
-        ValueError: weights of other shapes or types, a kind that the library does not know.
+    head: (Vd, D). ids_Vd: the tokens of its lines, None = all of the vocabulary. markov: None = the
+    logits do not depend on the token before. Raises ValueError: weights of other shapes or types.
     """
 
     def __init__(self, head: Matrix, ids_Vd: Tensor | None, markov: MarkovWeights | None) -> None:
@@ -81,11 +76,8 @@ class TreeHead:
     ) -> tuple[list[int], list[int], list[float]]:
         """The tree of the most probable paths of at most K tokens after the token `last`, by
         softmax(logits / scale): tokens, parents' places (−1 = the root) and ln q of each path, the
-        most probable first; at most `nodes` of them.
-
-        Raises:
-            ValueError: no hidden states (K, D) in fp32, K ≤ 32, or a token outside the vocabulary.
-        """
+        most probable first; at most `nodes` of them. Raises ValueError: no hidden states (K, D) in
+        fp32, K ≤ 32, or a token outside the vocabulary."""
         hidden_KD, scratch = self._check(hidden_KD, last, nodes)
         tokens, parents, log_q = (c_int64 * nodes)(), (c_int64 * nodes)(), (c_double * nodes)()
         given = byref(self.fields), hidden_KD.data_ptr(), len(hidden_KD), last

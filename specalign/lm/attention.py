@@ -55,8 +55,7 @@ def laid_out(see_LS: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
 
 
 def clean_then_noisy(clean: int, noisy: int, device: torch.device) -> Tensor:
-    """Attention among clean tokens and a noisy block after them, bool (L, L): clean tokens are
-    causal, the block attends to everything."""
+    """What clean tokens (causal) and a noisy block after them (all) see, bool (L, L)."""
     see_LL = torch.ones(clean + noisy, clean + noisy, dtype=torch.bool, device=device).tril()
     see_LL[clean:] = True
     return see_LL
@@ -139,18 +138,14 @@ def attend(
     starts = None if mask is None else segment_starts(mask)
     if reason := _flash_refusal(query, starts is None and mask is not None):
         raise UserError(f"attention backend 'flash_attn' {reason}; 'sdpa' does it")
+    import flash_attn  # an optional dependency
+
+    inputs = [t.transpose(1, 2) for t in (query, key, value)]
     if starts is None:
-        from flash_attn import flash_attn_func
-
-        out: Tensor = flash_attn_func(
-            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        )
-        return out.transpose(1, 2)
-    from flash_attn import flash_attn_varlen_func
-
+        return flash_attn.flash_attn_func(*inputs).transpose(1, 2)
     rows, longest = len(query), int(starts.diff().max())
-    flat = (t.transpose(1, 2).expand(rows, -1, -1, -1).flatten(0, 1) for t in (query, key, value))
-    out = flash_attn_varlen_func(*flat, starts, starts, longest, longest)
+    flat = (t.expand(rows, -1, -1, -1).flatten(0, 1) for t in inputs)
+    out: Tensor = flash_attn.flash_attn_varlen_func(*flat, starts, starts, longest, longest)
     return out.unflatten(0, (rows, query.shape[2])).transpose(1, 2)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
+from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from specalign.lm.recurrent import Recurrence
 from specalign.lm.slabs import Block, IndexedSlab, LayerShape, MixedSlab, Slab
@@ -27,9 +27,8 @@ class KVCache(Cache):
         shapes: of each layer; None = it caches no keys.
         others: by layer, transformers' own cache layer where that is no plain attention.
 
-    Attributes:
-        views: its memory as kernels read it, by layers: cleared when that moves.
-        recurrence: its recurrent states, if any.
+    views: its memory as kernels read it, by layers: cleared when that moves. recurrence: its
+    recurrent states, if any.
     """
 
     def __init__(
@@ -41,8 +40,7 @@ class KVCache(Cache):
         device: torch.device,
         others: Mapping[int, object] | None = None,
     ) -> None:
-        self._length = 0
-        self._end = 0
+        self._length = self._end = 0
         self.rows, self.capacity = rows, capacity
         self.slots_B: Tensor | None = None
         self.slots_end = 0
@@ -72,21 +70,18 @@ class KVCache(Cache):
     @length.setter
     def length(self, value: int) -> None:
         if not 0 <= value <= self._length:
-            raise ValueError(
-                f"a cache is only rolled back: {value} is not within 0..{self._length}"
-            )
+            raise ValueError(f"a cache is only rolled back: {value} is not in 0..{self._length}")
         self._length = self._end = value
         self._note_change(value)
         if self.recurrence is not None:
             self.recurrence.roll_back(value)
 
     def _note_change(self, start: int) -> None:
-        """The positions from `start` on have changed."""
         for view in self.views.values():
             view.roll_back(start)
 
     def write(self, memory: Tensor, new: Tensor) -> Tensor:
-        """Write new keys or values, (B, H, L, width), into their memory; returns all up to them."""
+        """Write new keys or values, (B, H, L, width), into memory; returns all up to them."""
         if self.slots_B is None:
             end = self._length + new.shape[2]
             memory[:, :, self._length : end] = new
@@ -110,8 +105,9 @@ class KVCache(Cache):
     def check_room(self, tokens: int) -> None:
         """Raises ValueError when `tokens` more positions would not fit."""
         if self._length + tokens > self.capacity:
-            message = f"cache of {self.capacity} positions is full: {self._length} + {tokens}"
-            raise ValueError(message)
+            raise ValueError(
+                f"cache of {self.capacity} positions is full: {self._length} + {tokens}"
+            )
 
     def k(self, layer: int) -> Tensor:
         """(B, Hkv, length, width) view of the layer's keys, rotary positions already applied."""
@@ -166,41 +162,31 @@ class Parts(NamedTuple):
     widths: list[int]
 
 
-class _SharedSlab(CacheLayerMixin):
+class _SharedSlab(Slab):
     """One layer of `SharedCache`."""
 
-    def __init__(self, owner: SharedCache, layer: int) -> None:
-        super().__init__()
-        self.owner, self.layer = owner, layer
-        self.is_initialized = True
+    owner: SharedCache
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """The requests' caches are there."""
+    def __init__(self, owner: SharedCache, layer: int) -> None:
+        super().__init__(owner)
+        self.layer = layer
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> Any:
-        owner = self.owner
-        split = (key_states.split(owner.widths, dim=2), value_states.split(owner.widths, dim=2))
-        pairs = [
-            c.slabs[self.layer].update(k, v) for c, k, v in zip(owner.caches, *split, strict=True)
-        ]
+        caches, widths = self.owner.caches, self.owner.widths
+        new = (key_states.split(widths, dim=2), value_states.split(widths, dim=2))
+        pairs = [c.slabs[self.layer].update(k, v) for c, k, v in zip(caches, *new, strict=True)]
         keys, values = ([pair[i] for pair in pairs] for i in range(2))
-        return Parts(keys, owner.widths), Parts(values, owner.widths)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return query_length, 0
-
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_max_length(self) -> int:
-        return -1
+        return Parts(keys, widths), Parts(values, widths)
 
 
 class SharedCache(Cache):
     """One-row caches of several requests, for one forward pass over their concatenated new tokens,
     `widths` of each: attention is per request, and nothing is padded."""
+
+    length = 0
+    capacity = -1
 
     def __init__(self, caches: Sequence[KVCache], widths: list[int]) -> None:
         self.caches, self.widths = list(caches), widths

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from specalign.common.schema import JsonObject
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-DEBUG = {"debug": "Llama", "debug-gpt2": "GPT2", "debug-gptneo": "GPTNeo", "debug-qwen2": "Qwen2"}
-"""The targets' names and their architectures."""
 _COMMON = {"tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
 _WIDE = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 512}
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 10000.0}
@@ -30,11 +30,8 @@ _TEMPLATE = (
 )
 
 
-def debug_model(kind: str) -> tuple[Any, PreTrainedTokenizerBase]:
+def debug_model(kind: str) -> tuple[Any, PreTrainedTokenizerFast]:
     """A random model of 4 layers, with its own attention, and its tokenizer."""
-    import torch
-    import transformers
-
     tokenizer = _byte_tokenizer()
     options = {"initializer_range": 0.15, "attn_implementation": "eager", **_COMMON, **_SIZES[kind]}
     config = getattr(transformers, f"{kind}Config")(vocab_size=len(tokenizer), **options)
@@ -47,10 +44,7 @@ def debug_model(kind: str) -> tuple[Any, PreTrainedTokenizerBase]:
     return model, tokenizer
 
 
-def _byte_tokenizer() -> PreTrainedTokenizerBase:
-    import transformers
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
+def _byte_tokenizer() -> PreTrainedTokenizerFast:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate([*_SPECIALS, *alphabet])}
     core = Tokenizer(models.BPE(vocab=vocab, merges=[]))
@@ -58,6 +52,4 @@ def _byte_tokenizer() -> PreTrainedTokenizerBase:
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in _SPECIALS])
     special = {"bos_token": _SPECIALS[1], "eos_token": _SPECIALS[2], "pad_token": _SPECIALS[2]}
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=core, chat_template=_TEMPLATE, **special
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=core, chat_template=_TEMPLATE, **special)

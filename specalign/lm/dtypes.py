@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.provenance import memory_bytes
@@ -15,6 +14,7 @@ from specalign.common.schema import SHORT_DTYPES
 from specalign.common.text import cut
 from specalign.kernels.linear import is_linear, rows_library
 from specalign.lm.names import check_dtype
+from specalign.lm.opening import empty_model
 
 SMALL = 300_000_000
 """Parameters up to which fp32 decodes faster: torch's bf16 operators start more slowly."""
@@ -40,8 +40,7 @@ def find_device(name: str) -> torch.device:
 
 
 def target_dtype(name: str, device: torch.device) -> torch.dtype:
-    """A type by its name; `auto`: bf16 where its products run on hardware, else fp32. Raises
-    UserError where there is no such type."""
+    """A type by its name, else UserError; `auto`: bf16 where hardware has it, else fp32."""
     if name == "auto":
         return torch.bfloat16 if has_fast_bf16(device) else torch.float32
     check_dtype(name)
@@ -60,23 +59,25 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def decodes_faster_in_fp32(
-    config: PreTrainedConfig, empty: Callable[[], PreTrainedModel], device: torch.device
+    folder: Path | str, spec: str, options: Mapping[str, object], device: torch.device
 ) -> bool:
     """Whether few rows at a time are faster in fp32 on a CPU with bf16 products. With
     `specalign.kernels` they are where the model is small, or the checkpoint is bf16 and most of it
-    lies in linear layers, whose weights stay bf16 in memory. `empty` builds the model, here on
-    `meta`, where weights take no memory."""
-    quantised = getattr(config, "quantization_config", None)
-    if device.type != "cpu" or rows_library() is None or quantised:
+    lies in linear layers, whose weights stay bf16 in memory."""
+    if device.type != "cpu" or rows_library() is None:
         return False
     try:
-        with torch.device("meta"):
-            model: nn.Module = empty()
-        parameters = sum(p.numel() for p in model.parameters())
-        kinds = [m for m in model.modules() if is_linear(m) or isinstance(m, nn.Embedding)]
-        weights = {p for m in kinds for p in m.parameters(recurse=False) if p.dim() == 2}
-        in_layers = sum(p.numel() for p in weights)
+        model = empty_model(folder, spec, options)
+    except UserError:
+        raise
     except Exception:  # models that need real memory fail in many ways
+        return False
+    config = model.config
+    parameters = sum(p.numel() for p in model.parameters())
+    kinds = [m for m in model.modules() if is_linear(m) or isinstance(m, nn.Embedding)]
+    weights = {p for m in kinds for p in m.parameters(recurse=False) if p.dim() == 2}
+    in_layers = sum(p.numel() for p in weights)
+    if getattr(config, "quantization_config", None) is not None:
         return False
     if parameters <= SMALL:
         return True

@@ -17,15 +17,8 @@ from specalign.folder.chat import chat_ids
 from specalign.folder.template_notes import note_readings, reads_clock
 from specalign.folder.tokenizer import opening_ids, text_ids
 from specalign.kernels.replacing import speed_up_linears
-from specalign.lm.fused import FusedLayers, fuse_layers
-from specalign.lm.inspection.anatomy import (
-    Anatomy,
-    context_limit,
-    decoder,
-    eos_ids,
-    examine,
-    query_heads,
-)
+from specalign.lm.fused import fuse_layers
+from specalign.lm.inspection.anatomy import context_limit, decoder, eos_ids, examine, query_heads
 from specalign.lm.inspection.own_output import placeholder_ids
 from specalign.lm.logits import PLAIN, Readout
 from specalign.lm.masks import install
@@ -45,10 +38,8 @@ class FrozenModel:
         fuse: run the layers in one call for few rows, where they are of that kind.
         read_past: layers whose weights are read without calling them.
 
-    Attributes:
-        chains_only: whether drafts cannot branch. together: whether one forward pass takes several
-            requests.
-        stepwise: whether recurrent states advance by single tokens only.
+    chains_only: drafts cannot branch. together: one forward pass takes several requests. stepwise:
+    recurrent states advance by single tokens only.
     """
 
     def __init__(
@@ -72,11 +63,11 @@ class FrozenModel:
         self.device, self.dtype = model.device, model.dtype
         install(model, own_attention)
         self.body = decoder(model)
-        self.anatomy: Anatomy = examine(model, self.body)
+        self.anatomy = examine(model, self.body)
         self.layers = self.anatomy.layers
-        self.num_layers: int = len(self.layers)
+        self.num_layers = len(self.layers)
         self.hidden_size: int = config.hidden_size
-        self.num_heads: int = query_heads(config)
+        self.num_heads = query_heads(config)
         self.num_kv_heads, self.head_dim = self.anatomy.heads()
         self.groups = self.anatomy.groups
         self.chains_only = self.anatomy.chains_only
@@ -85,9 +76,9 @@ class FrozenModel:
         self.readout = readout or Readout()
         self.logit_form = self.readout.form
         self.never_V = self.readout.never_V
-        self.context_limit: int = context_limit(config)
+        self.context_limit = context_limit(config)
         self.head_bias_V: Tensor | None = getattr(model.get_output_embeddings(), "bias", None)
-        self.vocab_size: int = len(model.get_output_embeddings().weight)
+        self.vocab_size = len(model.get_output_embeddings().weight)
         self.eos_ids = eos_ids(config, model.generation_config, tokenizer)
         self.placeholder_ids = placeholder_ids(model)
         self.fast = fast
@@ -95,9 +86,7 @@ class FrozenModel:
         if fast:
             speed_up_linears(model, self.dtype, self.device, None, read_past)
         self._find_ends()
-        self.fused: FusedLayers | None = (
-            fuse_layers(model, self.body, self.layers) if fuse else None
-        )
+        self.fused = fuse_layers(model, self.body, self.layers) if fuse else None
 
     def _find_ends(self) -> None:
         """Note the embedding and the head; either may be in bf16 where the model runs in fp32."""
@@ -107,8 +96,7 @@ class FrozenModel:
     def restrict(
         self, *, chains_only: bool = False, stepwise: bool = False, one_by_one: bool = False
     ) -> None:
-        """Note what the proof found it cannot do exactly: branches, several recurrent steps, or
-        several requests per forward pass."""
+        """Note what the proof found it cannot do exactly."""
         self.chains_only |= chains_only
         self.stepwise |= stepwise
         self.together &= not one_by_one
@@ -147,7 +135,7 @@ class FrozenModel:
 
     @property
     def dtype_name(self) -> str:
-        """`float32`, `bfloat16` or `float16`, as `load_target` takes it."""
+        """As `load_target` takes it."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
@@ -160,9 +148,7 @@ class FrozenModel:
     @property
     def why_chains_only(self) -> str:
         """Why drafts cannot branch, where `chains_only`."""
-        if self.anatomy.recurrent:
-            return "has recurrent states"
-        return "can't attend along branches"
+        return "has recurrent states" if self.anatomy.recurrent else "can't attend along branches"
 
     @property
     def rope_theta(self) -> float:
@@ -194,8 +180,7 @@ class FrozenModel:
 
     @property
     def finish(self) -> Callable[[Tensor, Tensor | None], Tensor] | None:
-        """Makes logits of hidden @ head_weight_VD.T: (product (…, columns), the columns' ids or
-        None = all) → logits. None = they are the product."""
+        """(product (…, columns), the columns' ids or None = all) → logits; None = the same."""
         if self.head_bias_V is None and self.logit_form == PLAIN and self.never_V is None:
             return None
         return self._finish

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
-from transformers.models.llama import modeling_llama
-from transformers.models.mistral import modeling_mistral
-from transformers.models.qwen2 import modeling_qwen2
-from transformers.models.qwen3 import modeling_qwen3
+from transformers.models.llama.modeling_llama import LlamaModel
+from transformers.models.mistral.modeling_mistral import MistralModel
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
 
-from specalign.kernels.gradients import without_gradients
 from specalign.kernels.layers import LayerStack, Memory, Rows, Weights
 from specalign.kernels.linear import MOST_ROWS, RowsLinear, rows_library
 from specalign.kernels.replacing import gives_rows
@@ -25,16 +24,16 @@ from specalign.lm.masks import Layout, Together
 
 Module = Any
 """A module whose parts have Llama's names."""
-_MODULES = {
-    "Llama": modeling_llama, "Mistral": modeling_mistral, "Qwen2": modeling_qwen2, "Qwen3": modeling_qwen3,
-}  # fmt: skip
+_BODIES = (LlamaModel, MistralModel, Qwen2Model, Qwen3Model)
 _FIXED_ROTARY = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary tables that do not depend on the length of the text."""
 
 
 class FusedLayers:
-    """The decoder of a target, from embeddings to the last hidden state. `fixed`: its rotary tables
-    do not depend on the length of the text."""
+    """The decoder of a target, from embeddings to the last hidden state.
+
+    fixed: its rotary tables do not depend on the length of the text.
+    """
 
     def __init__(self, stack: LayerStack, body: Module, fixed: bool) -> None:
         self.stack, self.body, self.fixed = stack, body, fixed
@@ -50,7 +49,6 @@ class FusedLayers:
         parts = layout.parts if isinstance(layout, Together) else [layout]
         return all(c.rows == 1 for c in caches) and all(map(_takes_layout, parts))
 
-    @without_gradients
     def __call__(
         self,
         tokens_1L: Tensor,
@@ -82,8 +80,7 @@ class FusedLayers:
         return cos_Lw, sin_Lw
 
     def tables(self, end: int) -> Tensor | None:
-        """Cosines and sines of all positions below `end`, and of more, (2, S, width); None where
-        they depend on the length of the text."""
+        """Cosines and sines of all positions below `end`, and more, (2, S, width), if fixed."""
         if self.fixed and (self._tables_2Sw is None or self._tables_2Sw.shape[1] < end):
             places = torch.arange(max(512, 2 * end))[None]
             numbers = self.body.embed_tokens.weight[:1].float()
@@ -106,13 +103,17 @@ def memory_of(cache: KVCache, layers: tuple[int, ...] | None = None) -> Memory:
 
 def fuse_layers(model: PreTrainedModel, body: Module, layers: nn.ModuleList) -> FusedLayers | None:
     """The model's layers in one call; None where its modules, its config or its shapes are of
-    another kind, or no C library is there."""
+    another kind, or no C library is there. That the numbers agree is what the proof checks."""
     if rows_library() is None or model.dtype != torch.float32 or model.device.type != "cpu":
         return None
-    if not _has_modules(body, layers) or not _is_windowless(model, layers):
+    if type(body) not in _BODIES or not gives_rows(body.embed_tokens):
         return None
-    constants = {_constants(layer) for layer in layers}
-    if len(constants) > 1 or None in constants:
+    if any(
+        m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in body.modules()
+    ):
+        return None
+    known = all(_has_known_parts(layer) for layer in layers)
+    if not known or not _is_windowless(model, layers):
         return None
     first: Module = layers[0]
     weights = [layer_weights(layer) for layer in layers]
@@ -135,33 +136,23 @@ def fuse_layers(model: PreTrainedModel, body: Module, layers: nn.ModuleList) -> 
     return FusedLayers(stack, body, rope.get("rope_type", "default") in _FIXED_ROTARY)
 
 
-def _constants(layer: Module) -> tuple[float, ...] | None:
-    """The numbers of a layer that are no weights; None where its norms differ in them."""
-    whole, of_heads = ({norm.variance_epsilon for norm in norms} for norms in _norms(layer))
-    if len(whole) > 1 or len(of_heads) > 1:
-        return None
-    return (layer.self_attn.head_dim, layer.self_attn.scaling, *whole, *of_heads)
+def _has_known_parts(layer: Module) -> bool:
+    return is_silu(layer.mlp.act_fn) and all(isinstance(x, RowsLinear) for x in _linears(layer))
 
 
 def _linears(layer: Module) -> list[RowsLinear]:
-    """q, k, v, output, gate, up, down."""
     attention, mlp = layer.self_attn, layer.mlp
     own = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     return [*own, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
 
-def _norms(layer: Module) -> tuple[list[Module], list[Module]]:
-    """The norms before attention and feed-forward, and those of the queries and keys, if any."""
-    found = [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
-    of_heads = [norm for norm in found if norm is not None]
-    return [layer.input_layernorm, layer.post_attention_layernorm], of_heads
-
-
 def layer_weights(layer: Module) -> Weights:
     """The weights of a layer under Llama's names, a target's or a block drafter's."""
     q, k, v, o, gate, up, down = (linear.matrix for linear in _linears(layer))
-    whole, of_heads = _norms(layer)
-    return Weights(q, k, v, o, gate, up, down, *(norm.weight for norm in (*whole, *of_heads)))
+    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    norms += [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
+    weights: list[Any] = [None if norm is None else norm.weight for norm in norms]
+    return Weights(q, k, v, o, gate, up, down, *weights)
 
 
 def is_silu(module: nn.Module) -> bool:
@@ -178,28 +169,3 @@ def _is_windowless(model: PreTrainedModel, layers: nn.ModuleList) -> bool:
     windows = {getattr(attention, "sliding_window", 0) for attention in attentions}
     has_window = getattr(config, "sliding_window", None) and windows != {None}
     return set(kinds) == {"full_attention"} and not has_window
-
-
-def _has_modules(body: Module, layers: nn.ModuleList) -> bool:
-    """Whether its modules are those that `layers.c` computes."""
-    if any(module._forward_hooks or module._forward_pre_hooks for module in body.modules()):
-        return False
-    ends = _is(body, "Model") and _is(body.norm, "RMSNorm") and gives_rows(body.embed_tokens)
-    return ends and all(map(_has_parts, layers))
-
-
-def _has_parts(layer: Module) -> bool:
-    if not _is(layer, "DecoderLayer"):
-        return False
-    if not _is(layer.self_attn, "Attention") or not _is(layer.mlp, "MLP"):
-        return False
-    whole, of_heads = _norms(layer)
-    norms = all(_is(norm, "RMSNorm") for norm in (*whole, *of_heads))
-    linears = all(isinstance(linear, RowsLinear) for linear in _linears(layer))
-    return norms and linears and is_silu(layer.mlp.act_fn)
-
-
-def _is(module: nn.Module, part: str) -> bool:
-    """Whether a module is this part of one of `_MODULES`, with its own forward."""
-    classes = [getattr(source, name + part) for name, source in _MODULES.items()]
-    return type(module) in classes and "forward" not in vars(module)

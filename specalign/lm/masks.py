@@ -25,7 +25,6 @@ from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_ma
 from specalign.common.schema import JsonObject
 from specalign.lm.attention import (
     biased_attention,
-    block_mask,
     grouped_attention,
     laid_out,
     visible_mask,
@@ -93,15 +92,13 @@ class Layout:
 
     def for_grouped(self, rule: Rule | None) -> Tensor | None:
         """The mask as `attention.grouped_attention` takes it."""
-        length, device = self.positions_BL.shape[1], self.positions_BL.device
-        if self.mask is not None:
-            return self.visible(rule)
-        if rule is None:
-            return block_mask(self.see_LL, length, self.past, self.groups, self.dtype, device)
+        is_single = self.mask is None and self.positions_BL.shape[1] == 1
+        if is_single and rule is None:
+            return None
         see = self.visible(rule)
-        if length == 1:
+        if is_single:
             return None if bool(see.all()) else see
-        return laid_out(see[0, 0], self.groups, self.dtype)
+        return see if self.mask is not None else laid_out(see[0, 0], self.groups, self.dtype)
 
     def for_eager(self, rule: Rule | None) -> Tensor:
         """An additive mask, (B or 1, 1, L, S), for a model's own attention."""
@@ -140,16 +137,8 @@ def laid(layout: Layout | Together) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def _note_attended(groups: int) -> None:
-    """Note that our attention ran. Not in compiled layers: each reading would compile again."""
-    if not torch.compiler.is_compiling():
-        layout = _CURRENT.get()
-        if layout is not None:
-            layout.groups_seen.add(groups)
-
-
 def _grouped_mask(**call: Any) -> Tensor | None:
-    """The mask of our attention; without a layout the one that transformers makes."""
+    """The mask of our attention; without a layout transformers' own."""
     layout = _CURRENT.get()
     return sdpa_mask(**call) if layout is None else layout.for_grouped(_rule(call))
 
@@ -194,7 +183,9 @@ def attend_as_laid(
         out = torch.cat([attend(q, k, v, mask, False) for q, k, v, mask in requests], dim=2)
     else:
         assert isinstance(value, Tensor)
-        _note_attended(query.shape[1] // key.shape[1])
+        layout = _CURRENT.get()
+        if layout is not None:
+            layout.groups_seen.add(query.shape[1] // key.shape[1])
         causal = bool(kwargs.get("is_causal", getattr(module, "is_causal", True)))
         out = attend(query, key, value, attention_mask, causal)
     return out.transpose(1, 2).contiguous(), None

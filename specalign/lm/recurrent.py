@@ -24,10 +24,10 @@ SPACING = 8
 """Single tokens between two snapshots; a pass over several tokens has its own."""
 MOST_REPLAYED = 16
 """With more tokens to replay they get their own pass, and a snapshot after it."""
-_FLAGS = (
+_FIELDS = (
     "is_conv_states_initialized", "is_recurrent_states_initialized", "has_previous_state", "conv_kernel_size",
+    "conv_states", "recurrent_states",
 )  # fmt: skip
-_STATES = ("conv_states", "recurrent_states")
 _Snapshot = dict[str, dict[int, object]]
 """A layer's flags and states by name."""
 
@@ -72,13 +72,14 @@ class Recurrence:
         self.layers = list(layers)
         self.at = 0
         self._tokens_BL: Tensor | None = None
-        self._saved: list[tuple[int, list[_Snapshot]]] = [(0, self._copy())]
+        self._saved: list[tuple[int, list[_Snapshot]]] = [(0, self._copy(Tensor.clone))]
 
     def before(self, length: int) -> None:
         """A pass over `length` tokens follows, which may be rolled back."""
         last = self._saved[-1][0]
         if self.at > last and (length > 1 or self.at - last >= SPACING):
-            self._saved = [self._saved[0], *self._saved[1:][-1:], (self.at, self._copy())]
+            new = (self.at, self._copy(Tensor.clone))
+            self._saved = [self._saved[0], *self._saved[1:][-1:], new]
 
     def after(self, tokens_BL: Tensor) -> None:
         """The states have seen these tokens."""
@@ -91,8 +92,8 @@ class Recurrence:
         if length < self.at:
             self._saved = [saved for saved in self._saved if saved[0] <= length]
             self.at, snapshots = self._saved[-1]
-            for layer, snapshot in zip(self.layers, snapshots, strict=True):
-                _write(layer, snapshot, Tensor.clone)
+            self._restore(snapshots)
+            self._restore(self._copy(Tensor.clone))
         if self._tokens_BL is not None:
             self._tokens_BL = self._tokens_BL[:, :length]
 
@@ -106,33 +107,23 @@ class Recurrence:
 
     def fill(self, source: Recurrence, rows: int) -> None:
         """Copy the one row of `source` to every row."""
-        for layer, snapshot in zip(self.layers, source._copy(), strict=True):
-            _write(layer, snapshot, lambda t: t.expand(rows, *t.shape[1:]).clone())
+        self._restore(source._copy(lambda t: t.expand(rows, *t.shape[1:]).clone()))
         seen = source._tokens_BL
         self._tokens_BL = None if seen is None else seen[:, : source.at].expand(rows, -1)
-        self.at, self._saved = source.at, [self._saved[0], (source.at, self._copy())]
+        self.at = source.at
+        self._saved = [self._saved[0], (source.at, self._copy(Tensor.clone))]
 
     def select(self, rows: Tensor) -> None:
         """Keep the batch rows at `rows`."""
-        for layer in self.layers:
-            _write(layer, _read(layer), lambda t: t.index_select(0, rows.to(t.device)))
+        self._restore(self._copy(lambda t: t.index_select(0, rows.to(t.device))))
 
-    def _copy(self) -> list[_Snapshot]:
-        snapshots = [_read(layer) for layer in self.layers]
-        return [
-            {name: _map_states(values, Tensor.clone) for name, values in snapshot.items()}
-            for snapshot in snapshots
-        ]
+    def _copy(self, change: Callable[[Tensor], Tensor]) -> list[_Snapshot]:
+        def change_all(values: dict[int, object]) -> dict[int, object]:
+            return {i: change(v) if isinstance(v, Tensor) else v for i, v in values.items()}
 
+        return [{name: change_all(getattr(x, name)) for name in _FIELDS} for x in self.layers]
 
-def _read(layer: StateLayer) -> _Snapshot:
-    return {name: dict(getattr(layer, name)) for name in (*_FLAGS, *_STATES)}
-
-
-def _write(layer: StateLayer, snapshot: _Snapshot, change: Callable[[Tensor], Tensor]) -> None:
-    for name, values in snapshot.items():
-        setattr(layer, name, _map_states(values, change))
-
-
-def _map_states(values: dict[int, object], change: Callable[[Tensor], Tensor]) -> dict[int, object]:
-    return {i: change(v) if isinstance(v, Tensor) else v for i, v in values.items()}
+    def _restore(self, snapshots: Sequence[_Snapshot]) -> None:
+        for layer, snapshot in zip(self.layers, snapshots, strict=True):
+            for name, values in snapshot.items():
+                setattr(layer, name, values)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 if TYPE_CHECKING:
-    from specalign.lm.cache import KVCache
+    from specalign.lm.cache import KVCache, SharedCache
 
 
 class LayerShape(NamedTuple):
@@ -33,7 +33,9 @@ class Slab(CacheLayerMixin):
     values: Tensor
     is_sliding = False
 
-    def __init__(self, owner: KVCache) -> None:
+    owner: Any
+
+    def __init__(self, owner: KVCache | SharedCache) -> None:
         super().__init__()
         self.owner = owner
         self.is_initialized = True

@@ -11,10 +11,8 @@ It is conditioned on the target in one of two ways:
   names are the published ones.
 
 The block attends to itself in both directions. Embedding and head are the target's, frozen and not
-stored. A block has R rows, row r at the r-th place after the last token. `block_layout` says which
-rows draft: in `anchor_first` R = K and row r predicts the token of place r+1; in `fill_in` R = K+1
-and row r ≥ 1 predicts the token of its own place. Hidden states that leave this module are those of
-the K rows that draft.
+stored. A block has R rows, of which K draft (`block_layout`, specalign/models/block_config.py):
+hidden states that leave this module are those of the K rows.
 
 A variable-prefix drafter (D²SD, arXiv 2606.04446) is the same network also trained over [last
 token, x_1..x_j, MASK …]: given the first j drafts it predicts those after them.
@@ -50,14 +48,10 @@ from specalign.models.target_features import TargetFeatures
 class BlockDrafter(nn.Module):
     """The network q. Its parameters are the trainable ones; the target is referenced, not owned.
 
-    Args:
-        head_VdD: the head's rows for the draft vocabulary, if they are not the target's.
-
-    Attributes:
-        stack: all layers in one call of the C kernel, if `prepare_for_drafting` can build that.
-        tree: trees of drafts in one call of the C kernel, likewise.
-        head_matrix, basis_matrix: round_weight for drafting: the head's rows (Vd, D), and the Markov
-            basis times its last layer (Vd, r).
+    head_VdD: the head's rows for the draft vocabulary, if they are not the target's.
+    `prepare_for_drafting` sets, where it can: `stack` and `tree`, all layers and trees of drafts in
+    one call of a C kernel each; `head_matrix`, `basis_matrix`: the head's rows (Vd, D), and the
+    Markov basis times its last layer (Vd, r), rounded.
     """
 
     draft_vocab: Tensor | None
@@ -84,7 +78,10 @@ class BlockDrafter(nn.Module):
         if config.own_head != (head_VdD is not None):
             raise ValueError("own_head and the head's rows go together")
         self.register_buffer("head", head_VdD, persistent=head_VdD is not None)
-        self.markov = self.new_markov() if config.markov_rank else None
+        self.markov: MarkovHead | None = None
+        if config.markov_rank:
+            sizes = (width, config.markov_rank, self.draft_size, config.vocab_size)
+            self.markov = markov_head(config.markov, *sizes, config.markov_bias)
         self.confidence = self.new_confidence() if config.confidence_head else None
         self.places = nn.Parameter(torch.zeros(config.rows, width)) if config.places else None
         self._head: Tensor | None = None
@@ -93,14 +90,7 @@ class BlockDrafter(nn.Module):
         self.head_matrix: Matrix | None = None
         self.basis_matrix: Matrix | None = None
 
-    def new_markov(self) -> MarkovHead:
-        """A Markov head after the config, its weights not yet initialised."""
-        c = self.config
-        sizes = (c.hidden_size, c.markov_rank, self.draft_size, c.vocab_size)
-        return markov_head(c.markov, *sizes, c.markov_bias)
-
     def new_confidence(self) -> ConfidenceHead:
-        """A fresh confidence head after the config."""
         c = self.config
         before = {"": c.hidden_size, "markov": c.markov_rank, "hidden": 0}[c.confidence_input]
         return ConfidenceHead(c.hidden_size, before)
@@ -126,8 +116,6 @@ class BlockDrafter(nn.Module):
             self._head = weight if whole else weight[self.draft_vocab].contiguous()
         return self._head
 
-    # ---- inputs of a block ----
-
     def mask_blocks(self, tokens: Tensor, clean: Tensor | int = 0) -> Tensor:
         """Blocks (…, R) with MASK in place of all but the anchor and `clean` (…) tokens after
         it."""
@@ -149,8 +137,6 @@ class BlockDrafter(nn.Module):
     def select_drafts(self, hidden: Tensor) -> Tensor:
         """The rows that draft, (…, R, D) → (…, K, D)."""
         return hidden[..., 1:, :] if self.config.fill_in else hidden
-
-    # ---- rotary tables ----
 
     def rotary_tables(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin at (rows, L) positions, of all layers side by side, (rows, L, w)."""
@@ -179,8 +165,8 @@ class BlockDrafter(nn.Module):
         anchors: Anchors,
         clean_BA: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states of all blocks' drafts, (B, A, K, D), ready for the head. `clean_BA`: how
-        many tokens after its anchor each block shows; None = none."""
+        """Hidden states of all blocks' drafts, (B, A, K, D). `clean_BA`: how many tokens after its
+        anchor each block shows; None = none."""
         index, size, length = anchors.index_BA, self.config.rows, batch.tokens_BL.shape[1]
         rows = torch.arange(index.shape[0], device=index.device)[:, None]
         before = features.hidden_BLD[rows, (index - 1).clamp_min(0)]
@@ -249,7 +235,6 @@ class BlockDrafter(nn.Module):
         return embedded[..., :0] if kind == "hidden" else embedded
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        """The target's embeddings, (…) → (…, D), constants."""
         return self.target.embed(tokens).detach()
 
     def _previous_tokens(self, batch: Batch, anchors: Anchors) -> Tensor:

@@ -1,16 +1,15 @@
-"""What a block drafter's config.json says: read, checked and written under its published names.
+"""A block drafter's config.json: read, checked and written under its published names.
 
-A block's layout says which rows the network reads and which of them draft:
+`block_layout` says which rows the network reads and which of them draft:
 
 | `block_layout` | input | drafts | stored `block_size` | stored `sample_from_anchor` |
 |---|---|---|---|---|
 | `anchor_first` (DSpark) | [anchor, MASK × (K−1)] | row k drafts token k+1, k = 0..K−1 | K | true |
 | `fill_in` (DFlash) | [anchor, MASK × K] | row k drafts token k, k = 1..K; row 0 nothing | K + 1 | false |
 
-In a file `block_size` is the number of input rows, as published drafters of both kinds have it; in
-`BlockConfig` and in recipes it is K, the number of drafts. `block_layout` is written where it is
-not `anchor_first`, `sample_from_anchor` always; a file without `block_layout` is of the layout that
-`sample_from_anchor` says, and without either of `anchor_first`.
+In a file `block_size` is the number of input rows, as in published drafters; in `BlockConfig` and
+in recipes it is K, the number of drafts. A file without `block_layout` has the layout that
+`sample_from_anchor` says, without either `anchor_first`.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ class BlockConfig:
 
     target_layer_ids: `shared_kv`: whose keys and values; `taps`: whose outputs (id i =
     hidden_states[i + 1]). init_layer_ids: target layers that this drafter's layers started from; -1
-    = unknown (another engine's). draft_vocab_size: 0 = the target's whole vocabulary. markov_rank:
-    0 = positions are independent given the context. markov: the kind of that head, "" = silu.
-    markov_bias: of gated and rnn. convolution: two-tap convolutions around attention and
-    feed-forward. confidence_head: predicts each position's acceptance; it reads the hidden state
-    and `confidence_input`: the previous token's embedding (""), its row of the Markov table, or
-    nothing ("hidden"). value_dim: width of a value where it is not a key's; 0 = head_dim. rotary:
-    `specalign.lm.inspection.keys.Rotary` of all layers or of each one; empty = the target's own
-    module. places: a learned vector for each row of a block, for keys without positions. own_head:
-    the head's rows for the draft vocabulary are stored here, not the target's.
+    = unknown. draft_vocab_size: 0 = the target's whole vocabulary. markov_rank: 0 = positions are
+    independent given the context. markov: the kind of that head, "" = silu. markov_bias: of gated
+    and rnn. convolution: two-tap convolutions around attention and feed-forward. confidence_head:
+    predicts each position's acceptance; it reads the hidden state and `confidence_input`: the
+    previous token's embedding (""), its row of the Markov table, or nothing ("hidden"). value_dim:
+    width of a value where it is not head_dim. rotary: `specalign.lm.inspection.keys.Rotary` of all
+    layers or of each one; empty = the target's own module. places: a learned vector for each row of
+    a block, for keys without positions. own_head: the head's rows for the draft vocabulary are
+    stored here.
     """
 
     context: str
@@ -87,21 +86,29 @@ class BlockConfig:
             if f.type in ("int", "float") and not (finite(value) and value >= least):
                 raise _error(f"{f.name}={value} must be at least {least:g}")
         layers, last = len(self.init_layer_ids), self.num_target_layers - 1
-        read = self.target_layer_ids
-        _require(self.block_size <= 512, f"block_size={self.block_size} must be at most 512")
-        _require(layers <= 1024, f"{layers} layers, more than 1024")
-        mask, size = self.mask_token_id, self.vocab_size
-        _require(mask < size, f"mask_token_id={mask} is not within 0..{size - 1}")
-        inside = all(0 <= i <= last for i in read)
-        _require(inside, f"target_layer_ids={read} are not within 0..{last}")
+        read, mask, size = self.target_layer_ids, self.mask_token_id, self.vocab_size
         tabled = self.confidence_input != "markov" or self.markov_kind in TABLES
-        _require(tabled, f"confidence_input=markov needs markov one of {', '.join(TABLES)}")
-        pruned = self.draft_vocab_size > 0 or not self.own_head
-        _require(pruned, "own_head needs a draft vocabulary (draft_vocab_size)")
-        paired = self.context == "taps" or len(read) == layers
-        _require(paired, "shared_kv needs one target layer for each drafter layer")
-        count = len(self.rotary)
-        _require(count in (0, 1, layers), "rotary needs one entry, or one for each drafter layer")
+        for holds, message in (
+            (self.block_size <= 512, f"block_size={self.block_size} must be at most 512"),
+            (layers <= 1024, f"{layers} layers, more than 1024"),
+            (mask < size, f"mask_token_id={mask} is not within 0..{size - 1}"),
+            (
+                all(0 <= i <= last for i in read),
+                f"target_layer_ids={read} are not within 0..{last}",
+            ),
+            (tabled, f"confidence_input=markov needs markov one of {', '.join(TABLES)}"),
+            (self.draft_vocab_size > 0 or not self.own_head, "own_head needs draft_vocab_size"),
+            (
+                self.context == "taps" or len(read) == layers,
+                "shared_kv needs one target layer for each drafter layer",
+            ),
+            (
+                len(self.rotary) in (0, 1, layers),
+                "rotary needs one entry, or one for each drafter layer",
+            ),
+        ):
+            if not holds:
+                raise _error(message)
         self.rotaries = [_read_rotary(entry, self.head_dim) for entry in self.rotary]
 
     @property
@@ -111,7 +118,6 @@ class BlockConfig:
 
     @property
     def fill_in(self) -> bool:
-        """Whether row k drafts the token in its own place; the anchor's row drafts nothing."""
         return self.block_layout == "fill_in"
 
     @property
@@ -172,11 +178,6 @@ _LEAST = {
     "rms_norm_eps": 0,
 }
 """The smallest valid value of a number, 1 for those that are not named."""
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise _error(message)
 
 
 def _error(message: str) -> UserError:

@@ -1,5 +1,4 @@
-"""Layers of a block drafter, which attend to the context and to their own block, and its confidence
-head."""
+"""Layers of a block drafter, which attend to the context and to their own block."""
 
 from __future__ import annotations
 
@@ -31,11 +30,8 @@ class RMSNorm(nn.Module):
 
 
 class BlockAttention(nn.Module):
-    """Attention of A blocks over a shared context and each over itself, in training and in
-    drafting.
-
-    Rotary tables are (…, L, w): one of head_dim, or one for each layer side by side.
-    """
+    """Attention of A blocks over a shared context and each over itself. Rotary tables are (…, L,
+    w): one of head_dim, or one for each layer side by side."""
 
     partner: Tensor | None
 
@@ -89,9 +85,10 @@ class BlockAttention(nn.Module):
         scores = wide @ context_k.transpose(-1, -2)
         scores = scores.view(batch, self.kv_heads, anchors, groups * size, -1)
         own = (q @ k.transpose(-1, -2)).transpose(1, 2)  # (B, Hkv, A, G·K, K)
-        weights = (
-            _softmax(scores, own) if see_BAL is None else _masked_softmax(scores, own, see_BAL)
-        )
+        if see_BAL is None:
+            weights = _softmax(scores, own)
+        else:
+            weights = _masked_softmax(scores, own, see_BAL)
         of_context, of_own = weights.split((scores.shape[-1], size), dim=-1)
         out = (of_context.flatten(2, 3) @ context_v).view(*scores.shape[:-1], self.value_dim)
         out = (out + of_own @ v.transpose(1, 2)).unflatten(3, (groups, size))
@@ -109,8 +106,6 @@ def _masked_softmax(scores: Tensor, own: Tensor, see_BAL: Tensor) -> Tensor:
 
 
 class BlockMLP(nn.Module):
-    """Gated feed-forward, the target's own shape."""
-
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)

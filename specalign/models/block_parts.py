@@ -14,7 +14,7 @@ from specalign.models.block_layers import BlockLayer
 from specalign.models.markov import MarkovHead
 
 FRESH = "fresh"
-"""Key in a config's `extra`: the weights of its layers that did not start from the target's."""
+"""In a config's `extra`: the weights of its layers that did not start from the target's."""
 
 
 @torch.no_grad()
@@ -48,7 +48,7 @@ def initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> None
 
 def _copy_layer(layer: BlockLayer, theirs: dict[str, Tensor]) -> list[str]:
     """Copy a target layer's weights where shapes agree; QK-norms that the target lacks start at the
-    typical rms of its queries and keys. Returns the names of weights that stay random, without
+    typical rms of its queries and keys. Returns the weights that stay random, without
     convolutions."""
     norm, fresh = theirs.get("input_layernorm.weight"), []
     for name, parameter in layer.named_parameters():
@@ -92,6 +92,6 @@ def add_confidence(drafter: BlockDrafter) -> None:
 
 
 def remove_confidence(drafter: BlockDrafter) -> None:
-    """Take away its confidence head: training the drafter would make its predictions wrong."""
+    """Training the drafter would make its predictions wrong."""
     drafter.config = replace(drafter.config, confidence_head=False, confidence_input="")
     drafter.confidence = None

@@ -7,7 +7,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from specalign.kernels.gradients import without_gradients
 from specalign.kernels.layers import Rows
 from specalign.kernels.linear import MOST_ROWS, Matrix, few_rows
 from specalign.kernels.repeated import RepeatedCall
@@ -19,10 +18,10 @@ from specalign.models.block import BlockDrafter
 
 class BlockSession:
     """One request's drafting state: the context that the drafter reads, in step with the target's
-    cache.
+    cache. Batch of one.
 
     Call `observe` after every target forward whose first `kept` tokens are committed and in the
-    cache; then `hidden` drafts after the cache's `length` positions. Batch of one.
+    cache; then `hidden` drafts after the cache's `length` positions.
     """
 
     def __init__(self, drafter: BlockDrafter, cache: KVCache, capacity: int) -> None:
@@ -37,19 +36,15 @@ class BlockSession:
         self._repeated: RepeatedCall | None = None
         self._layers = tuple(config.target_layer_ids)
         self.own: KVCache | None = None  # taps: the drafter's keys and values of the context
+        self.taps: tuple[int, ...] = ()  # layers whose outputs `observe` needs
         if config.context == "taps":
-            value = config.value_dim or config.head_dim
+            self.taps, value = self._layers, config.value_dim or config.head_dim
             shapes = [LayerShape(config.num_key_value_heads, config.head_dim, value)]
             weight = drafter.norm.weight
             shapes *= len(drafter.blocks)
             self.own = KVCache(shapes, 1, capacity, weight.dtype, weight.device)
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Layers whose outputs `observe` needs."""
-        return () if self.own is None else self._layers
-
-    @without_gradients
+    @torch.no_grad()
     def observe(self, hidden_BLD: Tensor, taps_BLFD: Tensor | None, kept: int) -> None:
         """Take in the first `kept` ≥ 1 positions of a target forward that are now committed."""
         dtype = self.drafter.norm.weight.dtype
@@ -63,7 +58,7 @@ class BlockSession:
                 layer.update(k, v)
             self.own.advance(kept)
 
-    @without_gradients
+    @torch.no_grad()
     def hidden(self, last_token: int) -> Tensor:
         """Hidden states (K, D) of the drafts after `last_token`, which is not in the cache yet."""
         drafter, device = self.drafter, self.drafter.target.device
@@ -104,13 +99,11 @@ class BlockSession:
         memory = memory_of(cache, self._layers)
         return RepeatedCall(stack, memory, see_RR, block_1RD[0], fused.body.embed_tokens.weight)
 
-    @without_gradients
+    @torch.no_grad()
     def hidden_of_blocks(self, tokens_NR: Tensor) -> Tensor:
-        """Hidden states of the drafts of N blocks that all follow the cached context, in one pass:
-        (N, K, D).
-
-        The blocks do not see each other. `tokens_NR`: from `BlockDrafter.masked`.
-        """
+        """Hidden states (N, K, D) of the drafts of N blocks `tokens_NR`
+        (`BlockDrafter.mask_blocks`) that all follow the cached context and do not see each other,
+        in one pass."""
         return self._draft(self.drafter.target.embed(tokens_NR))
 
     def _draft(self, embedded_NRD: Tensor) -> Tensor:
@@ -144,13 +137,13 @@ class BlockSession:
         hidden_RD, _ = stack(x_NRD.flatten(0, 1), cos_Rw, sin_Rw, [rows], state_D=state_D)
         return drafter.select_drafts(hidden_RD.view(x_NRD.shape))
 
-    @without_gradients
+    @torch.no_grad()
     def bias_inputs(self, hidden_KD: Tensor) -> Tensor | None:
         """What `bias` reads of hidden states, one line each, or None without a Markov head."""
         markov = self.drafter.markov
         return None if markov is None else markov.inputs(hidden_KD)
 
-    @without_gradients
+    @torch.no_grad()
     def bias(self, input_r: Tensor, previous: Tensor) -> Tensor:
         """The Markov bias on one row's logits after each of the tokens `previous` (…): (…, Vd).
         `input_r`: the row's line of `bias_inputs`, or one line for each token."""
@@ -161,7 +154,7 @@ class BlockSession:
             z = markov.finish(z)
         return few_rows(z, *self.basis).float()
 
-    @without_gradients
+    @torch.no_grad()
     def confidence(self, hidden_D: Tensor, previous: Tensor) -> float:
         """Probability that one row's draft after `previous` (1,) is accepted if those before
         are."""

@@ -1,5 +1,4 @@
-"""A block drafter in two calls of C kernels for few rows on a CPU: its layers, and the tree of its
-drafts."""
+"""A block drafter in two calls of C kernels for few rows on a CPU: its layers, and its trees."""
 
 from __future__ import annotations
 
@@ -8,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specalign.kernels.layers import Convolution, LayerStack, Weights
+from specalign.kernels.layers import Convolution, LayerStack
 from specalign.kernels.linear import Matrix, RowsLinear, rows_library
 from specalign.kernels.replacing import gives_rows
 from specalign.kernels.tree import MarkovWeights, TreeHead
 from specalign.lm.fused import is_silu, layer_weights
-from specalign.models.block_layers import BlockLayer, TwoTapConvolution
+from specalign.models.block_layers import TwoTapConvolution
 from specalign.models.markov import LinearHead, MixedHead
 
 if TYPE_CHECKING:
@@ -23,16 +22,26 @@ if TYPE_CHECKING:
 def draft_stack(drafter: BlockDrafter) -> LayerStack | None:
     """The layers in one C call; None without the library, or for layers that it lacks."""
     c = drafter.config
+    fits = c.value_dim in (0, c.head_dim) and all(
+        isinstance(layer.self_attn.q_proj, RowsLinear) and is_silu(layer.mlp.act)
+        for layer in drafter.blocks
+    )
     rotaries_fit = len(c.rotaries) < 2 and all(r.full(c.head_dim) for r in c.rotaries)
-    layers_fit = c.value_dim in (0, c.head_dim) and all(map(_is_plain, drafter.blocks))
-    if not (rotaries_fit and layers_fit) or rows_library() is None:
+    if not (fits and rotaries_fit) or rows_library() is None:
         return None
     state = None
     if c.context == "shared_kv" and isinstance(drafter.fc, RowsLinear):
         state = drafter.hidden_norm.weight, drafter.fc.matrix
     try:
         return LayerStack(
-            [_weights(layer) for layer in drafter.blocks],
+            [
+                replace(
+                    layer_weights(layer),
+                    attention_conv=_convolution(layer.attn_conv),
+                    mlp_conv=_convolution(layer.mlp_conv),
+                )
+                for layer in drafter.blocks
+            ],
             heads=c.num_attention_heads,
             kv_heads=c.num_key_value_heads,
             head_width=c.head_dim,
@@ -45,15 +54,6 @@ def draft_stack(drafter: BlockDrafter) -> LayerStack | None:
         )
     except ValueError:  # other shapes, or 16 bits
         return None
-
-
-def _is_plain(layer: BlockLayer) -> bool:
-    return isinstance(layer.self_attn.q_proj, RowsLinear) and is_silu(layer.mlp.act)
-
-
-def _weights(layer: BlockLayer) -> Weights:
-    around, between = _convolution(layer.attn_conv), _convolution(layer.mlp_conv)
-    return replace(layer_weights(layer), attention_conv=around, mlp_conv=between)
 
 
 def _convolution(module: TwoTapConvolution | None) -> Convolution | None:

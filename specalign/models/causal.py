@@ -1,9 +1,6 @@
 """A small causal language model as a drafter, for targets without a smaller sibling: some of the
 target's layers, its norm, embedding and head (layer skipping as in LayerSkip, arXiv 2404.16710, but
-as a separate model).
-
-It is saved as an ordinary causal-LM folder, which `load_target` and transformers open.
-"""
+as a separate model). It is saved as an ordinary causal-LM folder."""
 
 from __future__ import annotations
 
@@ -25,11 +22,9 @@ from specalign.lm.model import Target
 
 @dataclass(frozen=True)
 class CausalConfig:
-    """What the network's own config.json does not say.
-
-    block_size: K, the drafts that training predicts τ for. layers: of the target that it started
-    from, if any. network: its architecture, to tell one checkpoint from another.
-    """
+    """What the network's own config.json does not say. block_size: K, the drafts that training
+    predicts τ for. layers: of the target that it started from, if any. network: its architecture,
+    to tell one checkpoint from another."""
 
     block_size: int
     vocab_size: int
@@ -43,16 +38,10 @@ class CausalConfig:
 
 
 class CausalDrafter(nn.Module):
-    """The network q. Its parameters are those of layers and norm; embedding and head are frozen
-    references.
-
-    Args:
-        model: a transformers causal LM, whose embedding and head are removed.
-        own: the model's own embedding and head, (V, D) each; None = the target's.
-    """
+    """The network q, a transformers causal LM. Its parameters are those of layers and norm;
+    embedding and head are frozen references: its `own`, (V, D) each, or the target's."""
 
     draft_vocab: Tensor | None = None
-    """None: it drafts over the whole vocabulary."""
 
     def __init__(
         self,
@@ -73,6 +62,7 @@ class CausalDrafter(nn.Module):
         self._takes_positions = "position_ids" in inspect.signature(body.forward).parameters
         # in lists, so that they are neither submodules nor parameters
         self._target, self._body = [target], [body]
+        self.has_targets_head = own is None
         self._own = None if own is None else [weight_VD.detach() for weight_VD in own]
 
     @property
@@ -82,20 +72,18 @@ class CausalDrafter(nn.Module):
     @property
     def head_weight_VD(self) -> Tensor:
         """The frozen output matrix, (V, D)."""
-        return self.target.head_weight_VD.detach() if self._own is None else self._own_matrix(1)
+        return self._frozen(1)
 
     @property
     def embedding_VD(self) -> Tensor:
         """The frozen input embedding, (V, D)."""
-        return self.target.embedding_VD.detach() if self._own is None else self._own_matrix(0)
+        return self._frozen(0)
 
-    @property
-    def has_targets_head(self) -> bool:
-        return self._own is None
-
-    def _own_matrix(self, which: int) -> Tensor:
-        """One of its own matrices, on the device of its parameters."""
-        assert self._own is not None
+    def _frozen(self, which: int) -> Tensor:
+        """Embedding or head: its own, on the device of its parameters, or the target's."""
+        if self._own is None:
+            target = self.target
+            return (target.head_weight_VD if which else target.embedding_VD).detach()
         self._own[which] = self._own[which].to(next(self.parameters()).device)
         return self._own[which]
 
@@ -116,5 +104,4 @@ class CausalDrafter(nn.Module):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(…, D) → (…, V) in fp32."""
         return F.linear(hidden, self.head_weight_VD.to(hidden.dtype)).float()

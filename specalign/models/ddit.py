@@ -1,10 +1,10 @@
 """The transformer of SEDD (arXiv 2310.16834), MDLM (2406.07524), RADD (2406.03736) and BD3-LM
 (2503.09573).
 
-Parameters have the published names and order, so that checkpoints load without renaming and their
-unnamed lists of averaged weights fit. The vocabulary V includes the mask. Besides the published
-attention (every position sees every other) a clean prefix can be causal, by tokens or by blocks;
-then its keys and values are cached, and drafting costs the block, not the context.
+Parameters have the published names and order, so that checkpoints and their unnamed lists of
+averaged weights fit. The vocabulary V includes the mask. Besides the published attention (every
+position sees every other) a clean prefix can be causal, by tokens or by blocks; then its keys and
+values are cached, and drafting costs the block, not the context.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from specalign.models.ddit_layers import (
 
 class DDiT(nn.Module):
     """The network f: logits, or SEDD's log-score, if `scale_by_sigma` without the part that σ
-    gives. `attention_backend`: a name of `specalign.lm.attention.BACKENDS`."""
+    gives."""
 
     def __init__(self, config: DDiTConfig, attention_backend: str = "sdpa") -> None:
         super().__init__()
@@ -46,6 +46,8 @@ class DDiT(nn.Module):
 
         self.vocab_size, self.mask_token_id = config.vocab_size, config.vocab_size - 1
         self.attention, self.block_size = config.attention, config.block_size
+        # clean tokens enter the cache in multiples of this: a block sees all of itself
+        self.kept_at_once = config.block_size or 1
 
     def forward(self, tokens_BL: Tensor, sigma: Tensor | None = None, **options: Any) -> Tensor:
         """f, (B, L, V); arguments of `hidden`."""
@@ -110,18 +112,11 @@ class DDiT(nn.Module):
             speed_up_linears(part, weight.dtype, weight.device, torch.bfloat16)
         speed_up_linears(self, weight.dtype, weight.device)  # the rest is small
 
-    # ---- a cached clean prefix ----
-
     def new_cache(self, capacity: int, rows: int = 1) -> KVCache:
         """Room for `capacity` positions, including the noisy block's."""
         c, weight = self.config, self.vocab_embed.embedding
         shape = LayerShape(c.n_heads, c.head_dim, c.head_dim)
         return KVCache([shape] * c.n_blocks, rows, capacity, weight.dtype, weight.device)
-
-    @property
-    def kept_at_once(self) -> int:
-        """Clean tokens enter the cache in multiples of this: a block sees all of itself."""
-        return self.config.block_size or 1
 
     @torch.no_grad()
     def denoise(
@@ -129,11 +124,9 @@ class DDiT(nn.Module):
     ) -> Tensor:
         """f of a noisy block after the cached prefix and the clean tokens after that, (B, K, V), in
         one pass. The block sees everything, itself in both directions; under block_causal
-        attention, its own and earlier blocks.
-
-        The clean tokens (σ = 0) stay in the cache, under block_causal attention only whole blocks
-        of them: pass the others again. Either may be empty.
-        """
+        attention, its own and earlier blocks. The clean tokens (σ = 0) stay in the cache, under
+        block_causal attention only whole blocks of them: pass the others again. Either may be
+        empty."""
         clean, noisy, past = clean_BC.shape[1], noisy_BK.shape[1], cache.length
         tokens_BS, sigma = torch.cat((clean_BC, noisy_BK), 1), sigma_B
         if clean:

@@ -28,10 +28,10 @@ class DDiTConfig:
     """The architecture; sizes under their published names.
 
     time_input: `sigma` = adaLN on the total noise σ; `zero` = the same fed σ = 0 always (MDLM's
-        time_conditioning=false); `none` = no sigma_map and no adaLN (RADD).
-    norm_bias: LayerNorms with a bias, which starts at one (RADD). scale_by_sigma: the log-score is
-    f − log(e^σ−1) − log(V−1) (SEDD, absorbing). attention: `full`; `prefix_causal`, by tokens;
-    `block_causal`, by blocks of `block_size` (BD3-LM).
+    time_conditioning=false); `none` = no sigma_map and no adaLN (RADD). norm_bias: LayerNorms with
+    a bias, which starts at one (RADD). scale_by_sigma: the log-score is f − log(e^σ−1) − log(V−1)
+    (SEDD, absorbing). attention: `full`; `prefix_causal`, by tokens; `block_causal`, by blocks of
+    `block_size` (BD3-LM).
     """
 
     vocab_size: int
@@ -47,9 +47,9 @@ class DDiTConfig:
     block_size: int = 0
 
     def __post_init__(self) -> None:
-        most = {"vocab_size": 1 << 24, "hidden_size": 1 << 24, "n_heads": 1 << 24}
-        most |= {"cond_dim": 1 << 24, "n_blocks": 1024}
-        fits = {name: _whole(getattr(self, name), 1, limit) for name, limit in most.items()}
+        limits = dict.fromkeys(("vocab_size", "hidden_size", "n_heads", "cond_dim"), 1 << 24)
+        limits["n_blocks"] = 1024
+        fits = {name: _whole(getattr(self, name), 1, most) for name, most in limits.items()}
         fits["dropout"] = finite(self.dropout) and 0 <= self.dropout < 1
         fits["norm_bias"] = isinstance(self.norm_bias, bool)
         fits["scale_by_sigma"] = isinstance(self.scale_by_sigma, bool)
@@ -87,8 +87,6 @@ class DDiTNorm(nn.Module):
 
 
 class VocabEmbedding(nn.Module):
-    """Token embedding under its published name."""
-
     def __init__(self, vocab_size: int, width: int) -> None:
         super().__init__()
         self.embedding = nn.Parameter(torch.empty(vocab_size, width))

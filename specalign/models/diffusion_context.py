@@ -1,5 +1,4 @@
-"""A standalone drafter's state over one request: the clean text so far, and the noisy block after
-it."""
+"""A standalone drafter's state over one request."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from specalign.common.errors import UserError, nearest
-from specalign.formats.layouts import architectures_of
+from specalign.formats.kinds import architectures_of
 
 BASES = ("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Classes of transformers that `masked_lm` runs: plain decoders, a head without scale or bias."""

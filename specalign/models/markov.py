@@ -1,11 +1,10 @@
 """Markov heads: a low-rank bias on a block's draft logits from the token drafted just before (after
 DSpark, arXiv 2607.05147).
 
-Every kind computes z (…, r) and adds z·B, B the basis (r, Vd). They start with a bias of zero; B
-starts at the head's leading directions, so that z acts as a correction of the hidden state. What
-depends only on the hidden state is computed for all rows of a block at once (`inputs`), the rest
-when the previous token is known (`mix`). h: hidden state; e(x): the target's embedding; T: a table
-with a row for each of the target's tokens. `formats/dspark.py` writes a head for DSpark's engines:
+Every kind computes z (…, r) and adds z·B, B the basis (r, Vd), which starts at the head's leading
+directions; the bias starts at zero. What depends only on the hidden state is computed for all rows
+of a block at once (`inputs`), the rest when the previous token is known (`mix`). h: hidden state;
+e(x): the target's embedding; T: a table with a row for each of the target's tokens.
 
 | kind | z | in DSpark's format |
 |---|---|---|
@@ -35,14 +34,15 @@ TABLES = ("vanilla", "gated", "rnn")
 
 
 class MarkovHead(nn.Module):
-    """What the kinds have in common: the basis over `vocabulary` tokens."""
+    """What the kinds have in common: the basis over `vocabulary` tokens.
+
+    hidden: the layer of the hidden state, where z depends on it. out: the last layer if it is
+    linear, (r, r). silent: the layers that start at zero, so that z does.
+    """
 
     hidden: nn.Linear | None
-    """Of the hidden state, where z depends on it."""
     out: nn.Linear | None
-    """The last layer if it is linear, (r, r): it can be multiplied into the basis."""
     silent: tuple[str, ...] = ()
-    """The layers that start at zero, so that z does."""
 
     def __init__(self, rank: int, vocabulary: int) -> None:
         super().__init__()
@@ -63,7 +63,6 @@ class MarkovHead(nn.Module):
         return self.finish(self.mix(self.inputs(hidden), previous, embed))
 
     def finish(self, mixed: Tensor) -> Tensor:
-        """`mix` → z, both (…, r)."""
         return mixed if self.out is None else self.out(mixed)
 
     @torch.no_grad()
@@ -76,8 +75,6 @@ class MarkovHead(nn.Module):
 
 
 class MixedHead(MarkovHead):
-    """z = W_z·φ(W_h·h + W_e·e(x)), φ the `activation`: `silu` or `tanh`."""
-
     silent = ("out",)
 
     def __init__(self, width: int, rank: int, vocabulary: int, activation: str) -> None:
@@ -93,8 +90,6 @@ class MixedHead(MarkovHead):
 
 
 class LinearHead(MarkovHead):
-    """z = W_e·e(x): a table that is linear in the target's embedding. W_e starts at zero."""
-
     silent = ("previous",)
 
     def __init__(self, width: int, rank: int, vocabulary: int) -> None:
@@ -106,8 +101,6 @@ class LinearHead(MarkovHead):
 
 
 class VanillaHead(MarkovHead):
-    """z = T[x]: DSpark's vanilla head, which does not read the hidden state. T starts at zero."""
-
     silent: tuple[str, ...] = ("table",)
 
     def __init__(self, rank: int, vocabulary: int, target_vocabulary: int) -> None:
@@ -119,7 +112,7 @@ class VanillaHead(MarkovHead):
 
 
 class GatedHead(VanillaHead):
-    """z = σ(W_h·h + W_t·T[x]) ⊙ T[x]: DSpark's gated head; `bias`: W_h has one."""
+    """`bias`: W_h has one."""
 
     hidden: nn.Linear
 
@@ -136,8 +129,6 @@ class GatedHead(VanillaHead):
 
 
 class RNNHead(GatedHead):
-    """z = tanh(W_h·h + W_t·T[x]): DSpark's rnn head without state. T and W_h start at zero."""
-
     silent = ("table", "hidden")
 
     def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:

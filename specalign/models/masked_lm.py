@@ -1,8 +1,5 @@
 """Masked-diffusion language models as drafters: a known decoder architecture with another attention
-mask.
-
-Whatever the checkpoint's convention, row i here predicts the token at position i.
-"""
+mask. Whatever the checkpoint's convention, row i here predicts the token at position i."""
 
 from __future__ import annotations
 
@@ -25,8 +22,7 @@ from specalign.models.families import Family
 
 
 class MaskedLM(nn.Module):
-    """The network q of a masked-diffusion language model. Build it with `load_masked_lm` or
-    `adapt`.
+    """The network q of a masked-diffusion language model, built by `load_masked_lm` or `adapt`.
 
     family: with the checkpoint's own mask_token_id and block_size. source: config.json as it was
     read and will be written. With a `target`, embedding and head are the target's: frozen, and not
@@ -43,7 +39,7 @@ class MaskedLM(nn.Module):
         self._dtype: torch.dtype | None = None
         self.vocab_size = int(model.config.vocab_size)
         self.mask_token_id, self.attention = family.mask_token_id, family.attention
-        self.block_size = family.block_size
+        self.block_size, self.kept_at_once = family.block_size, family.block_size or 1
         if target:
             model.set_input_embeddings(nn.Identity())
             model.set_output_embeddings(nn.Identity())
@@ -62,7 +58,6 @@ class MaskedLM(nn.Module):
         return self.model.get_output_embeddings().weight
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Input embeddings, (…) → (…, D)."""
         if self._target:
             return self._target[0].embed(tokens).detach().to(self.dtype)
         return self.model.get_input_embeddings()(tokens)
@@ -116,10 +111,8 @@ class MaskedLM(nn.Module):
         """Normalised hidden states, (B, L, D); row i is what `head` turns into the prediction of
         position i. With a shift the raw row i − 1 predicts it, and the row of position 0 is zero.
 
-        Args:
-            sigma: does not matter. positions_BL: default 0, 1, ….
-            see: bool, (L, L) or broadcastable to (B, 1, L, L), True = attend; every row must see
-                something. Default: `see(tokens_BL)`.
+        sigma: does not matter. see: bool, (L, L) or broadcastable to (B, 1, L, L), True = attend;
+        every row must see something. Default: `see(tokens_BL)`.
         """
         if positions_BL is None:
             positions_BL = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)[None]
@@ -168,39 +161,24 @@ class MaskedLM(nn.Module):
         first = torch.zeros_like(raw_BLD[:, 0]) if before_BD is None else before_BD
         return torch.cat((first[:, None], raw_BLD[:, :-1]), dim=1)
 
-    # ---- decoding with a cache, if a clean prefix sees nothing after it ----
-
     def new_cache(self, capacity: int) -> KVCache:
-        """An empty one-row cache of `capacity` positions. Raises ValueError for a
-        family of full attention, whose keys cannot be kept."""
+        """A one-row cache. Raises ValueError for a family of full attention, whose keys cannot be
+        kept."""
         if self.family.cache != "exact":
-            raise ValueError(
-                f"{self.family.name} has {self.family.attention} attention: no exact cache exists"
-            )
+            raise ValueError(f"{self.family.name}: its attention has no exact cache")
         c = self.model.config
         heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
         width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         shape = LayerShape(heads, width, width)
         return KVCache([shape] * c.num_hidden_layers, 1, capacity, self.dtype, self.model.device)
 
-    @property
-    def kept_at_once(self) -> int:
-        """Clean tokens enter the cache in multiples of this: a block sees all of itself."""
-        return self.family.block_size or 1
-
     @torch.no_grad()
     def denoise(
         self, clean_1C: Tensor, block_1K: Tensor, cache: KVCache, before_1D: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Logits (1, K, V) of a block after the cached prefix and the clean tokens after that, in
-        one pass; and the next call's `before_1D`. The block sees everything, itself in both
-        directions; in a block_causal family its own and earlier blocks.
-
-        The clean tokens stay in the cache, in a block_causal family only whole blocks of them: pass
-        the others again. Either may be empty.
-
-        `before_1D`: with a shift, the raw hidden state of the last cached token.
-        """
+        one pass, as `DDiT.denoise`; and the next call's `before_1D`: with a shift, the raw hidden
+        state of the last cached token."""
         tokens_1S = torch.cat((clean_1C, block_1K), 1)
         clean, length, past = clean_1C.shape[1], tokens_1S.shape[1], cache.length
         cache.check_room(length)
@@ -223,9 +201,8 @@ class MaskedLM(nn.Module):
 
 def annealed_see(length: int, progress: float, generator: torch.Generator) -> Tensor:
     """Attention mask annealing (DiffuLLaMA, arXiv 2410.17891): bool (1, 1, L, L), True = attend.
-
-    Causal at `progress` 0, full at 1; between, each later position is seen with that probability.
-    """
+    Causal at `progress` 0, full at 1; between, each later position is seen with that
+    probability."""
     shape = (1, 1, length, length)
     drawn = torch.rand(shape, generator=generator, device=generator.device) < progress
     return drawn | torch.ones(length, length, dtype=torch.bool, device=drawn.device).tril()
@@ -235,8 +212,8 @@ def with_lora(
     network: MaskedLM, rank: int, alpha: float, targets: Sequence[str], seed: int = 0
 ) -> None:
     """Freeze the network and train low-rank updates of the linear layers whose names end in
-    `targets` (arXiv 2106.09685); they start at zero. Raises UserError without the package
-    `peft`, or such a layer."""
+    `targets` (arXiv 2106.09685); they start at zero. Raises UserError without the package `peft`,
+    or such a layer."""
     config = lora_config(rank, alpha, targets)
     from peft import get_peft_model
 
@@ -246,7 +223,6 @@ def with_lora(
 
 
 def lora_config(rank: int, alpha: float, targets: Sequence[str]) -> Any:
-    """peft's settings. Raises UserError where it is not installed."""
     try:
         from peft import LoraConfig
     except ImportError:
@@ -256,7 +232,7 @@ def lora_config(rank: int, alpha: float, targets: Sequence[str]) -> Any:
 
 
 def merge_lora(network: MaskedLM) -> None:
-    """Add the low-rank updates to the weights that they update; without any, nothing happens."""
+    """Add the low-rank updates, if there are any, to the weights that they update."""
     if is_lora(network):
         network.model = network.model.merge_and_unload()
 

@@ -34,8 +34,8 @@ class DiffusionConfig:
     block_size: K, the tokens of a block in training; decoding may draft fewer or more. vocab_size:
     the target's. prediction: `log_score` (SEDD) or `logits`; both give the same q. window: clean
     tokens before a block that a network of full attention reads. mask_id: of a DDiT, if it is not
-    the last id. mask_rates: of a published checkpoint (BD3-LM's clipped schedule), written when it
-    is saved. network: its architecture, to tell one checkpoint from another.
+    the last id. mask_rates: of a published checkpoint (BD3-LM's clipped schedule). network: its
+    architecture, to tell one checkpoint from another.
     """
 
     block_size: int
@@ -64,19 +64,11 @@ class DiffusionConfig:
 
 
 class DiffusionDrafter(nn.Module):
-    """q as training and decoding see it.
-
-    Args:
-        config: its `vocab_size` is the target's, or that of the drafter's own tokenizer.
-        padded: the network may have more rows than its tokenizer has tokens; those are never
-            predicted.
-
-    Raises:
-        UserError: a network over another vocabulary than the config's, or a mask outside it.
-    """
+    """q as training and decoding see it. `padded`: the network may have more rows than its
+    tokenizer has tokens; those are never predicted. Raises UserError for a network over another
+    vocabulary than the config's, or a mask outside it."""
 
     draft_vocab: Tensor | None = None
-    """None: it drafts over the whole vocabulary."""
 
     def __init__(
         self,
@@ -89,7 +81,14 @@ class DiffusionDrafter(nn.Module):
         self.network, self.config = network, config
         self._target = [target]  # in a list, so that it is no submodule
         self.schedule = schedule(**config.schedule)
-        size = network.vocab_size
+        self.vocab_size = size = network.vocab_size  # a mask beyond the target's included
+        # a clean prefix does not see what follows, so that its keys can be cached
+        self.cached = network.attention == "prefix_causal"
+        # the blocks by which a block-causal network sees (BD3-LM, SDAR), 0 for others; they can be
+        # cached if they are not conditioned on σ
+        self.block = network.block_size
+        by_sigma = isinstance(network, DDiT) and network.config.time_input == "sigma"
+        self.caches_blocks = bool(self.block) and not by_sigma
         self.mask_id = network.mask_token_id if config.mask_id is None else config.mask_id
         unscaled = isinstance(network, DDiT) and not network.config.scale_by_sigma
         if config.prediction == "log_score" and unscaled:
@@ -98,43 +97,17 @@ class DiffusionDrafter(nn.Module):
             raise UserError(f"mask_id={self.mask_id} is not within 0..{size - 1}")
         extra = size - config.vocab_size
         if extra not in (0, 1) and not (padded and extra > 0):
-            raise UserError(
-                f"the drafter has {size} tokens with its mask, target {target.spec!r} has "
-                f"{config.vocab_size} without: a drafter with its own vocabulary needs its "
-                "tokenizer (--drafter-tokenizer)"
-            )
+            sizes = f"{size} tokens with its mask, the target {config.vocab_size} without"
+            raise UserError(f"the drafter has {sizes}; it needs its tokenizer, --drafter-tokenizer")
 
     @property
     def target(self) -> Target:
         return self._target[0]
 
-    @property
-    def vocab_size(self) -> int:
-        """The network's, a mask beyond the target's vocabulary included."""
-        return self.network.vocab_size
-
-    @property
-    def cached(self) -> bool:
-        """Whether a clean prefix does not see what follows, so that its keys can be cached."""
-        return self.network.attention == "prefix_causal"
-
-    @property
-    def block(self) -> int:
-        """The blocks by which a block-causal network sees (BD3-LM, SDAR); 0 for others."""
-        return self.network.block_size
-
-    @property
-    def caches_blocks(self) -> bool:
-        """Whether a block-causal network's blocks can be cached: not if conditioned on σ."""
-        n = self.network
-        return bool(self.block) and not (isinstance(n, DDiT) and n.config.time_input == "sigma")
-
     def sigma_for_mask_fraction(self, share: Tensor) -> Tensor:
         """The σ at which this share of tokens is expected to be masked."""
         most = float(self.schedule.mask_probability(torch.ones((), dtype=torch.float64)))
         return -torch.log1p(-most * share)
-
-    # ---- over packed rows, with gradients ----
 
     def block_rows(
         self, batch: Batch, anchors: Anchors, noisy: Corrupted, annealed: Annealed | None = None
@@ -217,12 +190,9 @@ class DiffusionDrafter(nn.Module):
             see = see & annealed(see.shape[-1])[0]
         return self.hidden(noisy.tokens_t, sigma_BL, batch.positions_BL, see[:, None]), sigma_BL
 
-    # ---- the network ----
-
     def hidden(
         self, tokens: Tensor, sigma: Tensor, positions: Tensor, see: Tensor | None
     ) -> Tensor:
-        """What `logits` reads, (B, L, D)."""
         return self.network.hidden(tokens, sigma, positions_BL=positions, see=see)
 
     def logits(self, hidden: Tensor, sigma: Tensor) -> Tensor:
@@ -241,11 +211,9 @@ class DiffusionDrafter(nn.Module):
 
 def prefix_block_mask(document_BL: Tensor, anchors_index_BA: Tensor, block_size: int) -> Tensor:
     """The attention mask of training rows [L clean tokens, A blocks of K noisy ones], as in cached
-    drafting: bool (B, 1, L+A·K, L+A·K).
-
-    A clean token sees those of its document up to itself (padding, document < 0, only itself);
-    block a its anchor's document up to and including the anchor, and itself in both directions.
-    """
+    drafting: bool (B, 1, L+A·K, L+A·K). A clean token sees those of its document up to itself
+    (padding only itself); block a its anchor's document up to and including the anchor, and itself
+    in both directions."""
     length, device = document_BL.shape[1], document_BL.device
     index_L = torch.arange(length, device=device)
     block_N = torch.arange(anchors_index_BA.shape[1] * block_size, device=device) // block_size

@@ -28,19 +28,13 @@ class TargetFeatures:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of them."""
         taps = [] if self.taps_BLFD is None else [self.taps_BLFD]
         return [self.hidden_BLD, *self.keys, *self.values, *taps]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> TargetFeatures:
-        """The same change applied to all of them."""
         keys, values = ([change(t) for t in part] for part in (self.keys, self.values))
-        return TargetFeatures(
-            change(self.hidden_BLD),
-            keys,
-            values,
-            None if self.taps_BLFD is None else change(self.taps_BLFD),
-        )
+        taps = None if self.taps_BLFD is None else change(self.taps_BLFD)
+        return TargetFeatures(change(self.hidden_BLD), keys, values, taps)
 
 
 @torch.no_grad()

@@ -107,13 +107,17 @@ def is_conversation(value: object) -> bool:
     return all("value" in item or _first(item, ROLE_KEYS) != item.get("from") for item in value)
 
 
-def is_part(value: object) -> bool:
+def is_part(value: object) -> TypeGuard[JsonObject]:
     """Whether a value is a typed part of a message's content."""
     return isinstance(value, dict) and isinstance(value.get("type"), str) and not has_role(value)
 
 
+def _is_text_part(value: object) -> bool:
+    return is_part(value) and value["type"] in _TEXT_PARTS and isinstance(value.get("text"), str)
+
+
 def read_messages(values: Iterable[object]) -> list[Message]:
-    """A list of messages, without null entries and empty system prompts.
+    """A list of messages, without null entries and system and user messages without content.
 
     Raises UnusableRow for an entry that is no message, an unknown role, or content that is no
     text."""
@@ -124,7 +128,8 @@ def read_messages(values: Iterable[object]) -> list[Message]:
         if not has_role(value):
             raise UnusableRow("with messages without a role")
         role = _read_role(_first(value, ROLE_KEYS))
-        if role not in ("system", "developer") or _first(value, CONTENT_KEYS) is not None:
+        holds_content = any(value.get(key) is not None for key in (*CONTENT_KEYS, *_MEDIA_KEYS))
+        if holds_content or role in ("assistant", "tool"):
             messages.append(_read_message(value, role))
     return messages
 
@@ -162,11 +167,16 @@ def _find_similar_role(spelling: object) -> str:
 
 
 def read_text_parts(content: object) -> str:
-    """The text of a message's content: a string, nothing, or parts joined by line ends as in vLLM.
+    """The text of a message's content: a string, nothing, or parts joined by line ends as in vLLM;
+    parts may also be stored as a string of JSON.
 
     Raises UnusableRow for anything else (images, sound)."""
-    if content is None or isinstance(content, str):
-        return content or ""
+    if isinstance(content, str):
+        stored = decode_json(content)
+        is_stored = isinstance(stored, list) and stored and all(map(_is_text_part, stored))
+        return read_text_parts(stored) if is_stored else content
+    if content is None:
+        return ""
     parts = [content] if isinstance(content, dict) else content
     if not isinstance(parts, list):
         raise UnusableRow("with content that is no text")

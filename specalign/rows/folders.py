@@ -38,7 +38,8 @@ def table_files(folder: Path, split: str, config: str | None, key: str) -> list[
     others = [file for file in files if file not in chosen]
     if others:
         listed = _list_names(folder, others)
-        say(f"note: {key}={str(folder)!r}: left out: {listed} ({key}_split)", error=True)
+        hint = "" if key.startswith("--") else f" ({key}_split)"
+        say(f"note: {key}={str(folder)!r}: left out: {listed}{hint}", error=True)
     return chosen
 
 
@@ -71,7 +72,8 @@ def choose_files(
     unclear = [file for file in chosen if is_unclear(file.relative_to(folder), split)]
     if unclear:
         note = f"no clear split in the name of {_list_names(folder, unclear)}: counted as {split}"
-        say(f"note: {where}: {note} ({key}_split)", error=True)
+        hint = "" if key.startswith("--") else f" ({key}_split)"
+        say(f"note: {where}: {note}{hint}", error=True)
     return chosen
 
 

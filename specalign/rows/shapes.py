@@ -143,7 +143,7 @@ def _read_value(value: object, column: str) -> tuple[list[Message], int]:
     holds_turns = column in (*CONVERSATIONS, "turns")
     found = decode_json(value)
     if isinstance(value, str) and not holds_turns and not is_conversation(found):
-        return _read_turns([value])
+        return _read_turns([read_text_parts(value)])
     if isinstance(found, dict):
         found = _list_messages(found)
     if isinstance(found, list) and found:

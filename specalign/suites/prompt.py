@@ -8,7 +8,6 @@ from typing import Any
 
 from specalign.common.schema import JsonObject
 from specalign.rows.conversation import Conversation
-from specalign.suites.places import Place
 
 Row = Mapping[str, Any]
 
@@ -21,6 +20,20 @@ class Prompt:
     id: str
     content: str | list[JsonObject] | Conversation
     category: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A benchmark's Hub id, configuration and split, and the package that replaces it without the
+    Hub. `under`: the key of its rows in a JSON file that holds others too."""
+
+    hub: str | None = None
+    config: str | None = None
+    split: str = "test"
+    package: str | None = None
+    version: str = ""
+    member: str = ""
+    under: str | None = None
 
 
 @dataclass(frozen=True)
@@ -40,13 +53,3 @@ class Suite:
     place: Place = Place()
     package_note: str = ""
     rows: Sequence[Row] = ()
-
-
-def text(row: Row, *columns: str) -> str:
-    """The text of the first of `columns` with any, stripped. Raises KeyError(first column) if there
-    is none."""
-    for column in columns:
-        value = row.get(column)
-        if isinstance(value, str) and value.strip():
-            return value.strip()
-    raise KeyError(columns[0])

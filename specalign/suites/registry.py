@@ -6,14 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from specalign.common.errors import UserError, nearest
-from specalign.suites import aime, champ, gpqa, gsm8k, humaneval, math500, mtbench
-from specalign.suites.own import BUILTIN, TASKS
+from specalign.suites.benchmarks import SUITES
 from specalign.suites.prompt import Suite
 from specalign.suites.sources import Loaded, choose, load_prompts_file, load_suite
 
-_BENCHMARKS = (mtbench, humaneval, gsm8k, math500, aime, champ, gpqa)
-_SUITES = (*(module.SUITE for module in _BENCHMARKS), BUILTIN, TASKS)
-SUITES: dict[str, Suite] = {suite.name: suite for suite in _SUITES}
 GROUPS: dict[str, tuple[str, ...]] = {
     "chat": ("mtbench",),
     "reasoning": ("gpqa",),
@@ -23,9 +19,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def resolve(names: str) -> list[tuple[Suite, bool]]:
-    """`a,b,group` → the suites in that order, each once, and whether each was named itself.
-
-    A suite that only a group names may be left out, with a notice, if its prompts are unavailable.
+    """`a,b,group` → the suites in that order, each once, and whether each was named itself: one
+    that only a group names may be left out if its prompts are unavailable.
 
     Raises:
         UserError: empty, or an unknown name.
@@ -54,9 +49,8 @@ def prompts_of(
 
     Args:
         suite: a comma list of suites and groups; with `prompts`, the name of that file's prompts.
-        prompts: a file of prompts in place of suites.
+        prompts: a file of prompts in place of suites. column: of it with the prompts.
         data_dir: local copies of the suites.
-        column: of the file that holds its prompts; None = the first that does.
 
     Raises:
         UserError: an unknown name, or no prompts.

@@ -13,12 +13,11 @@ from specalign.common.hub import package_file
 from specalign.common.schema import JsonObject
 from specalign.common.text import plural, printable
 from specalign.rows.conversation import Conversation
-from specalign.rows.folders import suite_files
+from specalign.rows.folders import suite_files, table_files
 from specalign.rows.hub_rows import hub_rows, is_hub_usable
 from specalign.rows.prompts import read_prompt_rows
 from specalign.rows.tables import kind_of, read_rows
-from specalign.suites.places import Place
-from specalign.suites.prompt import Prompt, Suite
+from specalign.suites.prompt import Place, Prompt, Suite
 
 
 @dataclass(frozen=True)
@@ -60,14 +59,8 @@ def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
 
 def read_place(place: Place, under: str | None) -> tuple[list[Any], str]:
     """The rows of a benchmark and where they came from: the Hub, which has all of it, else the
-    package. In offline mode the cache of `datasets` may still hold them.
-
-    Args:
-        under: the key of its rows in the package's file.
-
-    Raises:
-        UserError: what was tried, and why it failed.
-    """
+    package. In offline mode the cache of `datasets` may still hold them. `under`: the key of its
+    rows in the package's file. Raises UserError: what was tried, and why it failed."""
     tried = []
     if place.hub is not None:
         source = f"the hub's {place.hub}"
@@ -149,23 +142,27 @@ def _load_from_folder(suite: Suite, data_dir: Path) -> Loaded:
 
 def load_prompts_file(path: Path, name: str | None = None, column: str | None = None) -> Loaded:
     """A user's own prompts, read as `data.prompts` is: conversations up to the user's last turn.
-
-    Args:
-        name: of the suite in records.
-        column: with the prompts; None: the first known one.
-
-    Raises:
-        UserError: unreadable, empty, or without a prompt.
-    """
-    rows = read_prompt_rows(
-        read_rows(path, under_key=""), f"--prompts={str(path)!r}", column, "--prompts-column"
-    )
+    `path`: a file, or a folder: the first split of test, validation, eval and train it has. `name`:
+    of the suite in records. `column`: with the prompts; None: the first known one. Raises
+    UserError: unreadable, empty, or without a prompt."""
+    files = _held_out_files(path) if path.is_dir() else [path]
+    file_rows = (row for file in files for row in read_rows(file, under_key=""))
+    rows = read_prompt_rows(file_rows, f"--prompts={str(path)!r}", column, "--prompts-column")
     prompts = [
         Prompt(printable(row.id), _content(row.conversation.prompt), printable(row.category))
         for row in rows
     ]
     name = name or path.stem.split(".")[0] or "prompts"
     return Loaded(name, path.name, "own", _with_unique_ids(prompts), str(path))
+
+
+def _held_out_files(folder: Path) -> list[Path]:
+    for split in ("test", "validation", "eval"):
+        try:
+            return table_files(folder, split, None, "--prompts")
+        except UserError:  # no such split; other errors recur below
+            continue
+    return table_files(folder, "train", None, "--prompts")
 
 
 def _content(conversation: Conversation) -> str | list[JsonObject] | Conversation:

@@ -9,7 +9,7 @@ import torch
 
 from align import features
 from align.config.parser import load_recipe
-from align.outputs.row import RowOutputs
+from align.outputs.cache import Row
 from align.training.run import train
 from specalign.common.errors import UserError
 from tests.builders import read_weights as weights
@@ -31,7 +31,7 @@ def test_training_from_disk_is_training_from_memory(
     features.main(["recipe=debug_block", f"output={disk}", f"data.path={debug_data}", *stored])
     assert " rows, 0.00" in capsys.readouterr().out
 
-    def never(*args: object) -> RowOutputs:
+    def never(*args: object) -> Row:
         raise AssertionError("the target is asked again")
 
     with monkeypatch.context() as patch:

@@ -60,10 +60,9 @@ def compare(
     samples: data.Samples,
     longest: int,
     prefixes: int,
-    repeats: int = 1,
 ) -> Taus:
     """Compare at `prefixes` anchors spread over samples written at temperature 1 with answers of at most `longest`
-    tokens, `repeats` decodings each."""
+    tokens."""
     target, size = drafter.target, drafter.config.block_size
     recipe, generator = load_recipe(["recipe=debug_block"]), torch.Generator().manual_seed(0)
     module: DrafterModule
@@ -86,33 +85,32 @@ def compare(
         whole = (module.complete(step)[0] & (place + size + 1 < longest)).nonzero()[:, 0]
         for a in whole[torch.randperm(len(whole), generator=generator)[:per_sample]].tolist():
             prefix = text[: int(anchors.index_BA[0, a])].tolist()
-            for repeat in range(repeats):
-                sampling = Sampling(temperature=1.0, seed=1000 * len(expected) + repeat)
-                engines.append(Engine(target, prefix, size + 2, sampling, proposer, "token"))
+            sampling = Sampling(temperature=1.0, seed=1000 * len(expected))
+            engines.append(Engine(target, prefix, size + 2, sampling, proposer, "token"))
             expected.append(float(tau[a]))
             texts.append(i)
         if len(expected) >= prefixes:
             break
     run_together(engines, 32)
     # without a call the last token was the end of the text: nothing to draft after it
-    groups = (engines[i : i + repeats] for i in range(0, len(engines), repeats))
-    counts = [[float(x.out.accepted[0]) for x in group if x.out.calls] for group in groups]
-    drafted = [i for i, each in enumerate(counts) if each]
-    m = torch.tensor([sum(counts[i]) / len(counts[i]) for i in drafted])
+    drafted = [i for i, engine in enumerate(engines) if engine.out.calls]
+    m = torch.tensor([float(engines[i].out.accepted[0]) for i in drafted])
     e = torch.tensor(expected)[drafted]
     error = error_over_texts(e - m, torch.tensor(texts)[drafted])  # prefixes of one text overlap
     return Taus(1 + float(e.mean()), 1 + float(m.mean()), error, len(e))
 
 
-WRITTEN = ("data.samples=200", "data.batch_size=100", "data.answer_temperatures=[1.0]")
+WRITTEN = ["data.samples=200", "data.batch_size=100", "data.answer_temperatures=[1.0]"]
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("texts") / "data"
-    synthesize(
-        load_recipe(["recipe=debug_block", *WRITTEN]), load_target("debug"), folder, quiet=True
-    )
+    prompts = folder.with_name("prompts.txt")
+    prompts.write_text("".join(f"{i} words\n" for i in range(200)))
+    words = [*WRITTEN, f"data.prompts={prompts}", "data.near_duplicate_threshold=2"]
+    recipe = load_recipe(["recipe=debug_block", *words])
+    synthesize(recipe, load_target("debug"), folder, quiet=True)
     return folder
 
 
@@ -122,7 +120,7 @@ def test_training_expects_what_decoding_measures(recipe: str, texts: Path, tmp_p
     words = [f"recipe={recipe}", f"output={tmp_path}", f"data.path={texts}", *WRITTEN]
     train(load_recipe([*words, "trainer.max_steps=40", "trainer.learning_rate=3e-3"]), quiet=True)
     drafter = open_drafter(tmp_path / "drafter", load_target("debug"))
-    taus = compare(drafter, read_samples(texts), 24, 400, repeats=2)
+    taus = compare(drafter, read_samples(texts), 24, 400)
     assert taus.prefixes >= 300 and taus.expected > 1.1, taus
     assert (
         abs(taus.expected - taus.measured) < 3 * taus.error and taus.error < 0.04 * taus.measured

@@ -31,7 +31,7 @@ from decode.speculation.processors import History
 from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.rules import Outcomes
 from decode.speculation.sampling import Sampling
-from decode.speculation.verification import Outcome
+from decode.speculation.verification import Outcome, Round
 from decode.verification import end_to_end, self_test
 from decode.verification.batches import Asked, RequestBatch
 from decode.verification.cases import Cases
@@ -82,17 +82,14 @@ def positions_too_late() -> list[Patch]:
 
 def chunks_from_the_start() -> list[Patch]:
     """Later chunks of a prompt are placed at its beginning."""
-    original = Engine._forward
+    original = Target.forward
 
-    def forward(self: Engine, tokens_1L: Tensor, logits: bool = True, *more: Any) -> Any:
-        depth_L = torch.arange(tokens_1L.shape[1]) - self.request.cache.length
-        return (
-            original(self, tokens_1L, logits, *more)
-            if logits
-            else original(self, tokens_1L, False, None, depth_L)
-        )
+    def forward(self: Target, tokens_BL: Tensor, **options: Any) -> Any:
+        if not options.get("logits", True):
+            options["positions_BL"] = torch.arange(tokens_BL.shape[1])[None]
+        return original(self, tokens_BL, **options)
 
-    return [(Engine, "_forward", forward)]
+    return [(Target, "forward", forward)]
 
 
 def deep_nodes_without_the_root() -> list[Patch]:
@@ -133,14 +130,15 @@ def outputs_swapped() -> list[Patch]:
 
 def other_first_row() -> list[Patch]:
     """The first token comes from the prompt's last token but one."""
-    original = Engine._prefill
+    original = Engine.prefill
 
-    def prefill(self: Engine) -> Tensor:
-        original(self)
+    def prefill(self: Engine) -> Round:
+        first = original(self)
         at = torch.tensor([self.prompt[:-1]])
-        return self.target.forward(at, cache=self.target.new_cache(1, 40)).logits_BLV[0, -1:]  # type: ignore[index]
+        output = self.target.forward(at, cache=self.target.new_cache(1, 40))
+        return first._replace(logits_MV=output.logits_BLV[0, -1:])  # type: ignore[index]
 
-    return [(Engine, "_prefill", prefill)]
+    return [(Engine, "prefill", prefill)]
 
 
 def _history(change: Callable[[History, Sequence[int]], None]) -> list[Patch]:
@@ -295,7 +293,7 @@ def copied_if_drawn() -> list[Patch]:
         copy = original(self, k)
         if copy is None or copy.q is None or float(copy.q.probs.amax(1).min()) < 1:
             return copy
-        drawn = self.inner.propose(min(k, self.drafter.inner.draft_tokens))
+        drawn = self.inner.propose(min(k, self.proposer.inner.draft_tokens))
         return copy.cut(len(drawn)) if drawn and drawn.tokens_K[0] == copy.tokens_K[0] else drawn
 
     return [(CopyingSession, "propose", propose)]

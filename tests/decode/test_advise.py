@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,12 @@ def test_a_page_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert (tmp_path / "advice.md").read_text() in page.replace(
         f"\n\n{tmp_path / 'advice.md'}\n", "\n"
     )
-    assert len(json.loads((tmp_path / "advice.json").read_text())["advice"]) == 2
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--temperatures", "warm"], "'warm': numbers from 0 to 10"),
+        (["--temperatures", "warm"], "'warm' is not a number"),
         (["--target", "debug", "--drafter", "no/such/folder/at/all"], "no/such/folder"),
     ],
 )

@@ -24,7 +24,7 @@ def test_words_are_recipes_and_keys() -> None:
 
 @pytest.mark.slow
 def test_the_debug_twins_from_nothing_to_the_table(
-    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, prompts: Path, debug_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two trainings in processes of their own, decoded."""
     root = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def test_the_debug_twins_from_nothing_to_the_table(
     twins = [
         str(root / "recipes" / "compare" / f"debug_{name}.yaml") for name in ("ours", "dflash")
     ]
-    words = [*twins, "target.device=cpu", "target.dtype=float32"]
+    words = [*twins, "target.device=cpu", "target.dtype=float32", f"data.path={debug_data}"]
     words += ["--prompts", str(prompts), "--max-new-tokens", "8", "--device", "cpu", "--out", "out"]
     main(words)
     text = (tmp_path / "out" / "compare.md").read_text()

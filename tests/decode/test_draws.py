@@ -32,9 +32,9 @@ from tests.published_blocks import backbone, pruned, speculators_config, write
 VARIANTS = [
     *(name for name in SYSTEMS if name not in ("plain", "drafter", "combined")),
     "autoregressive:copying=true",
-    "block:gamma=3:verifier=token",
-    "specdiff:gamma=3:steps=3",
-    "specdiff:gamma=3:steps=2:order=random",
+    "block:draft_tokens=3:verifier=token",
+    "specdiff:draft_tokens=3:steps=3",
+    "specdiff:draft_tokens=3:steps=2:order=random",
     "specdiff2:candidates=3:keep_q=true:verifier=traversal",
     "specdiff2:candidates=3:keep_q=true:draft_temperature=1.5:verifier=k_seq",
     "specdiff2:candidates=3:keep_q=true:draft_temperature=0.5:verifier=recursive",

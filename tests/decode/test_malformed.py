@@ -27,20 +27,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     files = {
-        "empty.jsonl": "",         "bad.jsonl": '{"prompt": "a"}\n{"prompt": \n', "object.json": '{"a": 1}',
-        "column.jsonl": '{"promt": "a"}\n', "null.jsonl": '{"prompt": null}\n',
-        "number.jsonl": "17\n", "messages.jsonl": '{"messages": [{"role": "user"}]}\n',
-        "bad.parquet": "PAR1 no",
-        "deep.jsonl": "[" * 100_000,
-        "quote.csv": 'prompt\n"x\n', "wide.csv": "prompt\n" + "x" * 140_000 + "\n",
-        "p.md": "# hi", "ok.txt": "Hello there.\n", "bad.jsonl.gz": "not gzip", "long.txt": "x" * 900 + "\n",
+        "empty.jsonl": "", "bad.jsonl": '{"prompt": "a"}\n{"prompt": \n', "object.json": '{"a": 1}',
+        "null.jsonl": '{"prompt": null}\n', "wide.csv": "prompt\n" + "x" * 140_000 + "\n",
+        "ok.txt": "Hello there.\n", "long.txt": "x" * 900 + "\n",
         "data/gsm8k.jsonl": '{"answer": "1"}\n', "hub/openai/gsm8k/readme.md": "no data", "file": "",
         "empty_run/notes.txt": "", "old/run.json": "{", "bare/run.json": '{"settings": {}, "suites": []}',
     }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    (tmp_path / "latin.txt").write_bytes("Grüße".encode("latin-1"))
     (tmp_path / "broken").mkdir()
     settings = {
         "target": "t",
@@ -56,7 +51,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 EVAL = [
     (["--suite", "mtbnch"], "unknown suite 'mtbnch' (did you mean 'mtbench'?)"),
-    (["--suite", ","], "names no suite"),
     (["--suite", "gsm8k", "--data-dir", "nowhere"], "--data-dir='nowhere': no such folder"),
     (["--suite", "mtbench", "--data-dir", "data"], "expected data/HuggingFaceH4/mt_bench_prompts"),
     (["--suite", "gsm8k", "--data-dir", "data"], "row 1 has no 'question'; it has answer"),
@@ -66,42 +60,19 @@ EVAL = [
         "suite 'math500' is unavailable from the hub's HuggingFaceH4/MATH-500",
     ),
     (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
-    (["--prompts", "data"], "data is a folder"),
-    (["--prompts", "p.md"], "unknown kind of file"),
     (["--prompts", "empty.jsonl"], "--prompts='empty.jsonl' holds no rows"),
     (["--prompts", "bad.jsonl"], "bad.jsonl, line 2: not JSON"),
     (
         ["--prompts", "object.json"],
         "no prompt among its columns (a) (--prompts-column chooses one)",
     ),
-    (
-        ["--prompts", "column.jsonl"],
-        "no prompt among its columns (promt) (--prompts-column chooses one)",
-    ),
-    (
-        ["--prompts", "null.jsonl"],
-        "no row holds a prompt (1 without a user's text); its columns: prompt",
-    ),
-    (
-        ["--prompts", "number.jsonl"],
-        "--prompts='number.jsonl': no row holds a prompt (1 that are no text",
-    ),
-    (
-        ["--prompts", "messages.jsonl"],
-        "no row holds a prompt (1 without a user's text); its columns: messages",
-    ),
-    (["--prompts", "deep.jsonl"], "deep.jsonl, line 1: not JSON that can be read"),
-    (["--prompts", "quote.csv"], "quote.csv, line 2: not CSV that can be read"),
+    (["--prompts", "null.jsonl"], "no row holds a prompt (1 without a user's text)"),
     (["--prompts", "wide.csv"], "wide: 1 of 1 prompt, which this target can't take"),
     (["--prompts", "ok.txt", "--data-dir", "data"], "two sources of prompts"),
-    (["--prompts", "ok.txt", "--threads", "100000"], "--threads=100000: at most"),
-    (["--prompts", "bad.parquet"], "not readable Parquet"),
-    (["--prompts", "bad.jsonl.gz"], "bad.jsonl.gz can't be read"),
-    (["--prompts", "latin.txt"], "latin.txt is not UTF-8 text (byte 2)"),
+    (["--prompts", "ok.txt", "--threads", "100000"], "argument --threads: '100000' is more than"),
     (["--prompts", "long.txt"], "no prompt can be answered"),
     (["--prompts", "ok.txt", "--suite", "a,b"], "--prompts replaces one suite"),
     (["--methods", "plain,lokup"], "unknown method 'lokup' (did you mean 'lookup'?)"),
-    (["--methods", ","], "unknown method ''"),
     (["--methods", "drafter"], "method 'drafter' needs a drafter, and none is shipped"),
     (["--drafter", "lookup"], "give a folder"),
     (["--drafter", "nowhere"], "drafter 'nowhere'"),
@@ -110,40 +81,29 @@ EVAL = [
         "drafter 'runs/nowhere': no folder runs/nowhere here",
     ),
     (
-        ["--drafter", "diffusion=./nowhere", "--methods", "specdiff"],
-        "drafter './nowhere': no such folder",
-    ),
-    (
         ["--drafter", "data", "--methods", "specdiff"],
         "drafter 'data': no config.json in that folder",
     ),
-    (["--methods", "specdiff:gama=4"], "unknown option 'gama' (did you mean 'gamma'?)"),
-    (["--limit", "0"], "argument --limit: '0' is not a whole number, at least 1"),
-    (["--max-new-tokens", "many"], "'many' is not a whole number"),
-    (["--temperature", "nan"], "'nan' is not a number"),
-    (["--temperature", "-1"], "temperature"),
-    (["--limt", "3"], "unrecognized argument '--limt' (did you mean '--limit'?)"),
+    (
+        ["--methods", "specdiff:draft_token=4"],
+        "unknown option 'draft_token' (did you mean 'draft_tokens'?)",
+    ),
     (["mtbench"], "unrecognized argument 'mtbench' (suites follow --suite, methods --methods)"),
-    (["--dtype", "bf61"], "dtype 'bf61' is unknown"),
     (["--target", "debgu"], "target 'debgu'"),
     (["--out", "file"], "--out=file is a file"),
     (["--out", "file/inside"], "can't be written"),
-    (
-        ["--out", "empty_run"],
-        "holds other files (notes.txt): choose another folder, --out empty_run/eval-1",
-    ),
+    (["--out", "empty_run"], "holds other files (notes.txt): choose another folder"),
     (["--out", "old"], "run.json: not readable JSON"),
-    (["--out", "bare"], "run.json: settings.dtype is missing"),
+    (["--out", "bare"], "holds a measurement under other settings"),
 ]
 REPORT = [
     (["nowhere"], "nowhere: no such folder"),
     (["file"], "file: no such folder"),
     (["empty_run"], "empty_run holds no run.json"),
     (["old"], "run.json: not readable JSON"),
-    (["bare"], "run.json: settings.dtype is missing"),
+    (["bare"], "bare holds no records yet"),
     (["broken"], "records.jsonl, line 1: accepted is missing"),
     ([], "DIR"),
-    (["bare", "--otu"], "unrecognized argument '--otu'"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,6 @@ def test_engines_that_there_are_not(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import re
-
     monkeypatch.setattr(parity, "VLLM", "http://127.0.0.1:1")
     with pytest.raises(SystemExit) as ended:
         parity.main(["--drafter", drafter, *more])

@@ -18,22 +18,29 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
 from torch import nn
 
-from align.config.launching import is_launched
+from align.config.hardware import is_launched
 from align.config.recipe import Recipe
 from align.training.parallel.sharded import Sharded
 from specalign.common.files import load_tensors, naming
 from specalign.common.schema import JsonObject
 
 
+def _on_cpu() -> bool:
+    return os.environ.get("DS_ACCELERATOR") == "cpu"
+
+
+def _import_deepspeed() -> Any:
+    """Late: it takes seconds, and other strategies do without."""
+    import deepspeed
+
+    return deepspeed
+
+
 class Zero(DeepSpeedStrategy):
     """DeepSpeed's ZeRO, also with gloo on CPUs, which Lightning refuses."""
 
-    @property
-    def on_cpu(self) -> bool:
-        return os.environ.get("DS_ACCELERATOR") == "cpu"
-
     def setup_environment(self) -> None:
-        if not self.on_cpu:
+        if not _on_cpu():
             super().setup_environment()
             return
         assert self.accelerator is not None
@@ -41,30 +48,25 @@ class Zero(DeepSpeedStrategy):
         self.setup_distributed()
 
     def setup_distributed(self) -> None:
-        if not self.on_cpu:
+        if not _on_cpu():
             super().setup_distributed()
             return
         reset_seed()
         self.set_world_ranks()
-        self._disable_shared_memory()
+        # gloo's reductions: DeepSpeed compiles its own at the first start, and a kill meanwhile
+        # leaves a lock at which all later starts wait forever
+        ops = _import_deepspeed().ops
+        getattr(ops, "__compatible_ops__", {})["deepspeed_shm_comm"] = False
         self._init_deepspeed_distributed()
-
-    @staticmethod
-    def _disable_shared_memory() -> None:
-        """Use gloo's reductions. DeepSpeed compiles its own at the first start, and a kill
-        meanwhile leaves a lock at which all later starts wait forever."""
-        import deepspeed.ops
-
-        compatible = getattr(deepspeed.ops, "__compatible_ops__", {})
-        compatible["deepspeed_shm_comm"] = False
 
     @property
     def root_device(self) -> torch.device:
-        return torch.device("cpu", 0) if self.on_cpu else super().root_device
+        return torch.device("cpu", 0) if _on_cpu() else super().root_device
 
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> JsonObject:
-        """DeepSpeed would unpickle any object; `load_zero` builds only tensors and DeepSpeed's
-        own."""
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> JsonObject:
+        """As DeepSpeed's, which would unpickle any object, with `load_zero`."""
         self.deepspeed_engine.checkpoint_engine.load = load_zero
         return super().load_checkpoint(checkpoint_path, weights_only)
 
@@ -74,26 +76,27 @@ class Zero(DeepSpeedStrategy):
         if not self.zero_stage_3:
             yield
             return
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if write else None):
+        zero, rank = _import_deepspeed().zero, 0 if write else None
+        with zero.GatheredParameters(parameters, modifier_rank=rank):
             yield
 
 
-def load_zero(path: str, map_location: Any = None) -> Any:
+def load_zero(path: str, map_location: object = None) -> Any:
     """A file of a ZeRO checkpoint: tensors and DeepSpeed's own objects. Raises ForeignObject: it
     names another class or function."""
-    from deepspeed.runtime.fp16.loss_scaler import LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    def member(kind: Any, name: str) -> Any:
-        if kind is not ZeroStageEnum or name not in ZeroStageEnum.__members__:
+    deepspeed = _import_deepspeed()
+    stages = deepspeed.runtime.zero.config.ZeroStageEnum
+    scaler = deepspeed.runtime.fp16.loss_scaler.LossScaler
+
+    def member(kind: Any, name: str) -> object:
+        if kind is not stages or name not in stages.__members__:
             raise UnpicklingError("GLOBAL getattr was not an allowed global")
-        return ZeroStageEnum[name]
+        return stages[name]
 
     # some releases of Python 3.11 pickle an enum's member as getattr(its class, its name)
-    allowed = (LossScaler, ZeroStageEnum, fragment_address, (member, "builtins.getattr"))
+    allowed = (scaler, stages, fragment_address, (member, "builtins.getattr"))
     return load_tensors(Path(path), allowed, map_location=map_location)
 
 
@@ -101,17 +104,16 @@ class SafeCheckpoints(TorchCheckpointIO):
     """One-file checkpoints: read without unpickling objects, written in place."""
 
     def save_checkpoint(
-        self, checkpoint: JsonObject, path: Any, storage_options: Any | None = None
+        self, checkpoint: JsonObject, path: str | Path, storage_options: object = None
     ) -> None:
-        """Lightning writes to the temporary folder first, which may be small and keeps the file
-        after a kill."""
+        """Lightning would write to the temporary folder first, which may be small."""
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
         with naming(Path(path)):
             Path(path).write_bytes(buffer.getbuffer())
 
     def load_checkpoint(
-        self, path: Any, map_location: Any = None, weights_only: bool | None = None
+        self, path: str | Path, map_location: object = None, weights_only: bool | None = None
     ) -> JsonObject:
         return load_tensors(Path(path), map_location=map_location or "cpu")
 
@@ -168,8 +170,9 @@ def checkpoint_kind(recipe: Recipe) -> str:
     """The kind of checkpoint; runs can resume only from their own kind."""
     if recipe.launch.strategy == "fsdp":
         return "fsdp"
-    deepspeed = recipe.launch.strategy.startswith("deepspeed")
-    return f"{recipe.launch.strategy} on {recipe.processes} processes" if deepspeed else "one file"
+    if is_one_file(recipe.launch.strategy):
+        return "one file"
+    return f"{recipe.launch.strategy} on {recipe.processes} processes"
 
 
 def is_one_file(strategy: str) -> bool:

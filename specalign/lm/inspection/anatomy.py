@@ -9,12 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
@@ -126,9 +122,9 @@ def examine(model: PreTrainedModel, body: PreTrainedModel) -> Anatomy:
         body(**bare.arguments(token, token, cache))
     shapes = [_shape(layer) for layer in cache.layers]
     states = [isinstance(layer, LinearAttentionLayer) for layer in cache.layers]
-    if not any(states) and all(shape is None for shape in shapes):
-        raise NotImplementedError("it keeps nothing in a cache")
     recurrent = any(states)
+    if not recurrent and all(shape is None for shape in shapes):
+        raise NotImplementedError("it keeps nothing in a cache")
     by_blocks = _BY_BLOCKS in kinds
     alibi = config.model_type in ("bloom", "mpt") or bool(getattr(config, "alibi", False))
     # GPT-Neo's local layers select cache entries, not positions
@@ -203,9 +199,7 @@ def context_limit(config: PreTrainedConfig) -> int:
 
 
 def eos_ids(
-    config: PreTrainedConfig,
-    generation: GenerationConfig | None,
-    tokenizer: PreTrainedTokenizerBase,
+    config: PreTrainedConfig, generation: GenerationConfig | None, tokenizer: Tokenizer
 ) -> tuple[int, ...]:
     """The tokens that end a text, ascending: those of the generation config, at which `generate`
     stops; where it names none, those of the model's config and tokenizer. Ids beyond the vocabulary

@@ -9,14 +9,13 @@ are none (compressed caches keep a key's rotary part there).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache
 
 from specalign.common.schema import JsonObject
 from specalign.lm.masks import Layout, laid
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 KeyValue = tuple[Tensor, Tensor]
 """A layer's keys and values of one token, (1, Hkv, 1, width), fp32."""
-Hook = Callable[[nn.Module, tuple[Any, ...], JsonObject], Any]
 LAYOUTS = ("half", "pairs")
 _POSITIONS = (1, 7, 90)
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
@@ -49,12 +47,9 @@ class RotaryTable:
 
     def entry(self) -> dict[str, object]:
         """As a drafter's config.json holds it."""
-        entry: dict[str, object] = {
-            "layout": self.layout,
-            "start": self.start,
-            "inv_freq": list(self.inv_freq),
-        }
-        return entry if self.scale == 1 else {**entry, "scale": self.scale}
+        scale = {} if self.scale == 1 else {"scale": self.scale}
+        frequencies = list(self.inv_freq)
+        return {"layout": self.layout, "start": self.start, "inv_freq": frequencies, **scale}
 
     def full(self, width: int) -> bool:
         """Whether it is what `attention.rotate` computes: over all numbers of a head, or none."""
@@ -64,10 +59,9 @@ class RotaryTable:
 
     def pairs(self) -> tuple[Tensor, Tensor]:
         """The places of each pair's two numbers."""
-        count = len(self.inv_freq)
-        steps = torch.arange(count)
+        steps = torch.arange(len(self.inv_freq))
         if self.layout == "half":
-            return self.start + steps, self.start + count + steps
+            return self.start + steps, self.start + len(steps) + steps
         return self.start + 2 * steps, self.start + 2 * steps + 1
 
     def partner(self, width: int) -> Tensor:
@@ -121,7 +115,7 @@ def key_rotaries(target: Target) -> list[RotaryTable | str]:
 
 @torch.no_grad()
 def _find_rotaries(target: Target) -> list[RotaryTable | str]:
-    inputs: dict[int, Tensor] = {}
+    inputs: dict[nn.Module, Tensor] = {}
     try:
         if target.anatomy.repeats:
             raise NotImplementedError
@@ -160,38 +154,38 @@ def _distance(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / (one.pow(2).mean().sqrt() + 1e-12))
 
 
-def _run_layers(target: Target, position: int, inputs: dict[int, Tensor]) -> list[KeyValue | None]:
+def _run_layers(
+    target: Target, position: int, inputs: dict[nn.Module, Tensor]
+) -> list[KeyValue | None]:
     """Each layer's keys and values of one token at a position. The first run, with empty `inputs`,
     notes the layers' inputs there; later runs give each layer these."""
-    tokens = torch.tensor([[target.vocab_size // 2]], device=target.device)
-    first_run = not inputs
+    token = torch.tensor([[target.vocab_size // 2]], device=target.device)
+    is_first = not inputs
     cache = target.anatomy.empty_cache()
+
+    def run(tokens: Tensor, positions: Tensor, past: int) -> None:
+        with laid(Layout(positions, past, target.groups, target.dtype)):
+            target.body(**target.anatomy.arguments(tokens, positions, cache))
+
     past = position if target.anatomy.by_place else 0
     if past:  # the cache entry is the position there
-        places = torch.arange(past, device=target.device)[None]
-        _run_through_own_cache(target, tokens.expand(1, past), places, 0, cache)
+        run(token.expand(1, past), torch.arange(past, device=target.device)[None], 0)
 
-    def replace_input(layer: int) -> Hook:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: JsonObject) -> Any:
-            named = "hidden_states" in kwargs
-            if first_run:
-                inputs[layer] = kwargs["hidden_states"] if named else args[0]
-                return None
-            if named:
-                return args, {**kwargs, "hidden_states": inputs[layer]}
-            return (inputs[layer], *args[1:]), kwargs
+    def replace_input(module: nn.Module, args: tuple[Any, ...], kwargs: JsonObject) -> Any:
+        named = "hidden_states" in kwargs
+        if is_first:
+            inputs[module] = kwargs["hidden_states"] if named else args[0]
+            return None
+        if named:
+            return args, {**kwargs, "hidden_states": inputs[module]}
+        return (inputs[module], *args[1:]), kwargs
 
-        return hook
-
-    handles = [
-        layer.register_forward_pre_hook(replace_input(i), with_kwargs=True)
-        for i, layer in enumerate(target.layers)
-    ]
+    hooks = [m.register_forward_pre_hook(replace_input, with_kwargs=True) for m in target.layers]
     try:
-        _run_through_own_cache(target, tokens, torch.full_like(tokens, position), past, cache)
+        run(token, torch.full_like(token, position), past)
     finally:
-        for handle in handles:
-            handle.remove()
+        for hook in hooks:
+            hook.remove()
     found: list[KeyValue | None] = []
     for layer, shape in zip(cache.layers, target.anatomy.shapes, strict=True):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
@@ -200,14 +194,6 @@ def _run_layers(target: Target, position: int, inputs: dict[int, Tensor]) -> lis
         else:
             found.append((keys[:, :, -1:].float(), values[:, :, -1:].float()))
     return found
-
-
-def _run_through_own_cache(
-    target: Target, tokens: Tensor, positions: Tensor, past: int, cache: Cache
-) -> None:
-    """Run tokens at positions, (1, L) each, with the model's own cache, which holds `past`."""
-    with laid(Layout(positions, past, target.groups, target.dtype)):
-        target.body(**target.anatomy.arguments(tokens, positions, cache))
 
 
 def _candidates(target: Target, width: int) -> Iterator[RotaryTable]:

@@ -87,9 +87,8 @@ def own_output(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Ow
 
 @contextmanager
 def _watch_reads(model: nn.Module) -> Iterator[set[nn.Module]]:
-    """Yields the linear layers and embeddings whose weight is read outside of their own call,
-    within the context; these keep their dtype: Mamba multiplies by its `dt_proj`, indexers cast to
-    the dtype of their `weights_proj`."""
+    """Yields the linear layers and embeddings whose weight is read outside of their own call; these
+    keep their dtype: Mamba multiplies by its `dt_proj`, indexers cast to that of `weights_proj`."""
     found: set[nn.Module] = set()
     running: list[nn.Module] = []
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -127,17 +126,14 @@ def norm_weight(module: Any, width: int) -> Tensor:
     weight = getattr(module, "weight", None)
     if weight is None or weight.shape != (width,):
         return torch.ones(width)
-    weight, bias = weight.detach().float().cpu(), getattr(module, "bias", None)
-    probe = torch.randn(1, 3, width, generator=torch.Generator().manual_seed(0))
-    scaled = probe / probe.pow(2).mean(-1, keepdim=True).sqrt()
-    centred = F.layer_norm(probe, (width,))
-    shift = 0 if bias is None else bias.detach().float().cpu()
+    probe = torch.ones_like(weight)
+    probe[::2] = -1  # which norms, and norms of centred numbers, leave as it is
     try:
-        wrote = module(probe.to(module.weight.device, module.weight.dtype)).float().cpu()
+        factor = (module(probe[None, None]) - module(-probe[None, None]))[0, 0] * probe / 2
     except Exception:  # one that is called in another way
-        return weight
-    forms = [(weight, scaled), (weight, centred), (weight + 1, scaled), (weight + 1, centred)]
-    return min(forms, key=lambda form: float((form[0] * form[1] + shift - wrote).abs().max()))[0]
+        factor = weight
+    forms = (weight.detach().float().cpu(), weight.detach().float().cpu() + 1)
+    return min(forms, key=lambda form: float((form - factor.float().cpu()).abs().max()))
 
 
 @dataclass(frozen=True)

@@ -63,11 +63,7 @@ def test_all_that_is_missing_is_named_at_once(
         "data.prompts=lab/prompts",
         "data.text=lab/text",
     ]
-    more = [
-        "trainer.logger=csv,wandb",
-        "trainer.resume=no.ckpt",
-        f"output={tmp_path / 'o'}",
-    ]
+    more = ["trainer.logger=csv,wandb", "trainer.resume=no.ckpt", f"output={tmp_path / 'o'}"]
     with pytest.raises(UserErrors) as caught:
         recipe = load_recipe(["recipe=adapt", *words, *more])
         check_training(recipe, partial(check_named, recipe.trainer.resume))

@@ -1,4 +1,4 @@
-"""Recipes validate themselves: limits of keys, contradictions, defaults; a resolved recipe gives the same recipe again."""
+"""Recipes validate themselves; a resolved recipe gives the same recipe again, and a run resumes only with the keys that it recorded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from align.config.parser import load_recipe
 from align.config.recipe import keys, resolve
-from align.config.recipe_files import list_recipes
+from align.config.recipe_files import check_record, list_recipes, save_run_record
 from specalign.common.errors import UserError
 from specalign.common.strict_yaml import dump_yaml
 from tests.builders import needed_words as needed
@@ -62,3 +62,26 @@ def test_a_resolved_recipe_gives_the_same_recipe_again(name: str, tmp_path: Path
     assert {f"{g}.{k}" for g, v in resolve(recipe).items() if isinstance(v, dict) for k in v} < set(
         keys()
     )
+
+
+def test_a_run_goes_on_with_the_keys_that_it_began_with(tmp_path: Path) -> None:
+    words = ["recipe=debug_block", f"output={tmp_path}"]
+    other = [*words, "trainer.learning_rate=1e-2", "data.samples=70"]
+    other += ["objective.terms={reverse_kl: 1}", "seed=4"]
+    check_record(load_recipe(words))  # nothing there
+    save_run_record(load_recipe(words), [])
+    check_record(load_recipe(other))  # stopped before its first checkpoint: nothing to go on with
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/step-3.ckpt").touch()
+    free = ["trainer.max_steps=99", "target.device=cpu", "launch.num_nodes=2"]
+    check_record(load_recipe([*words, *free]))
+    check_record(load_recipe([*other, "trainer.resume=never"]))
+    says = "seed=0 there, 4 now; data.samples=48 there, 70 now; .* and 1 more.*resume=never"
+    with pytest.raises(UserError, match=says):
+        check_record(load_recipe(other))
+    record = (tmp_path / "recipe.yaml").read_text()
+    (tmp_path / "recipe.yaml").write_text("seed: 0\n")  # of a version that knew fewer keys
+    check_record(load_recipe(other[:-1]))
+    (tmp_path / "recipe.yaml").write_text(record + "\n: [")
+    with pytest.raises(UserError, match="recipe.yaml: not valid YAML"):
+        check_record(load_recipe(words))

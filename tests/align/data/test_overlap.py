@@ -11,8 +11,8 @@ import pytest
 
 from align.data import overlap
 from specalign.common.errors import UserError
-from specalign.suites.places import PLACES, Place
-from specalign.suites.registry import SUITES
+from specalign.suites.benchmarks import SUITES
+from specalign.suites.prompt import Place
 
 LONG = "A train leaves the station at noon and the second one leaves an hour later going faster than the first"
 WHOLE = "Write a poem about the moon and tides"  # eight words
@@ -53,7 +53,7 @@ def test_files_and_suites_are_excluded(tmp_path: Path, monkeypatch: pytest.Monke
     path.write_text(json.dumps({"turns": [LONG, {"answer": WHOLE}], "id": 3}) + "\n")
 
     def read(place: Place, under: str) -> tuple[list[object], str]:
-        if place == PLACES["gsm8k"]:
+        if place == SUITES["gsm8k"].place:
             return [{"question": "one two three four five six seven eight nine"}], "the hub"
         raise UserError("not here")
 
@@ -61,7 +61,7 @@ def test_files_and_suites_are_excluded(tmp_path: Path, monkeypatch: pytest.Monke
     passages, missing = overlap.read_excluded([str(path), "suites"])
     assert passages.occur_in(LONG) and passages.occur_in(WHOLE)
     assert passages.occur_in("One two three four, five six seven eight nine.")
-    assert set(missing) == PLACES.keys() - {"gsm8k"}
+    assert set(missing) == {s.name for s in SUITES.values() if not s.rows} - {"gsm8k"}
     own = [row["prompt"] for suite in SUITES.values() for row in suite.rows]
     assert len(own) > 50 and all(passages.occur_in(f"Before. {text} After.") for text in own)
     with pytest.raises(UserError, match="no such file"):

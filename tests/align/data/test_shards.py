@@ -10,7 +10,7 @@ import torch
 from align.data import packing
 from align.data import shards as data
 from align.data.draft_vocab import coverage, frequent_tokens
-from align.data.shards import ShardFolder, read_samples
+from align.data.shards import read_samples
 from align.data.stream import TEXT, Shuffled, TextFirst
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
@@ -25,8 +25,7 @@ def write(folder: Path, *shards: data.Samples) -> None:
     data.write_manifest(folder, manifest(shards=len(shards), sha256=hashes))
 
 
-def test_samples_of_several_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "OPEN_SHARDS", 1)
+def test_samples_of_several_shards(tmp_path: Path) -> None:
     write(tmp_path, FIRST, SECOND)
     samples = read_samples(tmp_path)
     assert torch.cat([samples[i] for i in range(4)]).tolist() == [*FIRST.tokens.tolist(), 70000]
@@ -34,10 +33,9 @@ def test_samples_of_several_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     chosen = samples.select([3, 1]).select(torch.tensor([1, 0]))
     assert [chosen[i].tolist() for i in range(2)] == [[5, 6], [70000]]
     assert chosen.temperature.tolist() == [1.0, 0.5] and chosen.token_count == 3
-    dtypes = [data.read_shard(data.shard_path(tmp_path, i)).tokens.dtype for i in (0, 1)]
-    assert dtypes == [torch.uint16, torch.int32]
+    assert [shard.tokens.dtype for shard in samples.shards] == [torch.uint16, torch.int32]
     with pytest.raises(UserError, match="token 70000 is none of the target's 70000"):
-        ShardFolder(tmp_path, data.read_manifest(tmp_path), 70000)[1]
+        read_samples(tmp_path, 70000)
 
 
 def test_samples_are_packed_whole(tmp_path: Path) -> None:

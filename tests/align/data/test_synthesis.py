@@ -96,19 +96,10 @@ def test_damaged_and_missing_shards_are_written_again(tmp_path: Path, target: Ta
 def test_settings_under_which_nothing_is_kept(
     tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """End the run, and leave the folder to other settings."""
     monkeypatch.setattr(synthesis, "FRUITLESS_BATCHES", 3)
     words = ["data.samples=50", "data.batch_size=2"]
     with pytest.raises(UserError, match="nothing of 3 batches in a row was kept .dropped so far: "):
         write(target, tmp_path / "data", *words, "data.max_prompt_tokens=1")
-    (tmp_path / "p.txt").write_text("one two\nthree four\n")
-    own = [f"data.prompts={tmp_path}/p.txt", *words]
-    assert write(target, tmp_path / "data", *own)["samples"] == 2
-    monkeypatch.setattr(
-        synthesis.Synthesis, "write_batch", lambda *_: None
-    )  # the prompts have ended
-    with pytest.raises(UserError, match="data.prompts=.* gave no sample"):
-        write(target, tmp_path / "other", *own)
 
 
 CHAT = [
@@ -178,7 +169,9 @@ def test_a_folder_keeps_its_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     clock = "{{ strftime_now('%d %b %Y') }}"
     target.tokenizer.chat_template = clock + target.tokenizer.chat_template
     monkeypatch.setattr("align.writing.template.today", lambda: "2026-11-28")
-    words = ["data.batch_size=3"]
+    (tmp_path / "p.txt").write_text("".join(f"{i} words\n" for i in range(6)))
+    words = [f"data.prompts={tmp_path}/p.txt", "data.near_duplicate_threshold=2"]
+    words.append("data.batch_size=3")
     first = write(target, tmp_path / "a", *words, "data.samples=3")
     assert first["date"] == "2026-11-28" and first["rendered_sha256"]
     write(target, tmp_path / "whole", *words, "data.samples=6")

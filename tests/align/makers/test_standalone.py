@@ -116,7 +116,7 @@ def test_adapted_drafters_refuse_what_does_not_fit(target: Target, tmp_path: Pat
         network.new_cache(4)
     save_masked_lm(network, tmp_path)
     assert load_masked_lm(tmp_path, target=target).family.attention == "full"
-    with pytest.raises(UserError, match="made for target 'debug', which has to be given"):
+    with pytest.raises(UserError, match="made for target 'debug' .* which has to be given"):
         load_masked_lm(tmp_path)
     with pytest.raises(UserError, match="made for target 'debug' with an embedding of"):
         load_masked_lm(tmp_path, target=other_target("gpt2", target))

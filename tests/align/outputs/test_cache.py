@@ -1,6 +1,8 @@
-"""Kept views of the target: the same numbers as looking anew, whatever the room, and far fewer forwards."""
+"""The target's outputs, kept in memory or on disk: the same bits, within their limits, computed again where damaged."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,37 +12,125 @@ from align.config.trainer import TrainerConfig
 from align.data import packing
 from align.data import shards as data
 from align.makers.block import from_target
-from align.outputs import cache as target_cache
+from align.outputs.cache import (
+    Row,
+    TargetOutputCache,
+    TargetOutputs,
+    compute_target_outputs,
+    count_bytes,
+)
 from align.training.datamodule import make_batch
-from specalign.common.batch import Step
+from specalign.common.batch import Batch, Step
+from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
-from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
 
+TARGET = load_target("debug")
 
-def scene(context: str) -> tuple[BlockConfig, Step]:
-    torch.manual_seed(0)
-    target = load_target("debug")
+
+def config_of(context: str) -> BlockConfig:
     options = DrafterConfig(context=context, block_size=3, taps=2, markov_rank=0)
-    config = from_target(target, options, None).config
-    texts = [torch.randint(3, target.vocab_size, (n,)) for n in (20, 31, 9, 14)]
-    rows = packing.pack(data.from_lists(texts, [4] * 4, [1.0] * 4), 32, 0)[:2]
-    return config, Step(*make_batch(rows, [0, 1], 12, 3, 0), keys=(5, 7))
+    return from_target(TARGET, options, None).config
 
 
-def cache_of(target: Target, config: BlockConfig, memory: float) -> target_cache.TargetOutputCache:
-    return target_cache.TargetOutputCache(target, config, TrainerConfig(keep_features_gb=memory))
+def rows(count: int = 4) -> list[Batch]:
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randint(3, TARGET.vocab_size, (30,), generator=generator) for _ in range(count)]
+    packed = packing.pack(data.from_lists(texts, [4] * count, [1.0] * count), 32, 0)
+    return [packing.collate([row]) for row in packed]
+
+
+def cache_of(
+    folder: Path | None, dtype: str = "fp16", context: str = "shared_kv", disk: float = 1.0
+) -> TargetOutputCache:
+    options = TrainerConfig(features_gb=disk, features_dtype=dtype)
+    return TargetOutputCache(TARGET, config_of(context), options, folder)
+
+
+def equal(one: Row, two: Row) -> bool:
+    same = [torch.equal(one[n], two[n]) and one[n].dtype == two[n].dtype for n in one]
+    return one.keys() == two.keys() and all(same)
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: object) -> Row:
+        raise AssertionError("the target is asked again")
+
+    monkeypatch.setattr("align.outputs.cache.compute_row", never)
+
+
+@pytest.mark.parametrize("context", ["shared_kv", "taps"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_read_back_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: str, dtype: str
+) -> None:
+    texts, writing = rows(), cache_of(tmp_path, dtype, context)
+    fresh = [cache_of(None, dtype, context).row(text, 1.0) for text in texts]
+    assert all(equal(writing.row(text, 1.0), row) for text, row in zip(texts, fresh, strict=True))
+    forbid(monkeypatch)
+    reading = cache_of(tmp_path, dtype, context)
+    assert all(equal(reading.row(text, 1.0), row) for text, row in zip(texts, fresh, strict=True))
+    with pytest.raises(AssertionError):
+        reading.row(texts[0], 0.5)  # another p
+
+
+def test_a_damaged_row_is_computed_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts, cache = rows(), cache_of(tmp_path)
+    fresh = [cache.row(text, 1.0) for text in texts]
+    torn = min(tmp_path.glob("row-*"))
+    torn.write_bytes(torn.read_bytes()[:-1])
+    for _ in range(2):
+        cache = cache_of(tmp_path)
+        assert all(equal(cache.row(text, 1.0), row) for text, row in zip(texts, fresh, strict=True))
+    assert capsys.readouterr().err.count("counts as not stored") == 1
+
+
+def test_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = rows(8)
+    size = count_bytes(cache_of(None).row(texts[0], 1.0))
+    cache = cache_of(tmp_path, disk=5.5 * size / 1e9)
+    fresh = [cache.row(text, 1.0) for text in texts]
+    assert cache.store is not None and cache.store.full and 3 <= cache.store.count <= 5
+    assert sum(p.stat().st_size for p in tmp_path.glob("row-*")) <= 5.5 * size
+    other = cache_of(tmp_path)
+    assert all(equal(other.row(text, 1.0), row) for text, row in zip(texts, fresh, strict=True))
+    forbid(monkeypatch)
+    both = cache_of(tmp_path)
+    assert all(equal(both.row(text, 1.0), row) for text, row in zip(texts, fresh, strict=True))
+
+
+def test_outputs_of_something_else_are_refused(tmp_path: Path) -> None:
+    cache_of(tmp_path).row(rows(1)[0], 1.0)
+    with pytest.raises(UserError, match="dtype is 'fp16', here it would be 'bf16'; give another"):
+        cache_of(tmp_path, "bf16")
+    with pytest.raises(UserError, match="context is 'shared_kv', here it would be 'taps'"):
+        cache_of(tmp_path, context="taps")
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(UserError, match="manifest.json is missing"):
+        cache_of(tmp_path)
+
+
+def one_step() -> Step:
+    torch.manual_seed(0)
+    texts = [torch.randint(3, TARGET.vocab_size, (n,)) for n in (20, 31, 9, 14)]
+    packed = packing.pack(data.from_lists(texts, [4] * 4, [1.0] * 4), 32, 0)[:2]
+    return Step(*make_batch(packed, [0, 1], 12, 3, 0), keys=(5, 7))
+
+
+def kept_in(config: BlockConfig, memory: float) -> TargetOutputCache:
+    return TargetOutputCache(TARGET, config, TrainerConfig(keep_features_gb=memory))
 
 
 @pytest.mark.parametrize("context", ["shared_kv", "taps"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_same_numbers(context: str, temperature: float) -> None:
-    config, step = scene(context)
-    target = load_target("debug")
-    anew = target_cache.compute_target_outputs(target, step, config, temperature)
-    store = cache_of(target, config, 1.0)
+    config, step = config_of(context), one_step()
+    anew = compute_target_outputs(TARGET, step, config, temperature)
+    store = kept_in(config, 1.0)
     first, again = store.outputs(step, temperature), store.outputs(step, temperature)
-    none = cache_of(target, config, 1e-9).outputs(step, temperature)
+    none = kept_in(config, 1e-9).outputs(step, temperature)
     for other in (again, none):
         assert all(torch.equal(a, b) for a, b in zip(vars_of(first), vars_of(other), strict=True))
     assert torch.equal(first.used_P, anew.used_P)
@@ -49,9 +139,9 @@ def test_same_numbers(context: str, temperature: float) -> None:
 
 
 def test_a_row_is_looked_at_once() -> None:
-    config, step = scene("shared_kv")
-    target, calls = load_target("debug"), []
-    store, small = cache_of(target, config, 1.0), cache_of(target, config, 1e-9)
+    config, step = config_of("shared_kv"), one_step()
+    calls: list[int] = []
+    store, small = kept_in(config, 1.0), kept_in(config, 1e-9)
     for cache in (store, small):
         cache.run = lambda *a, run=cache.run: (calls.append(1), run(*a))[1]
     for cache, count in ((store, 2), (small, 2 + 6)):
@@ -60,8 +150,7 @@ def test_a_row_is_looked_at_once() -> None:
         assert len(calls) == count
 
 
-def vars_of(view: target_cache.TargetOutputs) -> list[torch.Tensor]:
-    f, p = view.features, view.places
-    taps = [] if f.taps_BLFD is None else [f.taps_BLFD]
+def vars_of(view: TargetOutputs) -> list[torch.Tensor]:
+    p = view.places
     places = [p.hidden_PD, p.log_z_P, p.best_P, p.log_p_next_P, p.next_P]
-    return [f.hidden_BLD, *f.keys, *f.values, *taps, *places]
+    return [*view.features.tensors, *places]

@@ -11,7 +11,7 @@ import torch
 from align.config.parser import load_recipe
 from align.data.packing import collate
 from align.data.supply import open_supply
-from align.outputs.row import compute_row
+from align.outputs.cache import compute_row, count_bytes
 from align.planning.drafter_sizes import plan_drafter_sizes
 from align.planning.memory import CACHE, KEPT, feature_bytes
 from align.planning.plan import TrainingPlan, find_hardware, make_plan, render_plan
@@ -67,7 +67,7 @@ def test_stored_outputs_have_the_planned_size(name: str, debug_data: Path) -> No
     stored = compute_row(target, batch, conditioning(recipe.drafter, target), 1.0, torch.float16)
     sizes = read_target_sizes("debug")
     planned = feature_bytes(recipe, sizes, plan_drafter_sizes(recipe, sizes))
-    assert stored.bytes == recipe.data.length * planned
+    assert count_bytes(stored) == recipe.data.length * planned
 
 
 @pytest.mark.parametrize(

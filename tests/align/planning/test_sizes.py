@@ -17,10 +17,7 @@ from specalign.lm.loading import load_target
 from tests.target_models import tiny_model, tiny_target
 
 OPTIONS = {
-    "debug_block": [
-        "drafter.convolution=true",
-        "drafter.markov=gated",
-    ],
+    "debug_block": ["drafter.convolution=true", "drafter.markov=gated"],
     "debug_mdlm": ["drafter.share_embedding=false"],
     "debug_confidence": ["drafter.markov=vanilla"],
 }

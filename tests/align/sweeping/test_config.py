@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from align.sweeping.config import list_trials, read_sweep
+from align.sweeping.run import list_trials, read_sweep
 from specalign.common.errors import UserError
 
 GOOD = """
@@ -48,6 +48,17 @@ def test_a_random_trial_depends_on_its_seed_and_number(tmp_path: Path) -> None:
     rates = sorted(float(trial["trainer.learning_rate"]) for trial in trials)
     assert rates[0] >= 1e-4 and rates[-1] <= 1e-2 and 6e-4 < rates[150] < 1.7e-3
     assert all(0 <= float(trial["data.text_share"]) <= 1 for trial in trials)
+
+
+def test_nested_parameters_and_multiples(tmp_path: Path) -> None:
+    nested = (
+        "trainer:\n    parameters:\n      batch_size: {distribution: q_uniform, min: 2, max: 8, q: 2}\n"
+        "      learning_rate: {distribution: q_log_uniform_values, min: 1e-4, max: 1e-2, q: 1e-4}"
+    )
+    text = GOOD.replace("seed: {values: [0, 1]}", nested)
+    trials = list_trials(read_sweep(write_sweep(tmp_path, text), "random"), 60, 0)
+    assert {trial["trainer.batch_size"] for trial in trials} == {"2", "4", "6", "8"}
+    assert all(len(trial["trainer.learning_rate"]) <= 6 for trial in trials)
 
 
 VALUES = "{values: [0, 1]}"

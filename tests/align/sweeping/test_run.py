@@ -12,8 +12,16 @@ import yaml
 
 from align.config.parser import load_recipe
 from align.config.recipe_files import FOLDER
-from align.sweeping.config import SweepFile, SweepParameter, list_trials, read_sweep
-from align.sweeping.run import TrialResult, build_arguments, render_table, run_sweep
+from align.sweeping.run import (
+    SweepFile,
+    SweepParameter,
+    TrialResult,
+    build_arguments,
+    list_trials,
+    read_sweep,
+    render_table,
+    run_sweep,
+)
 from specalign.common.errors import UserError
 
 SHIPPED = sorted((FOLDER / "sweeps").glob("*.yaml"))

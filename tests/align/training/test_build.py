@@ -24,6 +24,8 @@ from tests.builders import needed_words
 from tests.published_blocks import backbone, pruned, speculators_config, write
 from tests.published_ddits import state, write_hub
 
+FEW = "data.samples=16"
+
 
 @pytest.fixture(scope="module")
 def written() -> dict[str, Path]:
@@ -57,7 +59,7 @@ def test_a_published_checkpoint_through_its_recipe(
     }
     write_hub(tmp_path / "sedd", values, state(DDiT(config)))
     words = (f"drafter.init={tmp_path / 'sedd'}", f"output={tmp_path / 'run'}", "drafter.window=16")
-    recipe = load_recipe(["recipe=debug_gpt2xl_calib", *words])
+    recipe = load_recipe(["recipe=debug_gpt2xl_calib", *words, FEW])
     with_data(recipe, written)
     train(recipe, quiet=True)
     values = json.loads((tmp_path / "run/drafter/config.json").read_text())
@@ -91,16 +93,15 @@ def test_a_folder_that_does_not_fit_is_refused_before_the_target_writes(
 
 
 def test_a_published_drafter_is_calibrated(
-    tmp_path: Path, written: dict[str, Path], target: Target
+    tmp_path: Path, debug_data: Path, target: Target
 ) -> None:
     """All of it; its architecture and its own head stay."""
     theirs = write(
         tmp_path / "theirs", speculators_config(target), backbone(target) | pruned(target, 0.3)
     )
     (theirs / "README.md").write_text("---\nbase_model: some/model\nlicense: mit\n---\n")
-    words = (f"drafter.init={theirs}", f"output={tmp_path / 'run'}")
+    words = (f"drafter.init={theirs}", f"output={tmp_path / 'run'}", f"data.path={debug_data}")
     recipe = load_recipe(["recipe=debug_adapt_taps", *words, "trainer.learning_rate=1e-2"])
-    with_data(recipe, written)
     module = train(recipe, quiet=True)
     card = (tmp_path / "run/drafter/README.md").read_text()
     assert "license: mit\n" in card and "started from theirs" in card
@@ -127,7 +128,7 @@ TWINS = sorted(p.stem for p in (Path(__file__).parents[3] / "recipes").glob("deb
 def test_the_published_recipes_run_with_tiny_models(
     twin: str, tmp_path: Path, written: dict[str, Path]
 ) -> None:
-    recipe = load_recipe([f"recipe={twin}", f"output={tmp_path}"])
+    recipe = load_recipe([f"recipe={twin}", f"output={tmp_path}", FEW])
     if recipe.drafter.lora_rank:
         pytest.importorskip("peft")
     with_data(recipe, written)

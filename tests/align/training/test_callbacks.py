@@ -12,8 +12,8 @@ import pytest
 from align.config.parser import load_recipe
 from align.training import checkpoints
 from align.training.base_module import Interrupted
-from align.training.callbacks import CheckpointCallback
-from align.training.messages import gain_line, validation_line
+from align.training.callbacks import CheckpointCallback, validation_line
+from align.training.run import gain_line
 
 
 def test_what_training_gained_is_said_where_both_are_known() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from align.config.parser import load_recipe
 from align.training.base_module import DrafterModule
-from align.training.causal_module import CausalDrafterModule
+from align.training.block_module import CausalDrafterModule
 from align.training.run import train
 from specalign.common.batch import Anchors, Step
 from specalign.lm.loading import load_target

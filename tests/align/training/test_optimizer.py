@@ -1,4 +1,4 @@
-"""Muon for matrices, AdamW for the rest."""
+"""Muon for matrices, AdamW for the rest; the learning rate; averaged weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from align.config.trainer import TrainerConfig
-from align.training.optimizer import make_optimizer, set_rate
+from align.training.optimizer import EMA, learning_rate, make_optimizer, set_rate
 from specalign.lm import dtypes
 
 
@@ -60,3 +60,35 @@ def test_muon_moves_matrices_and_adamw_the_rest(
             saved = own.state_dict()
             own = make_optimizer(mine, t)
             own.load_state_dict(saved)
+
+
+def test_the_learning_rate_rises_falls_and_stays_at_its_least() -> None:
+    t = TrainerConfig(
+        max_steps=110, warmup_steps=10, learning_rate=1.0, min_learning_rate_ratio=0.2
+    )
+    assert [learning_rate(t, step, 0.0) for step in (0, 4, 9)] == [0.1, 0.5, 1.0]
+    assert learning_rate(t, 60, 0.0) == pytest.approx(0.6)  # half of the cosine
+    assert learning_rate(t, 110, 0.0) == learning_rate(t, 500, 0.0) == pytest.approx(0.2)
+    t.max_minutes = 1.0  # whichever comes first
+    rates = [learning_rate(t, 20, seconds) for seconds in (30.0, 90.0)]
+    assert rates == [pytest.approx(0.6), pytest.approx(0.2)]
+
+
+def test_the_average_follows_its_formula_and_gives_the_weights_back() -> None:
+    module = torch.nn.Linear(3, 2, bias=False)
+    ema, expected = EMA(module, 0.5), module.weight.detach().clone()
+    for step in range(8):
+        with torch.no_grad():
+            module.weight.add_(step + 1)
+        d = min(0.5, (1 + step) / (10 + step))
+        expected = d * expected + (1 - d) * module.weight.detach()
+        ema.update(module)
+    own = module.weight.detach().clone()
+    ema.swap_in(module)
+    torch.testing.assert_close(module.weight.detach(), expected)
+    torch.testing.assert_close(ema.weights(module)["weight"], expected)
+    ema.swap_out(module)
+    assert torch.equal(module.weight.detach(), own)
+    again = EMA(module, 0.5)
+    again.load_state_dict(ema.state_dict())
+    assert again.updates == 8 and torch.equal(again.shadow["weight"], ema.shadow["weight"])

@@ -6,6 +6,7 @@ import csv
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from align.config.parser import load_recipe
 from align.data.synthesis import synthesize
 from align.training.base_module import DrafterModule
 from align.training.run import train
+from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 from tests.builders import train_debug_block as run
 
@@ -92,21 +94,13 @@ def test_text_then_own_words(tmp_path: Path, at: int) -> None:
     """One command from nothing, stopped and gone on with: the weights of one that found all of its data."""
     (tmp_path / "text.txt").write_text("".join(f"line {i} of the text\n" for i in range(90)))
     (tmp_path / "prompts.txt").write_text("".join(f"{i} words\n" for i in range(20)))
-    words = [
-        "recipe=debug_block",
-        f"data.text=[{tmp_path}/text.txt]",
-        "data.exclude=[]",
-    ]
+    words = ["recipe=debug_block", f"data.text=[{tmp_path}/text.txt]", "data.exclude=[]"]
     words += [
         f"data.prompts={tmp_path}/prompts.txt",
         "data.near_duplicate_threshold=2",
         "data.samples=20",
     ]
-    words += [
-        "data.batch_size=5",
-        "data.length=48",
-        "trainer.checkpoint_every=2",
-    ]
+    words += ["data.batch_size=5", "data.length=48", "trainer.checkpoint_every=2"]
     words += ["data.max_answer_tokens=12", "trainer.validate_every=12"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     recipe = load_recipe([*words, f"output={whole}"])
@@ -127,7 +121,10 @@ def test_text_then_own_words(tmp_path: Path, at: int) -> None:
 @pytest.mark.parametrize("recipe", ["debug_block", "debug_autoregressive"])
 def test_a_target_in_bf16(tmp_path: Path, recipe: str) -> None:
     """What machines with fast bf16 do by themselves: before the first step, and whether views are kept or not."""
+    (tmp_path / "prompts.txt").write_text("".join(f"{i} words\n" for i in range(20)))
     common = [f"recipe={recipe}", "target.dtype=bfloat16", f"data.path={tmp_path / 'data'}"]
+    common += [f"data.prompts={tmp_path}/prompts.txt", "data.near_duplicate_threshold=2"]
+    common += ["data.samples=20", "data.max_answer_tokens=8", "data.length=48"]
     synthesize(
         load_recipe(common), load_target("debug", dtype="bfloat16"), tmp_path / "data", quiet=True
     )
@@ -218,3 +215,24 @@ def test_a_confidence_head_is_taught_to_a_drafter_that_stays_what_it_was(
             float(r["validation/loss"]) for r in csv.DictReader(file) if r["validation/loss"]
         ]
     assert validated[-1] < 0.95 * validated[0]
+
+
+def test_a_run_resumes_with_the_row_after_the_last_one(
+    tmp_path: Path, debug_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    step = DrafterModule.on_train_batch_start
+
+    def record(module: DrafterModule, batch: Any, index: int) -> None:
+        read.extend(batch.places)
+        step(module, batch, index)
+
+    monkeypatch.setattr(DrafterModule, "on_train_batch_start", record)
+    run(tmp_path, debug_data, "trainer.max_steps=2", "trainer.batch_size=4")
+    checkpoint = tmp_path / "checkpoints" / "step-2.ckpt"
+    words = ["recipe=debug_block", f"output={tmp_path}", f"data.path={debug_data}"]
+    words += ["trainer.max_steps=3", f"trainer.resume={checkpoint}"]
+    train(load_recipe([*words, "trainer.batch_size=4"]), quiet=True)
+    assert read == [*range(12)]
+    with pytest.raises(UserError, match="saved under trainer.batch_size=4; give the same"):
+        train(load_recipe([*words, "trainer.batch_size=2"]), quiet=True)

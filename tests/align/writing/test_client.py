@@ -24,7 +24,7 @@ BODY = {"model": "debug", "prompt": [1, 5, 9], "max_tokens": 3, "temperature": 0
 
 def ask(url: str, request: Callable[[Client], Any], retry: float = 5.0, reply: float = 5.0) -> Any:
     async def run() -> Any:
-        client = Client(url, reply, retry, quiet=True)
+        client = Client(url, reply, retry)
         try:
             return await request(client)
         finally:
@@ -113,7 +113,7 @@ def test_an_endless_reply_times_out() -> None:
     async def run() -> None:
         server = await asyncio.start_server(drip, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        client = Client(url, 0.2, 0.0, True)
+        client = Client(url, 0.2, 0.0)
         with pytest.raises(UserError, match=r"no answer within 0.2 s \(data.reply_seconds\)"):
             await client.complete(BODY)
         await client.close()

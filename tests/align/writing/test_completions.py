@@ -103,7 +103,7 @@ def test_a_request_in_each_dialect(target: Target) -> None:
 
 def test_sampling_that_a_server_does_not_support_is_refused(target: Target) -> None:
     async def find_dialect(url: str) -> None:
-        client = Client(url, 5, 0, quiet=True)
+        client = Client(url, 5, 0)
         try:
             await Completions(client, "debug", target, 1.0, 5).find_dialect(REQUEST)
         finally:

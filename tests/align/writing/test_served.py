@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.shards import read_samples
 from align.data.synthesis import Synthesis, synthesize
+from align.writing import served
+from align.writing.journal import append_row
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
@@ -98,29 +99,31 @@ class Killed(BaseException):
     pass
 
 
-def stop_after(rows: int) -> Callable[..., None]:
-    left = [rows]
+def test_a_killed_run_requests_no_finished_row_again(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = 1000
 
-    def progress(tokens: int, done: int = 0) -> None:
-        left[0] -= done
-        if left[0] < 0:
+    def append(*arguments: Any) -> None:
+        nonlocal left
+        append_row(*arguments)
+        left -= 1
+        if left < 0:
             raise Killed
 
-    return progress
-
-
-def test_a_killed_run_requests_no_finished_row_again(tmp_path: Path, target: Target) -> None:
+    monkeypatch.setattr(served, "append_row", append)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     with Loopback(target) as server:
         write(server.url, target, whole)
         alone = len(server.asked)
     with Loopback(target) as server:
-        for rows in (3, 5, 2):
+        for left in (3, 5, 2):
             writing = Synthesis(recipe_of(server.url), target, killed, quiet=True)
             with pytest.raises(Killed):
                 while True:
-                    writing.write_shard(stop_after(rows))
+                    writing.write_shard()
             journal = next(killed.glob(".answers*"))
+            left = 1000
             writing.close()
             journal.write_bytes(journal.read_bytes() + b'{"row": 3, "tok')  # a torn line
         write(server.url, target, killed)
@@ -128,10 +131,10 @@ def test_a_killed_run_requests_no_finished_row_again(tmp_path: Path, target: Tar
         assert len(server.asked) <= alone + probes + 3 * 4 * 2  # and at most what was in flight
     assert texts(killed) == texts(whole)
     assert data.read_manifest(killed) == data.read_manifest(whole)
-    left = killed / f".answers-{data.read_manifest(killed)['shards'] - 1:05d}.jsonl"
-    left.touch()  # killed when the last shard was in the manifest
+    journal = killed / f".answers-{data.read_manifest(killed)['shards'] - 1:05d}.jsonl"
+    journal.touch()  # killed when the last shard was in the manifest
     write(server.url, target, killed)
-    assert not left.exists()
+    assert not journal.exists()
 
 
 @pytest.mark.parametrize(("ids", "strict"), [(False, False), (True, True)])

@@ -11,7 +11,7 @@ import torch
 
 from decode.engine.decoder import Decoder
 from decode.engine.engine import Engine, run_together
-from decode.engine.output import Generation
+from decode.engine.output import Generation, Tree
 from decode.proposers.base import Drafter, Request
 from decode.proposers.lookup import LookupDrafter
 from decode.speculation.proposal import Proposal
@@ -245,3 +245,9 @@ def test_a_request_that_ended_gives_its_cache_back_where_others_run(
     run_together(engines, most)
     assert [len(engine.out.tokens) for engine in engines] == [4, 9, 4]
     assert [hasattr(engine, "request") for engine in engines] == [most == 1] * 3
+
+
+def test_figures_of_a_generation() -> None:
+    trees = [None, Tree((-1, -1, 0), [0, 2])]
+    out = Generation([1, 2, 3, 4, 5, 6], "", 3, "length", 2, [2, 2], trees, [1, 2], seconds=2.5)
+    assert out.nodes == [2, 3] and out.tau == 2.5 and out.tokens_per_second == 2.0

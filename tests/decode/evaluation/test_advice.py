@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from decode.evaluation.advice import (
+from decode.evaluation.advice import Advice, advise, render, summarize
+from decode.evaluation.decoding_costs import (
     PLAIN,
-    Advice,
+    SHORT,
     DecodingCosts,
     DraftSize,
     MeasuredRounds,
     MeasurementOptions,
-    advise,
     measure_costs,
+    measure_forward_costs,
     open_decoders,
-    render,
-    summarize,
-    to_dict,
 )
-from decode.evaluation.forward_costs import SHORT, ForwardCosts, measure_forward_costs
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 
@@ -29,7 +24,7 @@ def make_costs(row_cost: float, accepted: float = 1.0, drafting: float = 0.1) ->
     """A forward pass takes 1 s for the weights and `row_cost` for each row; half as much is
     accepted at temperature 1."""
     costs = DecodingCosts(
-        ForwardCosts({(b, n): 1.0 + row_cost * b * n for b in (1, 8, 32) for n in (1, 2, 3, 5)}), {}
+        {(b, n): 1.0 + row_cost * b * n for b in (1, 8, 32) for n in (1, 2, 3, 5)}
     )
     for temperature, share in ((0.0, accepted), (1.0, accepted / 2)):
         costs.rounds[PLAIN, temperature] = MeasuredRounds(1.0, 0.0, 0.0, 0.0)
@@ -51,8 +46,10 @@ def advise_at(costs: DecodingCosts, batch: int = 1) -> Advice:
 def test_forward_costs_are_linear_between_what_was_measured(
     batch: float, rows: float, context: float, seconds: float
 ) -> None:
-    costs = ForwardCosts({(1, 1): 1.0, (1, 5): 3.0, (4, 1): 4.0, (4, 5): 8.0}, {1: 0.001, 5: 0.003})
-    assert costs.at(batch, rows, context) == pytest.approx(seconds)
+    costs = DecodingCosts(
+        {(1, 1): 1.0, (1, 5): 3.0, (4, 1): 4.0, (4, 5): 8.0}, {1: 0.001, 5: 0.003}
+    )
+    assert costs.forward(batch, rows, context) == pytest.approx(seconds)
 
 
 def test_the_more_a_row_costs_the_less_is_drafted() -> None:
@@ -87,8 +84,7 @@ def test_every_size_is_measured_at_every_temperature() -> None:
     assert all(found.overhead >= found.draft >= 0 for found in costs.rounds.values())
     assert all(costs.rounds[PLAIN, t].tau == 1 for t in (0.0, 1.0))
     advice = advise(costs, [256], 2)
-    values = json.loads(json.dumps(to_dict(costs, advice)))
-    assert f"**{values['summary']}.**" in render(costs, advice)
+    assert f"**{summarize(advice)}.**" in render(costs, advice)
     short = measure_forward_costs(target, [1], [2], 10)  # no longer context to take a slope from
     assert short.slope == {}
 

@@ -60,16 +60,16 @@ def test_every_milestone_decodes_every_prompt_once(
     """By the drafter alone, without copies; greedy outputs are plain decoding's; what is there is not run
     again, what changed is."""
     out, ran = tmp_path / "out", []
-    whole = runner.run_task
+    whole = runner.run_together
 
-    def run(decoders: Any, task: Any, *args: Any) -> Any:
-        ran.append(task)
+    def run(decoders: Any, tasks: Any, *args: Any) -> Any:
+        ran.extend(tasks)
         assert all(
             isinstance(d.drafter, BlockProposer) for name, d in decoders.items() if name != PLAIN
         )
-        return whole(decoders, task, *args)
+        return whole(decoders, tasks, *args)
 
-    monkeypatch.setattr(runner, "run_task", run)
+    monkeypatch.setattr(runner, "run_together", run)
     records = measure(pair, target, [SUITE], SETTINGS, out, QUIET)
     methods = [PLAIN, "ours@10", "ours@30", "dflash@10", "dflash@30"]
     assert sorted(r.key for r in records) == sorted(
@@ -127,12 +127,12 @@ def test_only_what_is_alike_is_compared(
 def test_a_method_of_other_drafters_is_refused_before_training(tmp_path: Path) -> None:
     found = [candidate(tmp_path, "ours")]
     for method, says in (
-        ("plain", "--method plain takes no drafter; ours trains one of the kind block"),
-        ("specdiff", "--method specdiff needs a diffusion drafter; ours"),
+        ("plain", "--method plain needs other drafters than the block drafter that ours trains"),
+        ("specdiff", "--method specdiff needs other drafters"),
     ):
         with pytest.raises(UserError, match=says):
             comparison.check_method(read_method(method), found)
-    comparison.check_method(read_method("block_tree:nodes=3"), found)
+    comparison.check_method(read_method("block_tree:tree_nodes=3"), found)
 
 
 def test_prompts_decoded_together_give_the_same_records(
@@ -140,7 +140,7 @@ def test_prompts_decoded_together_give_the_same_records(
 ) -> None:
     """But for the times; by the method that is asked for, which the folder then holds."""
     settings = runner.GenerationSettings(Sampling(1.0, seed=5), 12)
-    method = "block:gamma=2"
+    method = "block:draft_tokens=2"
     alone = measure(pair, target, [SUITE], settings, tmp_path / "alone", QUIET, method)
     together = measure(pair, target, [SUITE], settings, tmp_path / "b", QUIET, method, batch=8)
     assert [r.key for r in alone] == [r.key for r in together]

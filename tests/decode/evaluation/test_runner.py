@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_plots")
 
 
 def test_orders_are_balanced_and_seeded() -> None:
-    suites = [("s", [(Prompt(str(i), "x"), [1]) for i in range(6)])]
+    suites = {"s": [(Prompt(str(i), "x"), [1]) for i in range(6)]}
     tasks = measure.plan_tasks(suites, ["plain", "lookup", "drafter"], 2, seed=1)
     assert len(tasks) == 12 and len(Counter(t.order for t in tasks)) == 6
     assert set(Counter(t.order for t in tasks).values()) == {2}
@@ -33,9 +33,9 @@ def test_orders_are_balanced_and_seeded() -> None:
 
 
 def test_every_beginning_is_spread_over_every_suite() -> None:
-    suites = [
-        (s, [(Prompt(f"{s}{i}", "x"), [1]) for i in range(n)]) for s, n in (("a", 80), ("b", 20))
-    ]
+    suites = {
+        s: [(Prompt(f"{s}{i}", "x"), [1]) for i in range(n)] for s, n in (("a", 80), ("b", 20))
+    }
     tasks = measure.plan_tasks(suites, ["plain", "lookup"], 1, seed=1)
     assert len({t.prompt.id for t in tasks}) == 100
     for done in (10, 25, 50):

@@ -1,4 +1,4 @@
-"""Prompts that do not fit are left out and named."""
+"""A measurement: what it runs and leaves out, its folder, its baseline."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+import decode
 from decode import eval
-from decode.evaluation import folder
-from decode.evaluation.records import read_run
+from decode.evaluation import session
+from decode.evaluation.plan import make_plan
+from decode.evaluation.records import append, read_records, read_run
+from specalign.common.errors import UserError
 from specalign.common.terminal import PlainConsole
+from specalign.lm.model import Target
 from tests.builders import switching_target
-from tests.measurements import QUIET
+from tests.measurements import QUIET, fill_report, record, run_eval
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -52,7 +56,55 @@ def test_a_measurement_that_goes_on_another_day_says_the_same_date(
             def today(cls, day: int = day) -> Day:
                 return cls(2026, 12, day)
 
-        monkeypatch.setattr(folder.datetime, "date", Day)
+        monkeypatch.setattr(session.datetime, "date", Day)
         eval.evaluate(eval.read_config(words), PlainConsole(wide=True))
         found.append(read_run(tmp_path / "o").settings)
     assert found[0]["date"] == "2026-12-01" and found[0] == found[1]
+
+
+def test_another_corpus_is_another_measurement(prompts: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "c.txt"
+    corpus.write_text("one two three")
+    words: tuple[object, ...] = ("--prompts", prompts, "--out", tmp_path / "o")
+    words += ("--methods", f"retrieval:corpus={corpus}")
+    run_eval(*words)
+    run_eval(*words)
+    corpus.write_text("three two one")
+    with pytest.raises(UserError, match="holds a measurement under other settings .corpus_hash"):
+        run_eval(*words)
+
+
+def test_later_records_of_the_same_generation_count(tmp_path: Path) -> None:
+    folder = fill_report(tmp_path / "o")
+    append(folder, [record("plain", "p0", 99.0, 20, 20)])
+    records = read_records(folder)
+    assert len(records) == 18 and records[0].seconds == 99.0
+
+
+def test_the_drafters_that_figures_depend_on() -> None:
+    words = ["--target", "debug", "--drafter", "autoregressive=debug"]
+    plan, _ = make_plan(eval.read_config([*words, "--methods", "lookup"]), print)
+    assert (list(plan.methods), plan.drafters) == (["plain", "lookup"], {})
+    plan, left_out = make_plan(eval.read_config([*words, "--methods", "all"]), print)
+    assert plan.drafters == {"autoregressive": "debug"} and any(
+        "block" in line for line in left_out
+    )
+    plan, _ = make_plan(eval.read_config([*words, "--verifier", "token"]), print)
+    assert list(plan.methods) == ["plain", "lookup", "drafter", "combined"]
+    assert plan.methods["drafter"].verifier == "token" and plan.methods["lookup"].verifier == "auto"
+
+
+def test_plain_decoding_time_against_transformers(target: Target) -> None:
+    found = session.time_against_transformers(
+        decode.load(target, None),
+        target.chat_tokens("Say one one one."),
+        max_new_tokens=8,
+        repeats=1,
+    )
+    assert found["identical"] is True and found["plain_tokens_per_s"] > 0 and found["prompts"] == 1
+    assert found["ratio"] == pytest.approx(
+        found["plain_tokens_per_s"] / found["transformers_tokens_per_s"]
+    )
+    assert 10_000 < found["parameters"] < 10**6
+    assert found["ratios"] == [pytest.approx(found["ratio"], rel=1e-3)]
+    assert session.time_against_transformers(decode.load(target, None), [])["error"]

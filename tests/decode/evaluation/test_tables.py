@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from decode.evaluation import tables
+from decode.evaluation.page import make_report, print_report
 from decode.evaluation.records import append, read_records, read_run, write_run
-from decode.evaluation.render import make_report, print_report
 from decode.report import main
 from specalign.common.terminal import PlainConsole
 from tests.measurements import fill_report as fill
@@ -74,3 +76,16 @@ def test_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(folder), "--markdown"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(body) and "Suite Z" in lines[0]
+
+
+def test_report_imports_no_torch(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "o")
+    code = (
+        "import sys; from decode.report import main\n"
+        f"main([{str(folder)!r}])\n"
+        "heavy = {'torch', 'transformers', 'datasets'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Suite S" in done.stdout and "report.html" in done.stdout

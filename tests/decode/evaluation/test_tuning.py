@@ -23,16 +23,21 @@ def test_what_is_given_stays_and_a_sweep_replaces_the_grid() -> None:
     def names(text: str, sweep: Sequence[str] = ()) -> list[str]:
         return [m.name for m in list_candidates([read_method(text)], read_sweep(sweep))[text]]
 
-    assert names("specdiff:gamma=2:steps=1:nodes=0") == ["specdiff:gamma=2:steps=1:nodes=0"]
-    assert names("specdiff:gamma=2:nodes=0") == [
-        f"specdiff:gamma=2:nodes=0:steps={t}" for t in (1, 2)
+    assert names("specdiff:draft_tokens=2:steps=1:tree_nodes=0") == [
+        "specdiff:draft_tokens=2:steps=1:tree_nodes=0"
+    ]
+    assert names("specdiff:draft_tokens=2:tree_nodes=0") == [
+        f"specdiff:draft_tokens=2:tree_nodes=0:steps={t}" for t in (1, 2)
     ]
     asked = read_method("lookup")
     assert list_candidates([asked], read_sweep([]), fixed=("draft_tokens",)) == {"lookup": [asked]}
-    assert names("lookup", ["gamma=3,5"]) == ["lookup:gamma=3", "lookup:gamma=5"]
-    assert names("lookup", ["longest=1,2", "gamma=3"]) == [
-        "lookup:gamma=3:longest=1",
-        "lookup:gamma=3:longest=2",
+    assert names("lookup", ["draft_tokens=3,5"]) == [
+        "lookup:draft_tokens=3",
+        "lookup:draft_tokens=5",
+    ]
+    assert names("lookup", ["longest=1,2", "draft_tokens=3"]) == [
+        "lookup:draft_tokens=3:longest=1",
+        "lookup:draft_tokens=3:longest=2",
     ]
     with pytest.raises(UserError, match="no method here leaves the option 'steps' open"):
         names("lookup", ["steps=1,2"])
@@ -65,16 +70,18 @@ def test_the_command_tunes_on_other_prompts_then_measures(
     prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def timed(r: Record) -> None:
-        r.seconds = r.committed * (1.0 if r.method == "lookup:gamma=4" else 2.0)
+        r.seconds = r.committed * (1.0 if r.method == "lookup:draft_tokens=4" else 2.0)
 
     changing(monkeypatch, timed)
-    words: list[Any] = ["--methods", "lookup,retrieval:gamma=2", "--tune", 6]
+    words: list[Any] = ["--methods", "lookup,retrieval:draft_tokens=2", "--tune", 6]
     words += ["--out", tmp_path / "o", "--prompts"]
     summary, folder = run(*words, prompts)
-    assert list(summary.overall) == ["plain", "lookup:gamma=4", "retrieval:gamma=2"]
-    assert summary.settings["tuned"] == ["lookup:gamma=4, of 4 settings on 6 prompts of builtin"]
+    assert list(summary.overall) == ["plain", "lookup:draft_tokens=4", "retrieval:draft_tokens=2"]
+    assert summary.settings["tuned"] == [
+        "lookup:draft_tokens=4, of 4 settings on 6 prompts of builtin"
+    ]
     assert summary.settings["sweep"] == [] and summary.settings["tune"] == 6
-    assert "lookup:gamma=4, of 4 settings" in (folder / "report.html").read_text()
+    assert "lookup:draft_tokens=4, of 4 settings" in (folder / "report.html").read_text()
     tuning = read_records(folder / "tuning")
     assert {r.suite for r in tuning} == {"builtin"} and len({r.prompt for r in tuning}) == 6
     assert read_run(folder / "tuning").settings["max_new_tokens"] == 6
@@ -96,7 +103,7 @@ def test_a_changed_output_ends_the_command(
     prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(r: Record) -> None:
-        if r.method == "lookup:gamma=8":
+        if r.method == "lookup:draft_tokens=8":
             r.divergence = Divergence(0, 1, 2, "BUG")
 
     changing(monkeypatch, broken)
@@ -120,11 +127,11 @@ def test_settings_that_a_drafter_cannot_do_are_left_out(
     )
     words: list[Any] = ["--drafter", tmp_path / "d", "--methods", "block", "--prompts", prompts]
     words += ["--out", tmp_path / "o"]
-    summary, folder = run(*words, "--tune", 5, "--sweep", "gamma=1,3,4")
+    summary, folder = run(*words, "--tune", 5, "--sweep", "draft_tokens=1,3,4")
     racing = {r.method for r in read_records(folder / "tuning")}
-    assert racing == {"plain", "block:gamma=1", "block:gamma=3"}
+    assert racing == {"plain", "block:draft_tokens=1", "block:draft_tokens=3"}
     with pytest.raises(UserError, match="drafts at most 3 tokens"):
-        run(*words[:-1], tmp_path / "q", "--tune", 5, "--sweep", "gamma=4,5")
+        run(*words[:-1], tmp_path / "q", "--tune", 5, "--sweep", "draft_tokens=4,5")
     assert next(m for m in summary.overall if m != "plain") in racing
 
 

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from decode.engine.stock import stock_model
 from decode.exporting import compare
-from decode.exporting.compare import GreedyText, compare_export
-from decode.exporting.registry import FORMATS
-from decode.exporting.verdict import ExportVerdict
+from decode.exporting.compare import ExportVerdict, GreedyText, compare_export
+from decode.exporting.formats import write_export
 from specalign.lm.model import Target
 from tests.builders import PROMPT, block_network
 
@@ -46,7 +45,6 @@ def _d2t(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
 
 
 FAULTS: list[tuple[str, str, Fault]] = [
-    ("dflash", "layer ids", _set("dflash_config", target_layer_ids=[1, 2])),
     ("dflash", "rope_theta", _theta),
     ("dflash", "mask token", _set("dflash_config", mask_token_id=5)),
     ("dflash", "causal", _set(is_causal=True)),
@@ -67,20 +65,14 @@ def test_a_planted_fault_is_found(
     """By the contents, and where those can be read by what they compute."""
     dspark = name == "dspark"
     options = {"markov_rank": 8, "markov": "vanilla"} if dspark else {"block_layout": "fill_in"}
-    drafter, out = (
-        block_network(target, "taps", whole=fault != "d2t", options=options),
-        tmp_path / "out",
-    )
+    drafter = block_network(target, "taps", whole=fault != "d2t", options=options)
+    out, generator = tmp_path / "out", torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in drafter.parameters():  # so that every part has an effect
-            parameter += 0.1 * torch.randn(
-                parameter.shape, generator=torch.Generator().manual_seed(0)
-            )
-    FORMATS[name].write(drafter, out, torch.float32, "")
-    config, tensors = (
-        json.loads((out / "config.json").read_text()),
-        load_file(out / "model.safetensors"),
-    )
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    write_export(name, drafter, out, torch.float32, "")
+    config = json.loads((out / "config.json").read_text())
+    tensors = load_file(out / "model.safetensors")
     plant(config, tensors)
     (out / "config.json").write_text(json.dumps(config))
     save_file(tensors, out / "model.safetensors")
@@ -88,16 +80,13 @@ def test_a_planted_fault_is_found(
     compare_export(drafter, verdict, [TEXT], model)
     assert verdict.exit_code == 1 and verdict.conclusion == "NOT THE SAME DRAFTER"
     assert "DIFFERENT: " in verdict.lines[0] or "not finite" in verdict.lines[0], verdict.lines
-    assert (
-        len(verdict.lines) == 1
-        or " DIFFERENT by " in verdict.lines[1]
-        or fault in ("d2t", "causal")
-    )
+    unread = len(verdict.lines) == 1 or fault in ("d2t", "causal")
+    assert unread or " DIFFERENT by " in verdict.lines[1]
 
 
 def test_files_that_cannot_be_read(tmp_path: Path, target: Target) -> None:
     drafter = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
-    FORMATS["dflash"].write(drafter, tmp_path / "out", torch.float32, "")
+    write_export("dflash", drafter, tmp_path / "out", torch.float32, "")
     weights = tmp_path / "out" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
     compare_export(drafter, verdict := ExportVerdict("dflash", tmp_path / "out"), [TEXT])

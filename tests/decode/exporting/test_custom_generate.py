@@ -8,19 +8,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from decode.engine.decoder import Decoder
 from decode.engine.stock import stock_model
-from decode.exporting.compare import compare_export, decode_texts
+from decode.exporting.compare import ExportVerdict, GreedyText, compare_export
 from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
-from decode.exporting.registry import FORMATS
-from decode.exporting.verdict import ExportVerdict
+from decode.exporting.formats import make_custom_generate, write_export
 from specalign.common.errors import UserError
 from specalign.formats.block import load_drafter, save_drafter
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import PROMPT, block_network, overfit_block_network
 from tests.target_models import tiny_target
-
-FORM = FORMATS["custom_generate"]
 
 
 def test_a_target_in_bf16_and_a_folder_that_loads_here(tmp_path: Path) -> None:
@@ -44,7 +42,7 @@ def test_a_target_in_bf16_and_a_folder_that_loads_here(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", ["a tensor", "the code"])
 def test_planted_faults(tmp_path: Path, target: Target, fault: str) -> None:
     drafter, out = overfit_block_network(target, PROMPT), tmp_path / "out"
-    FORM.write(drafter, out, torch.float32, "")
+    write_export("custom_generate", drafter, out, torch.float32, "")
     if fault == "a tensor":
         held = load_file(out / "model.safetensors")
         held["layers.0.self_attn.k_norm.weight"] *= -3
@@ -56,7 +54,8 @@ def test_planted_faults(tmp_path: Path, target: Target, fault: str) -> None:
         )
         source.write_text(wrong)
     verdict = ExportVerdict("custom_generate", out)
-    compare_export(drafter, verdict, decode_texts(target, [PROMPT], 20), stock_model(target))
+    text = GreedyText(PROMPT, Decoder(target).generate(PROMPT, max_new_tokens=20).tokens)
+    compare_export(drafter, verdict, [text], stock_model(target))
     if fault == "a tensor":
         assert verdict.exit_code == 1 and "k_norm.weight differs" in verdict.lines[0]
     else:  # the output stays the model's, whatever the drafter
@@ -69,11 +68,6 @@ def test_planted_faults(tmp_path: Path, target: Target, fault: str) -> None:
 def test_what_the_format_does_not_hold(target: Target) -> None:
     last = block_network(target, "taps", options={"target_layers": [0, target.num_layers - 1]})
     with pytest.raises(UserError, match="is the target's last"):
-        FORM.make(last)
+        make_custom_generate(last)
     with pytest.raises(UserError, match="keeps a state"):
-        FORM.make(block_network(tiny_target("qwen3_next"), "taps", whole=True))
-    with pytest.raises(
-        UserError,
-        match="can't run 'longcat_flash', use decode.custom_generate here: .* num_target_layers",
-    ):
-        FORM.make(block_network(tiny_target("longcat_flash"), "taps", whole=True))
+        make_custom_generate(block_network(tiny_target("qwen3_next"), "taps", whole=True))

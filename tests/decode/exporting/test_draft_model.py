@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from decode.exporting.compare import ExportVerdict
 from decode.exporting.exports import DrafterPair, ExportOptions, check_transformers, export_drafter
-from decode.exporting.verdict import ExportVerdict
 from specalign.common.errors import UserError
 from specalign.formats.causal import save_causal
 from specalign.lm.debug import debug_model

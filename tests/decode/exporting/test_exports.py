@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from decode.exporting.compare import ExportVerdict
 from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
-from decode.exporting.verdict import ExportVerdict
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
 from specalign.lm.debug import debug_model

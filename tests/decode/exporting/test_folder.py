@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from decode.exporting.registry import FORMATS
+from decode.exporting.formats import write_export
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from tests.builders import block_network
-
-DFLASH = FORMATS["dflash"]
 
 
 @pytest.fixture
@@ -27,24 +25,24 @@ def test_a_folder_of_something_else_stays(
 ) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(UserError, match="holds 'mine.txt', which no export into this folder wrote"):
-        DFLASH.write(drafter, tmp_path, torch.float32, "")
+        write_export("dflash", drafter, tmp_path, torch.float32, "")
     out = tmp_path / "out"
-    DFLASH.write(drafter, out, torch.float32, "")
-    DFLASH.write(drafter, out, torch.bfloat16, "")  # an export is replaced
+    write_export("dflash", drafter, out, torch.float32, "")
+    write_export("dflash", drafter, out, torch.bfloat16, "")  # an export is replaced
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
     with pytest.raises(UserError, match="holds an export in the format 'dflash'"):
-        FORMATS["speculators"].write(drafter, out, torch.bfloat16, "")
+        write_export("speculators", drafter, out, torch.bfloat16, "")
     (out / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="holds 'notes.txt'"):
-        DFLASH.write(drafter, out, torch.float32, "")
+        write_export("dflash", drafter, out, torch.float32, "")
     (out / "notes.txt").unlink()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "export.json").write_text('{"results": [1]}')
     with pytest.raises(UserError, match="holds 'export.json'"):
-        DFLASH.write(drafter, tmp_path / "other", torch.float32, "")
+        write_export("dflash", drafter, tmp_path / "other", torch.float32, "")
     monkeypatch.chdir(out)
     with pytest.raises(UserError, match="holds the current folder"):
-        DFLASH.write(drafter, Path("."), torch.float32, "")
+        write_export("dflash", drafter, Path("."), torch.float32, "")
     assert not [p.name for p in tmp_path.iterdir() if p.name.startswith(".")]
 
 
@@ -54,9 +52,9 @@ def test_an_interrupted_export_leaves_the_old_one(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    DFLASH.write(drafter, tmp_path / "out", torch.float32, "old")
+    write_export("dflash", drafter, tmp_path / "out", torch.float32, "old")
     monkeypatch.setattr("decode.exporting.folder._replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        DFLASH.write(drafter, tmp_path / "out", torch.float32, "new")
+        write_export("dflash", drafter, tmp_path / "out", torch.float32, "new")
     assert (tmp_path / "out" / "README.md").read_text().startswith("old")
     assert [p.name for p in tmp_path.iterdir()] == ["out"]

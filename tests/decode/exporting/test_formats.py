@@ -13,9 +13,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from decode.engine.stock import stock_model
-from decode.exporting.compare import GreedyText, compare_export, distance, trace_drafter
-from decode.exporting.registry import FORMATS
-from decode.exporting.verdict import ExportVerdict
+from decode.exporting.compare import (
+    ExportVerdict,
+    GreedyText,
+    compare_export,
+    distance,
+    trace_drafter,
+)
+from decode.exporting.formats import MAKERS, read_export, write_export
 from specalign.common.errors import UserError
 from specalign.formats.block import load_drafter, save_drafter
 from specalign.formats.tensors import EMBEDDING
@@ -71,18 +76,18 @@ def test_an_export_is_the_drafter_and_comes_in_and_goes_out_to_the_byte(
     vocabulary: Path,
     name: str,
     whole: bool,
-    options: dict[str, Any],
+    options: Any,
 ) -> None:
-    drafter, form = block_network(target, "taps", whole=whole, options=options), FORMATS[name]
+    drafter = block_network(target, "taps", whole=whole, options=options)
     drafter.to(torch.bfloat16).float()
     first, second = tmp_path / "first", tmp_path / "second"
-    form.write(drafter, first, torch.float32, "", vocabulary)
+    write_export(name, drafter, first, torch.float32, "", vocabulary)
     verdict = ExportVerdict(name, first)
     compare_export(drafter, verdict, [TEXT], model)
     assert verdict.exit_code == 0, verdict.lines
     if name == "gguf":
         return
-    form.write(load_drafter(first, target), second, torch.float32, "")
+    write_export(name, load_drafter(first, target), second, torch.float32, "")
     for file in ("config.json", "model.safetensors"):
         assert (first / file).read_bytes() == (second / file).read_bytes(), file
     if name != "transformers":
@@ -103,13 +108,13 @@ def test_biases_of_a_target_are_written_with_zeros_where_it_has_none(
         for name, parameter in biased.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
-    FORMATS["dflash"].write(biased, tmp_path / "out", torch.float32, "")
+    write_export("dflash", biased, tmp_path / "out", torch.float32, "")
     held = load_file(tmp_path / "out" / "model.safetensors")
     assert not held["layers.0.self_attn.o_proj.bias"].any()
     found = PublishedDrafter(tmp_path / "out", model).logits(PROMPT)[0]
     assert distance(found, logits_after(biased, PROMPT)) < 1e-4
     with pytest.raises(UserError, match="has no biases.* train with drafter.attention_bias=false"):
-        FORMATS["transformers"].make(biased)
+        MAKERS["transformers"](biased)
 
 
 @pytest.mark.parametrize(
@@ -124,14 +129,12 @@ def test_a_target_that_scales_its_embedding(
     assert embedding_scale(gemma) == 8
     drafter = block_network(gemma, "taps", whole=True, options=options)
     drafter.to(torch.bfloat16).float()
-    FORMATS[name].write(drafter, tmp_path / "out", torch.bfloat16, "", vocabulary)
-    verdict, model = (
-        ExportVerdict(name, tmp_path / "out"),
-        tiny_model("gemma3_text", gemma.vocab_size),
-    )
+    write_export(name, drafter, tmp_path / "out", torch.bfloat16, "", vocabulary)
+    verdict = ExportVerdict(name, tmp_path / "out")
+    model = tiny_model("gemma3_text", gemma.vocab_size)
     compare_export(drafter, verdict, [TEXT], model)
     assert verdict.exit_code == 0, verdict.lines
-    held = FORMATS[name].read(tmp_path / "out")
+    held = read_export(name, tmp_path / "out")
     if name in ("dflash", "speculators", "dspark"):
         assert held.tensors[EMBEDDING].dtype == torch.float32
         torch.testing.assert_close(held.tensors[EMBEDDING], gemma.embedding_VD * 8)
@@ -157,7 +160,7 @@ def test_what_a_format_cannot_hold_is_refused(
     target: Target, name: str, context: str, options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(UserError, match=says):
-        FORMATS[name].make(block_network(target, context, options=options))
+        MAKERS[name](block_network(target, context, options=options))
 
 
 def test_targets_that_engines_read_differently_are_refused(
@@ -167,14 +170,14 @@ def test_targets_that_engines_read_differently_are_refused(
     drafter = block_network(target, "taps", whole=True, options=FILL_IN)
     monkeypatch.setattr(target, "head_bias_V", torch.ones(target.vocab_size))
     for name in ("speculators", "gguf"):
-        FORMATS[name].make(drafter)
+        MAKERS[name](drafter)
     for name in ("dflash", "transformers"):
         with pytest.raises(UserError, match=f"--format {name}: the output head .* has a bias"):
-            FORMATS[name].make(drafter)
+            MAKERS[name](drafter)
     own = target.embed
     monkeypatch.setattr(target, "embed", lambda tokens: F.normalize(own(tokens), dim=-1))
     with pytest.raises(UserError, match="--format speculators: its target .* norms embeddings"):
-        FORMATS["speculators"].make(drafter)
+        MAKERS["speculators"](drafter)
 
 
 # ---- other engines' folders ----

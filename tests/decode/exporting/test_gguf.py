@@ -10,9 +10,8 @@ import pytest
 import torch
 from gguf import GGUFWriter
 
-from decode.exporting.compare import GreedyText, compare_export
-from decode.exporting.registry import FORMATS
-from decode.exporting.verdict import ExportVerdict
+from decode.exporting.compare import ExportVerdict, GreedyText, compare_export
+from decode.exporting.formats import MAKERS, read_export, write_export
 from specalign.common.errors import UserError
 from specalign.formats.block import load_drafter
 from specalign.formats.gguf import FILE
@@ -20,16 +19,12 @@ from specalign.lm.model import Target
 from tests.builders import PROMPT, block_network
 from tests.published_blocks import backbone, dflash_config, write
 
-GGUF = FORMATS["gguf"]
 FILL_IN = {"block_layout": "fill_in"}
 VANILLA = {"markov_rank": 8, "markov": "vanilla"}
 LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 128,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -38,7 +33,7 @@ def test_files_of_half_precision(
 ) -> None:
     drafter = block_network(target, "taps", whole=True, options=VANILLA)
     drafter.to(dtype).float()
-    GGUF.write(drafter, tmp_path / "out", dtype, "", vocabulary)
+    write_export("gguf", drafter, tmp_path / "out", dtype, "", vocabulary)
     compare_export(
         drafter, verdict := ExportVerdict("gguf", tmp_path / "out"), [GreedyText(PROMPT, [5, 9])]
     )
@@ -54,8 +49,10 @@ def test_frequencies_of_another_engines_drafter(
         tmp_path / "theirs", dflash_config(target, rope_scaling=scaling), backbone(target)
     )
     drafter = load_drafter(folder, target)
-    GGUF.write(drafter, tmp_path / "out", torch.float32, "", vocabulary)
-    assert ("rope_freqs.weight" in GGUF.read(tmp_path / "out").tensors) is (scaling is not None)
+    write_export("gguf", drafter, tmp_path / "out", torch.float32, "", vocabulary)
+    assert ("rope_freqs.weight" in read_export("gguf", tmp_path / "out").tensors) is (
+        scaling is not None
+    )
     compare_export(
         drafter, verdict := ExportVerdict("gguf", tmp_path / "out"), [GreedyText(PROMPT, [5, 9])]
     )
@@ -66,10 +63,10 @@ def test_what_the_file_does_not_hold(tmp_path: Path, target: Target, vocabulary:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     theirs = write(tmp_path / "theirs", dflash_config(target, rope_scaling=yarn), backbone(target))
     with pytest.raises(UserError, match="rope_type=yarn: the format holds fixed frequencies"):
-        GGUF.make(load_drafter(theirs, target))
+        MAKERS["gguf"](load_drafter(theirs, target))
     drafter, out = block_network(target, "taps", whole=True, options=FILL_IN), tmp_path / "out"
     with pytest.raises(UserError, match="--target-gguf FILE"):
-        GGUF.write(drafter, out, torch.float32, "")
+        write_export("gguf", drafter, out, torch.float32, "")
     raw = vocabulary.read_bytes()
     (tmp_path / "torn.gguf").write_bytes(raw[:100])
     at = raw.index(b"tokenizer.ggml.model") + len("tokenizer.ggml.model")
@@ -84,7 +81,7 @@ def test_what_the_file_does_not_hold(tmp_path: Path, target: Target, vocabulary:
     writer.close()
     for name in ("torn", "long", "number"):
         with pytest.raises(UserError, match=f"--target-gguf=.*{name}.gguf: can't be read"):
-            GGUF.write(drafter, out, torch.float32, "", tmp_path / f"{name}.gguf")
+            write_export("gguf", drafter, out, torch.float32, "", tmp_path / f"{name}.gguf")
     assert not out.exists()
 
 
@@ -94,7 +91,7 @@ def test_a_confidence_head_of_hidden_states_alone_gets_llama_cpps_columns(target
     )
     drafter.config = replace(drafter.config, confidence_input="hidden")
     drafter.confidence = drafter.new_confidence()
-    made = GGUF.make(drafter)
+    made = MAKERS["gguf"](drafter)
     weight, width = made.tensors["confidence_head.proj.weight"], drafter.config.hidden_size
     assert weight.shape == (1, width + made.config["markov_rank"]) and not weight[:, width:].any()
     assert torch.equal(weight[:, :width], drafter.confidence.out.weight)

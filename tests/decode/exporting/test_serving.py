@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 
-from decode.exporting.registry import FORMATS
-from decode.exporting.serving import (
-    ServedTarget,
-    resolved_name,
-)
+from decode.exporting.formats import MAKERS
+from decode.exporting.serving import ServedTarget, resolved_name, serve_block
 from specalign.lm.model import Target
 from tests.builders import block_network
 from tests.target_models import asking_target, write_gguf
@@ -48,10 +45,9 @@ def test_lines_are_those_of_engines_that_serve_it(
     target: Target, name: str, options: dict[str, Any], served: tuple[str, ...]
 ) -> None:
     config = replace(block_network(target, "taps", whole=True).config, **options)
-    lines = [snippet.lines[0] for snippet in FORMATS[name].serve(config, TARGET, "FOLDER")]
-    assert len(lines) == len(served) and all(a in b for a, b in zip(served, lines, strict=True)), (
-        lines
-    )
+    lines = [snippet.lines[0] for snippet in serve_block(name, config, TARGET, "FOLDER")]
+    assert len(lines) == len(served), lines
+    assert all(engine in line for engine, line in zip(served, lines, strict=True)), lines
 
 
 @pytest.mark.parametrize("folder", ["x 6'q \"z", "two  spaces/`tick`", "ein Ordner/é", "$HOME/a;b"])
@@ -59,8 +55,8 @@ def test_lines_name_folders_as_a_shell_and_python_read_them(target: Target, fold
     config = block_network(target, "taps", whole=True).config
     served = ServedTarget(folder, gguf=f"{folder}.gguf")
     found = 0
-    for form in FORMATS.values():
-        for snippet in form.serve(config, served, folder):
+    for form in MAKERS:
+        for snippet in serve_block(form, config, served, folder):
             if snippet.language == "bash":
                 (line,) = snippet.lines
                 assert sum(folder in word.replace('\\"', '"') for word in shlex.split(line)) >= 1, (
@@ -70,11 +66,7 @@ def test_lines_name_folders_as_a_shell_and_python_read_them(target: Target, fold
                 nodes = ast.walk(ast.parse("\n".join(snippet.lines)))
                 assert sum(isinstance(n, ast.Constant) and n.value == folder for n in nodes) == 3
             found += 1
-            assert snippet.as_markdown()[2].startswith("```") and all(
-                line in snippet.as_markdown() for line in snippet.lines
-            )
-            indent = (
-                "" if snippet.language == "python" else "      "
-            )  # Python is pasted as it stands
-            assert all(f"{indent}{line}" in snippet.as_text() for line in snippet.lines)
+            text = [*snippet.as_markdown(), *snippet.as_text()]
+            indent = "" if snippet.language == "python" else "      "  # Python is pasted as it is
+            assert all(line in text and f"{indent}{line}" in text for line in snippet.lines)
     assert found == 8

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import DynamicCache, GenerationConfig
 
-from decode.portable.checks import check_call, check_length
+from decode.portable.checks import check_call, check_model
 from decode.portable.generate import decode
 from tests.target_models import tiny_model
 
@@ -59,7 +59,7 @@ def test_texts_that_reach_another_rotary_table() -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
     dynamic = tiny_model("llama", 260, rope_parameters=rope, max_position_embeddings=24)
     for model, kind in ((longrope, "longrope"), (dynamic, "dynamic")):
-        check_length(model, 24)
+        check_model(model, 24)
         with pytest.raises(ValueError, match=f"^max_length=25: .* change at 24 tokens .{kind}"):
             loop = partial(decode, drafter=None, accepted=[], streamer=None)
             model.generate(IDS, max_new_tokens=21, custom_generate=loop)

@@ -11,7 +11,7 @@ import torch
 
 from decode.engine.decoder import Decoder
 from decode.engine.stock import stock_model
-from decode.exporting.registry import FORMATS
+from decode.exporting.formats import write_export
 from decode.portable.drafter import Drafter
 from decode.portable.generate import Text, generate
 from decode.proposers.block import BlockProposer
@@ -88,7 +88,7 @@ def assert_same(
     drafter: BlockDrafter, model: Any, out: Path, prompts: list[list[int]], new: int = 12
 ) -> None:
     """Every call accepts what ours accepts, every draft is ours, and outputs are plain ones."""
-    FORMATS["custom_generate"].write(drafter, out, torch.float32, "")
+    write_export("custom_generate", drafter, out, torch.float32, "")
     ours = Decoder(drafter.target, BlockProposer(drafter, tree_nodes=0))
     for prompt in prompts:
         wanted, accepted = ours.generate(prompt, max_new_tokens=new), list[int]()
@@ -103,7 +103,7 @@ def assert_same(
         )
         assert found[0, len(prompt) :].tolist() == wanted.tokens
         assert accepted == wanted.accepted
-        assert drafts_of(Drafter.read(out, model), model, prompt) == drafts_here(drafter, prompt)
+        assert drafts_of(Drafter(out, model), model, prompt) == drafts_here(drafter, prompt)
 
 
 @torch.no_grad()
@@ -134,14 +134,14 @@ def drafts_here(drafter: BlockDrafter, tokens: list[int]) -> list[int]:
 
 
 def test_models_of_another_shape_are_refused(tmp_path: Path, target: Target) -> None:
-    form = FORMATS["custom_generate"]
-    form.write(block_network(target, "shared_kv"), tmp_path / "out", torch.float32, "")
+    drafter = block_network(target, "shared_kv")
+    write_export("custom_generate", drafter, tmp_path / "out", torch.float32, "")
     with pytest.raises(ValueError, match="whose vocab_size is"):
-        Drafter.read(tmp_path / "out", tiny_model("llama", 300))
+        Drafter(tmp_path / "out", tiny_model("llama", 300))
     deeper = tiny_model("llama", target.vocab_size)
     deeper.config.num_hidden_layers += 1
     with pytest.raises(ValueError, match="whose num_target_layers is"):
-        Drafter.read(tmp_path / "out", deeper)
+        Drafter(tmp_path / "out", deeper)
     other = tiny_model("llama", target.vocab_size, num_key_value_heads=4)
     words: dict[str, Any] = {"drafter": str(tmp_path / "out"), "max_new_tokens": 4}
     with pytest.raises(ValueError, match="whose keys have other sizes than this model's 4 heads"):
@@ -149,4 +149,4 @@ def test_models_of_another_shape_are_refused(tmp_path: Path, target: Target) -> 
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     (tmp_path / "out" / "config.json").write_text(json.dumps({**config, "rotary": []}))
     with pytest.raises(ValueError, match="has rotary embeddings; GPT2LMHeadModel has none"):
-        Drafter.read(tmp_path / "out", tiny_model("gpt2", target.vocab_size))
+        Drafter(tmp_path / "out", tiny_model("gpt2", target.vocab_size))

@@ -1,8 +1,11 @@
-"""DiffuSpec in the engine: the length by hand, the path against its parts, and that the output stays the target's."""
+"""DiffuSpec: the path search against all paths, and in the engine the path against its parts."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ import torch
 from decode import Sampling
 from decode.engine.engine import Engine
 from decode.proposers.diffuspec import (
+    Column,
     DiffuSpecDrafter,
     DiffuSpecSession,
     NgramModel,
@@ -79,3 +83,89 @@ def test_the_path_is_the_searched_one_of_processed_marginals(
     expected = q.argmax(-1).tolist()
     ends = [i for i, token in enumerate(expected) if token in target.eos_ids]
     assert argmax.tokens_K.tolist() == expected[: ends[0] + 1 if ends else 6]
+
+
+END = 0
+
+
+def log(*pairs: tuple[int, float]) -> Column:
+    return [(token, pytest.approx(math.log(q))) for token, q in pairs]
+
+
+def test_the_fewest_tokens_that_hold_the_mass() -> None:
+    q = torch.tensor(
+        [[0.01, 0.05, 0.6, 0.24, 0.1], [0.0, 0.9, 0.1, 0.0, 0.0], [0.2, 0.2, 0.2, 0.2, 0.2]]
+    )
+    assert find_candidates(q, 0.8, 15, ())[:2] == [log((2, 0.6), (3, 0.24)), log((1, 0.9))]
+    assert find_candidates(q, 0.85, 15, ())[0] == log((2, 0.6), (3, 0.24), (4, 0.1))
+    assert find_candidates(q, 0.95, 15, ())[1] == log(
+        (1, 0.9), (2, 0.1)
+    )  # nothing of probability 0
+    assert find_candidates(q, 1.0, 15, ())[1] == log((1, 0.9), (2, 0.1))
+    assert [len(c) for c in find_candidates(q, 0.7, 15, ())] == [2, 1, 4]
+
+
+def reader(seed: int, V: int):  # type: ignore[no-untyped-def]
+    """Any left-to-right model: its distribution depends on the two tokens before."""
+    table = torch.randn(V + 1, V + 1, V, generator=torch.Generator().manual_seed(seed)).log_softmax(
+        -1
+    )
+
+    def read(path: tuple[int, ...], tokens: Sequence[int]) -> list[float]:
+        a, b = [V, V, *path][-2:]
+        return table[a, b, list(tokens)].tolist()
+
+    return read
+
+
+@pytest.mark.parametrize("ends", [(), (END,), (END, 1)])
+@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_wide_beam_finds_the_best_of_all_paths(
+    seed: int, weight: float, ends: tuple[int, ...]
+) -> None:
+    V, K = 4, 4
+    q = (torch.randn(K, V, generator=torch.Generator().manual_seed(seed)) * 2).softmax(-1)
+    lattice, read = find_candidates(q, 0.95, V, ends), reader(seed, V)
+
+    def per_token(path: tuple[int, ...]) -> float:
+        total = 0.0
+        for i, token in enumerate(path):
+            total += weight * dict(lattice[i])[token] + (1 - weight) * read(path[:i], [token])[0]
+        return total / len(path)
+
+    every = {
+        path
+        for n in range(1, K + 1)
+        for path in product(*([t for t, _ in column] for column in lattice[:n]))
+        if not set(path[:-1]) & set(ends) and (n == K or path[-1] in ends)
+    }
+    found = find_best_path(lattice, read, weight, V**K, ends)
+    assert tuple(found) in every and per_token(tuple(found)) == pytest.approx(
+        max(map(per_token, every))
+    )
+
+
+V = 6
+
+
+TEXT = torch.randint(
+    4, (50,), generator=torch.Generator().manual_seed(0)
+).tolist()  # 4 and 5 are never seen
+
+
+def test_against_the_formula() -> None:
+    model = NgramModel(V, 3, 0.5)
+    model.extend(TEXT)
+
+    def count(*ngram: int) -> int:
+        n = len(ngram)
+        return sum(tuple(TEXT[i : i + n]) == ngram for i in range(len(TEXT) - n + 1))
+
+    for a, b, c in [(0, 1, 2), (3, 3, 1), (2, 5, 0), (5, 0, 3), (1, 2, 4)]:
+        p = (count(c) + 0.5 / V) / (len(TEXT) + 0.5)
+        # the text's last token was followed by nothing
+        for context in ((b,), (a, b)):
+            followed = sum(count(*context, x) for x in range(V))
+            p = (count(*context, c) + 0.5 * p) / (followed + 0.5)
+        assert model.log_probs([9, a, b], [c]) == [pytest.approx(math.log(p))]

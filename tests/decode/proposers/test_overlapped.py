@@ -15,7 +15,7 @@ from tests.builders import PROMPT
 
 def test_drafting_ahead_is_used_and_is_what_would_have_been_drafted(parts: OpenDrafters) -> None:
     """The drafter is the target itself: every guess holds, so the main thread drafts only to begin and to end."""
-    decoder = build(read_method("duo:gamma=3:controller=fixed"), parts)
+    decoder = build(read_method("duo:draft_tokens=3:controller=fixed"), parts)
     drafted_by: list[threading.Thread] = []
     propose = AutoregressiveSession.propose
 
@@ -30,7 +30,7 @@ def test_drafting_ahead_is_used_and_is_what_would_have_been_drafted(parts: OpenD
     assert drafted_by.count(threading.main_thread()) <= 2 < len(drafted_by)
 
 
-@pytest.mark.parametrize("name", ["duo:gamma=2", "double"])
+@pytest.mark.parametrize("name", ["duo:draft_tokens=2", "double"])
 def test_no_thread_outlives_its_draft(parts: OpenDrafters, name: str) -> None:
     """One that did would halve the speed of everything decoded after it, plain decoding's too."""
     before = set(threading.enumerate())

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from decode.proposers.corpus import read_corpus
-from decode.proposers.retrieval import RetrievalDrafter, RetrievalSession
+from decode.proposers.retrieval import RetrievalDrafter, RetrievalSession, read_corpus
 from decode.proposers.suffix_automaton import Datastore
 from decode.speculation.proposal import Proposal
 from decode.speculation.tree import path_to

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from decode.speculation.lossy_rules import TYPICAL_DELTA, TYPICAL_EPSILON, top_beta, typical
 from decode.speculation.proposal import Proposal
 from decode.speculation.rules import Drafts, select_path
+from decode.speculation.verifiers import TYPICAL_DELTA, TYPICAL_EPSILON, top_beta, typical
 
 
 def test_self_selection_accepts_nothing_off_its_path() -> None:

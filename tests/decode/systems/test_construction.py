@@ -24,13 +24,13 @@ from tests.target_models import tiny_target
 
 METHODS = [
     *SYSTEMS,
-    "specdiff:gamma=5:steps=3",
-    "specdiff:gamma=4:nodes=6",
+    "specdiff:draft_tokens=5:steps=3",
+    "specdiff:draft_tokens=4:tree_nodes=6",
     "specdiff2:candidates=3:keep_q=true:verifier=traversal",
     "diffuspec:path_search=false",
     "hierarchical:inner=diffusion",
     "duo:controller=fixed",
-    "specdiff:gamma=5:copying=true",
+    "specdiff:draft_tokens=5:copying=true",
     "d2sd:copying=true",
 ]
 
@@ -60,7 +60,10 @@ def test_sampled_output_has_the_targets_joint_law(shallow_parts: OpenDrafters, n
 
 def test_errors_name_the_method(parts: OpenDrafters, target: Target) -> None:
     for text, says in (
-        ("specdiff:steps=2:nodes=4", "method 'specdiff:steps=2:nodes=4': tree_nodes=4: trees"),
+        (
+            "specdiff:steps=2:tree_nodes=4",
+            "method 'specdiff:steps=2:tree_nodes=4': tree_nodes=4: trees",
+        ),
     ):
         with pytest.raises(UserError, match=says):
             build(read_method(text), parts)
@@ -71,16 +74,16 @@ def test_errors_name_the_method(parts: OpenDrafters, target: Target) -> None:
 def test_draft_tokens(parts: OpenDrafters) -> None:
     """More than the drafter drafts are refused in a method, where a sweep would show one point under several
     names; the command's option is an upper limit."""
-    for text in ("block:gamma=5", "block_tree:gamma=5", "d2sd:gamma=9"):
+    for text in ("block:draft_tokens=5", "block_tree:draft_tokens=5", "d2sd:draft_tokens=9"):
         with pytest.raises(UserError, match="this drafter drafts at most 4 tokens"):
             build(read_method(text), parts)
     for text, limit, tokens in (
         ("block", 9, 4),
         ("d2sd", 9, 4),
-        ("block:gamma=none", None, 4),
-        ("lookup:gamma=3", 9, 3),
-        ("specdiff:gamma=9", None, 9),
-        ("combined:gamma=2", None, 2),
+        ("block:draft_tokens=none", None, 4),
+        ("lookup:draft_tokens=3", 9, 3),
+        ("specdiff:draft_tokens=9", None, 9),
+        ("combined:draft_tokens=2", None, 2),
     ):
         drafter = build(read_method(text), parts, limit).drafter
         assert drafter is not None and drafter.draft_tokens == tokens, text
@@ -89,7 +92,7 @@ def test_draft_tokens(parts: OpenDrafters) -> None:
 def test_targets_whose_drafts_may_not_branch() -> None:
     by_place = load_target("debug-gptneo", dtype="float32", device="cpu")
     parts = OpenDrafters(by_place, {"diffusion": object(), "block": object()})
-    for text in ("specdiff2", "block_tree", "specdiff:nodes=5", "retrieval:nodes=4"):
+    for text in ("specdiff2", "block_tree", "specdiff:tree_nodes=5", "retrieval:tree_nodes=4"):
         with pytest.raises(
             UserError, match="can't attend along branches, so drafts may not branch"
         ):

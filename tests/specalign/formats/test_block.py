@@ -102,8 +102,8 @@ def test_weights_that_do_not_fit(target: Target, samples: data.Samples, tmp_path
     for name, tensor, says in (
         ("odd", torch.zeros(1), "unknown tensor 'odd'"),
         ("fc.weight", weights["fc.weight"] * torch.nan, "fc.weight holds values that are not"),
-        ("draft_vocab", vocab.flip(0), "draft_vocab must be ascending token ids"),
-        ("draft_vocab", vocab + 5000, "draft_vocab must be ascending token ids"),
+        ("draft_vocab", vocab.flip(0), "draft_vocab must hold ascending"),
+        ("draft_vocab", vocab + 5000, "draft_vocab must hold ascending"),
     ):
         save_file({**weights, name: tensor}, file)
         fails(tmp_path, target, says)

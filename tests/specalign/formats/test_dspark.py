@@ -81,7 +81,7 @@ def test_read_heads_that_do_not_fit(target: Target) -> None:
     held = markov_tensors(target, "vanilla", 1, 9)
     held["markov_head.markov_w2.weight"].zero_()
     found = take_heads(held, {"markov_rank": 1, "markov": "vanilla"}, width, HERE)
-    assert found.settings == {"markov_rank": 0, "markov": ""} and not found.tensors and not held
+    assert found == ({"markov_rank": 0, "markov": ""}, {}) and not held
 
 
 @pytest.mark.parametrize("reads", ["markov", "hidden"])

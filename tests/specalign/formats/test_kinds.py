@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from specalign.formats.kinds import DrafterKind, kind_of_config, kind_of_drafter
-from specalign.formats.layouts import is_block, layout_of, made_for
+from specalign.formats.kinds import (
+    DrafterKind,
+    is_block,
+    kind_of_config,
+    kind_of_drafter,
+    layout_of,
+    made_for,
+)
 
 DREAM = {"architectures": ["DreamModel"], "model_type": "Dream"}
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}

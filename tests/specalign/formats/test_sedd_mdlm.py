@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from specalign.common.errors import UserError
-from specalign.formats.sedd_mdlm import load_published, save_ddit
-from specalign.formats.sedd_mdlm_config import ScheduleSpec
+from specalign.formats.sedd_mdlm import ScheduleSpec, load_published, save_ddit
 from specalign.models.ddit import DDiT
 from tests.published_ddits import BD3LM, MDLM, RADD, SEDD, network, state, write_hub
 
@@ -91,7 +90,7 @@ def without(config: dict[str, Any], key: str) -> dict[str, Any]:
     [
         (without(SEDD, "tokens") | {"model_type": "sedd"}, "config.json: missing key 'tokens'"),
         ({**SEDD, "tokens": "many"}, "tokens must be a whole number, not 'many'"),
-        ({**SEDD, "graph": {"type": "absorbing"}}, "graph.type: .*'absorbing'.*'absorb'"),
+        ({**SEDD, "graph": {"type": "absorbing"}}, "graph.type='absorbing': must be one of .*'absorb'"),
         ({**SEDD, "noise": {"type": "geometric", "sigma_min": 2, "sigma_max": 1}}, "noise.sigma_min=2 and sigma_max=1"),
         ({**SEDD, "model": {**SEDD["model"], "n_heads": 3}}, "config.json: ddit config: hidden_size=16, n_heads=3"),
         ({**SEDD, "mask_token_id": 11}, r"mask_token_id=11 is not an id within 0\.\.10"),

