@@ -1,5 +1,5 @@
 """`python -m align.features recipe=NAME …`: compute the target's outputs for training once and
-store them on disk.
+store them.
 
 Stores what `align.train` with the same arguments reads, in its order, up to `trainer.features_gb`;
 training computes further rows itself. Rerun an interrupted command to resume it.

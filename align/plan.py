@@ -1,4 +1,4 @@
-"""`python -m align.plan recipe=NAME …`: what a recipe will take, before it starts.
+"""`python -m align.plan recipe=NAME …`: estimate time, memory and τ of a recipe before it runs.
 
 Parameters, memory, time, expected τ, and what does not fit, with the key to change (exit code 1).
 The target's config.json is enough. Where its weights are, a short pilot measures the time.

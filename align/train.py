@@ -1,5 +1,7 @@
-"""`python -m align.train recipe=NAME …`: train a drafter towards its target on text that the target
-generates. Missing text is generated first (data.write=never refuses)."""
+"""`python -m align.train recipe=NAME …`: train a drafter on text that the target generates.
+
+Missing text is generated first (data.write=never refuses).
+"""
 
 from __future__ import annotations
 

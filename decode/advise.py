@@ -1,5 +1,5 @@
-"""`python -m decode.advise --target … --drafter …`: how much to draft on this machine, and up to
-which batch size drafting pays.
+"""`python -m decode.advise --target … --drafter …`: measure how many tokens to draft on this
+machine, by batch size.
 
 Times the target's forward pass over batches, rows and contexts, and drafting and acceptance on
 prompts over temperatures. From these costs it computes what is fastest at any batch of 1 to 32,

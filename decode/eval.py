@@ -1,5 +1,5 @@
-"""`python -m decode.eval --suite mtbench`: how much faster, with what confidence, and is the output
-the same?
+"""`python -m decode.eval --suite mtbench`: measure the speed-up, and check that the output is
+unchanged.
 
 Plain decoding and the methods (`--methods all`: every system whose drafter is given) run side by
 side on every prompt. Each record is written to `--out` at once; summary, page and table are made

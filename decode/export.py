@@ -1,5 +1,5 @@
-"""`python -m decode.export --drafter DIR --format dflash --out DIR`: a drafter as other engines
-load it, checked."""
+"""`python -m decode.export --drafter DIR --format dflash --out DIR`: export a drafter for other
+engines and check the export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m decode.generate "prompt"`: stream the target's answer, drafted ahead, and report its
+"""`python -m decode.generate "prompt"`: print the target's answer, decoded with drafts, and its
 speed."""
 
 from __future__ import annotations

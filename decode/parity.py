@@ -1,5 +1,5 @@
-"""`python -m decode.parity --drafter DIR --engine URL|transformers`: does an engine draft
-with this drafter what was trained?"""
+"""`python -m decode.parity --drafter DIR --engine URL|transformers`: check that an engine drafts as
+this project's decoder does."""
 
 from __future__ import annotations
 

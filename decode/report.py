@@ -1,4 +1,4 @@
-"""`python -m decode.report DIR`: remake summary, page and picture from the records."""
+"""`python -m decode.report DIR`: rebuild the summary, page and plots from the records."""
 
 from __future__ import annotations
 

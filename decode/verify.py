@@ -1,5 +1,4 @@
-"""`python -m decode.verify`: is this pair lossless here, on this machine, with these weights? A
-verdict on one page.
+"""`python -m decode.verify`: check that a pair is lossless on this machine.
 
 Six exact checks, on rounds that decoding really ran:
 

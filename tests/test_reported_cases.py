@@ -53,7 +53,7 @@ CASES = {
     "lightseekorg/tokenspeed#326": "align/makers/test_choices.py::test_an_id_that_no_token_has_comes_first",
     "axolotl-ai-cloud/axolotl#3079": "align/config/test_wandb_runs.py::test_every_trial_has_its_own_folder",
     "Lightning-Universe/Training-Studio_app#27": "align/config/test_arguments.py::test_every_form_of_an_agents_command_line_gives_the_trials_values",
-    "Nerogar/OneTrainer#1604": "align/training/test_schedule.py::test_a_run_resumes_with_the_row_after_the_last_one",
+    "Nerogar/OneTrainer#1604": "align/training/test_run.py::test_a_run_resumes_with_the_row_after_the_last_one",
     "oobabooga/textgen#6692": "align/data/test_synthesis.py::test_a_folder_keeps_its_date",
     "vllm-project/vllm#52304": f"{HERE}::test_raw_text_begins_as_the_tokenizer_begins_it",
     "ggml-org/llama.cpp#3966": "specalign/gguf/test_tokenizer.py::test_bos_is_put_where_the_file_or_its_kind_says",

@@ -23,7 +23,6 @@ from specalign.common.text import short
 from specalign.lm.model import Target
 from specalign.rows.conversation import is_message
 
-
 LOADING_OPTIONS = ("system", "template_kwargs", "dtype", "device", "method", "draft_tokens")
 
 

@@ -233,7 +233,9 @@ class BlockSystem(DraftingSystem, name=BLOCK, needs=(BLOCK,), grid=_TO_16):
     confidence: float = option(0.0, float, least=0, most=1)
 
 
-class BlockTree(DraftingSystem, name="block_tree", needs=(BLOCK,), grid={"tree_nodes": (3, 5, 8, 16)}):
+class BlockTree(
+    DraftingSystem, name="block_tree", needs=(BLOCK,), grid={"tree_nodes": (3, 5, 8, 16)}
+):
     """the block drafter, a tree of its most probable paths"""
 
     draft_tokens: int | None = count_option()

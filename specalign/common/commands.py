@@ -21,6 +21,13 @@ class OptionParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (--help lists the options)")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        for word in words:
+            if word.startswith("--") and word.endswith("=--"):  # argparse would return a list
+                self.error(f"{word!r} has no value")
+        return super().parse_known_args(words, namespace)
+
 
 def path(text: str) -> Path:
     """An option's path, with `~` in full."""
