@@ -114,10 +114,10 @@ class Synthesis:
         self.fruitless = 0 if len(samples) or self.prompts else self.fruitless + 1
         if self.fruitless == FRUITLESS_BATCHES:
             raise UserError(
-                f"{folder}: nothing of {FRUITLESS_BATCHES} batches in a row was kept (dropped so "
-                f"far: {_list_counts(dropped)}); data.near_duplicate_threshold, "
-                "data.prompt_temperature, data.max_prompt_tokens and data.writer decide, or give "
-                "prompts (data.prompts); delete the folder before the next try"
+                f"{folder}: no sample of {FRUITLESS_BATCHES} batches in a row was kept (dropped so "
+                f"far: {_list_counts(dropped)}); change data.near_duplicate_threshold, "
+                "data.prompt_temperature, data.max_prompt_tokens or data.writer, or give "
+                "prompts (data.prompts); delete the folder before retrying"
             )
         return True
 
@@ -169,7 +169,7 @@ class Synthesis:
             except UserError as error:
                 found.append(None)
                 if not self.quiet:
-                    say(f"written again: {error}")
+                    say(f"regenerating: {error}")
         if self.done and None not in found:
             return
         restored = {**manifest, "samples": 0, "tokens": 0, "answer_tokens": 0, "sha256": []}
@@ -200,7 +200,7 @@ def _check_settings(folder: Path, found: Manifest, wanted: Mapping[str, object])
         if not is_same(found, key, value):
             raise UserError(
                 f"{folder}/manifest.json: {key} is {found.get(key)!r}, this recipe says {value!r}; "
-                "give the data.… keys that it was written with, or another data.path"
+                "use the data.… keys that it was generated with, or another data.path"
             )
 
 
@@ -213,9 +213,9 @@ def synthesize(recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = F
     with closing(Synthesis(recipe, target, folder, quiet)) as writing:
         manifest = writing.manifest
         if manifest["samples"] and not quiet:
-            state = "is finished" if writing.done else f"continues to {d.samples} samples"
+            state = "is finished" if writing.done else f"is resumed up to {d.samples} samples"
             say(
-                f"{folder} {state}: {manifest['samples']} samples, {manifest['tokens']} tokens exist"
+                f"{folder} {state}: {manifest['samples']} samples, {manifest['tokens']} tokens so far"
             )
         if writing.done:
             return manifest
@@ -227,7 +227,7 @@ def synthesize(recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = F
     dropped = _list_counts(manifest["dropped"])
     if not manifest["samples"]:
         raise UserError(
-            f"{folder}: data.prompts={d.prompts!r} gave no sample (texts left out: {dropped})"
+            f"{folder}: data.prompts={d.prompts!r} produced no samples (texts left out: {dropped})"
         )
     if not quiet:
         rate = (manifest["tokens"] - written) / max(time.monotonic() - start, 1e-9)
@@ -236,7 +236,7 @@ def synthesize(recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = F
             f"({rate:.0f} kept tokens/s; texts left out: {dropped})"
         )
         if manifest["samples"] < d.samples:
-            say(f"note: the prompts ended after {manifest['samples']} of {d.samples} samples")
+            say(f"note: there were prompts for only {manifest['samples']} of {d.samples} samples")
     return manifest
 
 

@@ -79,7 +79,7 @@ def _check_settings(recipe: Recipe, target: TargetInfo) -> Manifest:
         if not is_same(found, key, wanted[key]):
             raise UserError(
                 f"{folder}/manifest.json: {key} is {found.get(key)!r}, this recipe says "
-                f"{wanted[key]!r}; give the keys that it was read with, or another data.path"
+                f"{wanted[key]!r}; use the keys that it was read with, or another data.path"
             )
     return manifest
 
@@ -174,13 +174,13 @@ class _TextReader:
             return []
         self.seen.add(digest)
         if self.passages.occur_in(document):
-            left_out["documents with a passage of data.exclude"] += 1
+            left_out["documents that contain a passage of data.exclude"] += 1
             return []
         tokenizer, size = self.target.tokenizer, self.target.vocab_size
         try:
             tokens = text_ids(tokenizer, document, size, "a document", verbose=False)
         except UserError:
-            left_out["documents with a token that the target has not"] += 1
+            left_out["documents with tokens that the target lacks"] += 1
             return []
         step = self.piece_length
         parts = [tokens[i : i + step] for i in range(0, len(tokens), step)]
@@ -202,12 +202,12 @@ def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> Manif
             if is_read(recipe):
                 return read_text_manifest(folder)
         except UserError as error:
-            say(f"read again: {error}", error=True)
+            say(f"rereading: {error}", error=True)
     manifest = _make_manifest(recipe, target)
     passages, manifest["unchecked"] = read_excluded(d.exclude)
     if manifest["unchecked"] and not quiet:
         names = ", ".join(manifest["unchecked"])
-        say(f"warning: data.text is not compared with {names}: unavailable here", error=True)
+        say(f"warning: data.text is not checked against {names}: unavailable here", error=True)
     reader = _TextReader(target, manifest, passages)
     while manifest["tokens"] < d.text_tokens:
         samples = reader.read_shard(min(SHARD_TOKENS, d.text_tokens - manifest["tokens"]))

@@ -45,7 +45,7 @@ def check_answers(
     if share < _LEAST_SHARE:
         raise UserError(
             f"{who} is not target.name={target.spec!r}: the target would choose {share:.0%} of its "
-            f"greedy tokens, at least {_LEAST_SHARE:.0%} are required (data.server_check=never "
+            f"greedy tokens, but at least {_LEAST_SHARE:.0%} are required (data.server_check=never "
             "skips this check)"
         )
     return share

@@ -51,7 +51,7 @@ class Served(Source):
         limit = model.get("max_model_len")
         if isinstance(limit, int) and limit < self.plan.capacity:
             raise UserError(
-                f"{url}: {name!r} takes {limit} tokens, a sample may have {self.plan.capacity} "
+                f"{url}: {name!r} accepts {limit} tokens, a sample can have {self.plan.capacity} "
                 "(data.max_prompt_tokens, data.max_answer_tokens)"
             )
         completions = Completions(self.client, name, target, d.top_p, d.top_k)
@@ -61,13 +61,15 @@ class Served(Source):
         ]
         await completions.find_dialect(requests[0])
         ids = "exact token ids" if completions.dialect.ids_out else "text that is tokenized again"
-        line = f"{url} writes as {name!r}, up to {d.concurrency} requests at once, {ids}"
+        line = f"generating with {name!r} at {url}, up to {d.concurrency} requests at once, {ids}"
         if d.server_check == "auto" and isinstance(target, Target):
             answers = await asyncio.gather(*(_answer(completions, probe) for probe in requests))
             if not any(answers):
                 raise UserError(f"{url}: {name!r} gave no usable answer")
             share = check_answers(target, prompts, answers, f"{url}: {name!r}")
-            line += f"; {share:.0%} of its greedy tokens to {len(prompts)} prompts are the target's"
+            line += (
+                f"; {share:.0%} of its greedy tokens for {len(prompts)} prompts match the target's"
+            )
         if not self.quiet:
             say(line)
         return completions

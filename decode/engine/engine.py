@@ -242,7 +242,7 @@ class Engine:
         proposal = self.session.propose(room) if room > 0 else None
         if proposal is not None and self.target.chains_only and proposal.branches:
             why = f"target {self.target.spec!r} {self.target.why_chains_only}"
-            raise UserError(f"{why}: drafts may not branch (tree_nodes=0)")
+            raise UserError(f"{why}: drafts can't branch (use tree_nodes=0)")
         return NO_DRAFTS if proposal is None else proposal.cut(room)
 
     def _round(self, logits_MV: Tensor, proposal: Proposal) -> Round:

@@ -115,7 +115,7 @@ def read_candidates(recipes: Sequence[str], words: Sequence[str]) -> list[Compar
         values = parse_yaml(_run_align(*arguments, "--print", capture=True), recipe)
         if not values["trainer"].get("milestones"):
             raise UserError(
-                f"{recipe}: trainer.milestones is empty: after how many tokens is it measured?"
+                f"{recipe}: trainer.milestones is empty: list the token counts at which to measure"
             )
         found.append(ComparedRecipe(arguments, values))
     first = found[0]
@@ -128,7 +128,7 @@ def read_candidates(recipes: Sequence[str], words: Sequence[str]) -> list[Compar
             if other.shared[key] != value:
                 raise UserError(
                     f"{other.name}: {key}={other.shared[key]}, {first.name} has {value}: compared "
-                    "recipes must share it"
+                    "recipes must use the same value"
                 )
     return found
 
@@ -139,7 +139,7 @@ def check_method(method: Method, candidates: Sequence[ComparedRecipe]) -> None:
     for candidate in candidates:
         if method.needs not in ((ANY,), (candidate.kind,)):
             raise UserError(
-                f"--method {method.name} needs other drafters than the {candidate.kind} drafter "
+                f"--method {method.name} can't use the {candidate.kind} drafter "
                 f"that {candidate.name} trains: try --method drafter"
             )
 
@@ -213,7 +213,7 @@ def _open_folder(folder: Path, drafters: dict[str, Path], settings: JsonObject) 
         for key, value in settings.items():
             if before.get(key) != value:
                 raise UserError(
-                    f"{folder} holds a comparison with another {key}: give another --out"
+                    f"{folder} contains a comparison with another {key}: choose another --out"
                 )
         old = before["drafters"]
         valid = {PLAIN, *(method for method, value in hashes.items() if old.get(method) == value)}

@@ -241,7 +241,7 @@ def time_rounds(
     outputs = [decoder.generate(prompt, limit, sampling=sampling) for prompt in prompts]
     calls = sum(out.calls for out in outputs)
     if not calls:
-        raise UserError("every output ended at its first token: give other prompts (--prompts)")
+        raise UserError("every output ended at its first token: use other prompts (--prompts)")
     context = sum(_mean_context(out) * out.calls for out in outputs) / calls
     draft = sum(out.draft_seconds for out in outputs) / calls
     per_round = sum(out.seconds for out in outputs) / calls

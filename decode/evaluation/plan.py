@@ -71,8 +71,8 @@ def _options_of_any(methods: Sequence[Method], config: EvalConfig) -> dict[str, 
     unread = [*options, *(["drafter_tokenizer"] if config.drafter_tokenizer else [])]
     if unread and not any(ANY in method.needs for method in methods):
         raise UserError(
-            f"--{unread[0].replace('_', '-')} is read by the methods drafter and combined, and "
-            "neither is measured; other methods take options after colons (specdiff:steps=2)"
+            f"--{unread[0].replace('_', '-')} applies only to the methods drafter and combined, and "
+            "neither is measured; give other methods their options after colons (specdiff:steps=2)"
         )
     return options
 

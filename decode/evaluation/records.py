@@ -222,13 +222,13 @@ def _empty(folder: Path) -> None:
 
 def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     changes = [
-        f"{key}: {cut(str(old.get(key)), 40)} there, {cut(str(new.get(key)), 40)} now"
+        f"{key}: {cut(str(old.get(key)), 40)} before, {cut(str(new.get(key)), 40)} now"
         for key in dict.fromkeys([*new, *old])
         if old.get(key) != new.get(key)
     ]
     if changes:
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise UserError(
-            f"--out={str(folder)!r} holds a measurement under other settings "
+            f"--out={str(folder)!r} contains a measurement with other settings "
             f"({'; '.join(changes[:3])}{more}): choose another folder, or --no-resume to replace it"
         )

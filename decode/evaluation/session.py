@@ -145,7 +145,7 @@ def _run_missing(
     done = len(tasks) - len(missing)
     if records:
         note = "" if missing else " (--no-resume measures again)"
-        console.say(f"continuing {folder}: {done} of {len(tasks)} rounds are there{note}")
+        console.say(f"resuming {folder}: {done} of {len(tasks)} rounds are done{note}")
     if not missing:
         return
     tokens = list(missing[0].tokens)

@@ -166,7 +166,11 @@ def baseline_line(check: Mapping[str, Any] | None) -> str:
         return ""
     if "error" in check:
         return f"transformers' own generate could not be timed: {check['error']}"
-    same = "the same tokens" if check["identical"] else "other tokens: the two round differently"
+    same = (
+        "the same tokens"
+        if check["identical"]
+        else "different tokens, because the two round differently"
+    )
     ratios: Sequence[float] = check.get("ratios") or []
     each = f", {min(ratios):.2f} to {max(ratios):.2f} each" if ratios else ""
     fair = [ratio >= FAIR for ratio in (check["ratio"], *ratios)]

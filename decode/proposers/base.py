@@ -79,7 +79,7 @@ class Drafter:
     draft_tokens: int
     """K: the most tokens that it drafts per round; of a tree, its levels."""
     draft_nodes: int
-    """The most tokens in one proposal: `draft_tokens` unless it drafts trees."""
+    """The largest number of tokens in one proposal: `draft_tokens` unless it drafts trees."""
     session: type[DraftSession]
 
     def law(self, sampling: Sampling) -> Law:

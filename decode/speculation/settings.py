@@ -125,8 +125,7 @@ def read_sampling(sampling: Sampling | None, options: Mapping[str, Any]) -> Samp
     ]
     if chosen.greedy and unused:
         say_once(
-            f"note: {', '.join(unused)} without effect: temperature=0 is greedy (temperature=1 "
-            "samples)"
+            f"note: {', '.join(unused)} ignored: temperature=0 is greedy (temperature=1 samples)"
         )
     return chosen
 

@@ -125,7 +125,9 @@ def _make_decoder(
     if not isinstance(target, Target):
         target = load_target(spec, *place, decoding=True, **model)
     elif model["template_kwargs"] or model["system"] is not None:
-        raise UserError("template_kwargs and system belong to load_target: the target is loaded")
+        raise UserError(
+            "pass template_kwargs and system to load_target: the target is already loaded"
+        )
     if note:
         say(note, error=True)
     if given is None or isinstance(given, str):
@@ -159,7 +161,7 @@ def _resolve_drafter(
     if shipped is not None or by_name:
         return shipped, ""
     where = f"at {DEFAULT_DRAFTER}" if is_default(spec) else f"is shipped for {spec}"
-    return LOOKUP, f"note: no drafter {where}: drafting by prompt lookup"
+    return LOOKUP, f"note: no drafter {where}; drafting with prompt lookup"
 
 
 def _choose_by_name(
@@ -185,7 +187,7 @@ def _choose_by_drafter(
     if drafter is None or drafter in NO_FOLDERS:
         check_options(options, trees=False)
         if tokenizer is not None:
-            raise UserError("drafter_tokenizer belongs to a trained drafter, and none is given")
+            raise UserError("drafter_tokenizer needs a trained drafter, and none is given")
         return read_method(LOOKUP if drafter == LOOKUP else PLAIN), {}
     if not isinstance(drafter, str):
         return read_method(DRAFTER), {}

@@ -33,8 +33,8 @@ def check_checksums(folder: Path) -> None:
     for file, sha256 in _read_checksums(folder).items():
         if file.is_file() and sha256_file(file) != sha256:
             raise UserError(
-                f"{file}: has changed since it was saved; fetch or train it again, or remove "
-                f"{CHECKSUMS} if that was you"
+                f"{file}: has changed since it was saved; fetch or train it again, or delete "
+                f"{CHECKSUMS} if the change is intended"
             )
 
 

@@ -44,7 +44,7 @@ class Claim:
             self._lock.acquire()
         except Timeout:
             raise FolderInUse(
-                f"{key}={folder}: another process writes there; wait until it ends, or choose "
+                f"{key}={folder}: another process is writing there; wait until it finishes, or choose "
                 "another folder"
             ) from None
         except (OSError, RuntimeError, ValueError) as error:
@@ -77,7 +77,7 @@ def claim_when_free(folder: Path, key: str, report: Callable[[str], object]) -> 
     before the wait. Raises UserError: the folder can't be written."""
     with suppress(FolderInUse):
         return Claim(folder, key)
-    report(f"note: {key}={folder}: another process writes there; this one waits for it")
+    report(f"note: {key}={folder}: another process is writing there; waiting for it")
     while True:
         with suppress(FolderInUse):
             return Claim(folder, key)

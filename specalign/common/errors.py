@@ -98,7 +98,7 @@ def what_happened(error: BaseException) -> tuple[str, int] | None:
             text = f"{' → '.join(names)}: {error.strerror}"
         return text, 1 if error.errno in _DISK else 2
     if system_number(error) in _DISK or "PytorchStreamWriter" in text:
-        return f"a file can't be written, the disk is full or broken ({text[:120]})", 1
+        return f"can't write a file: the disk is full or broken ({text[:120]})", 1
     is_memory = isinstance(error, RuntimeError) and re.search(_OUT_OF_MEMORY, text)
     if isinstance(error, MemoryError) or is_memory:
         return f"not enough memory: {text[:200]}", 2
@@ -128,7 +128,7 @@ def cli(main: Callable[..., Any]) -> Callable[..., None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(128 + signal.SIGPIPE) from None
         except KeyboardInterrupt:
-            say("interrupted: run the same command again to continue", error=True)
+            say("interrupted; rerun the command to resume", error=True)
             raise SystemExit(130) from None
         except Exception as error:
             found = what_happened(error)

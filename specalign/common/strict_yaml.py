@@ -44,7 +44,7 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str) or key in result:
-            problem = f"key {key!r} {'stands twice' if isinstance(key, str) else 'is not a name'}"
+            problem = f"key {key!r} {'occurs twice' if isinstance(key, str) else 'is not a name'}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
         result[key] = loader.construct_object(value_node, deep=True)
     return result

@@ -59,7 +59,7 @@ def chat_note(drafter: str, now: Chat, tokenizer: PreTrainedTokenizerBase) -> st
         if len(texts) == 1:
             return None
     options = f" ({quote_arguments(trained.arguments).strip()})" if trained else ""
-    plain = "no template switches and no system prompt"
+    plain = "no template variables and no system prompt"
     return (
         f"note: drafter {short(drafter, 200)} was trained with {trained.description or plain}; "
         f"decoding uses {now.description or plain}: fewer drafts may be accepted{options}"

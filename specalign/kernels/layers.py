@@ -197,7 +197,7 @@ class LayerStack:
             self.fields.state_norm = self._vector(norm, self.width)
         self.library = rows_library()
         if self.library.layers_layout() != _LAYOUT:
-            raise ValueError("the library was compiled from other files: make setup")
+            raise ValueError("the library was compiled from different sources: run make setup")
 
     def _layer(self, weights: Weights) -> _Layer:
         found, width, inner, head = _Layer(), self.width, self.inner, self.head_width

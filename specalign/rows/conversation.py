@@ -136,7 +136,7 @@ def read_messages(values: Iterable[object]) -> list[Message]:
 
 def _read_message(value: Mapping[str, object], role: str) -> Message:
     if any(value.get(key) for key in _MEDIA_KEYS):
-        raise UnusableRow("with parts that are no text (images, sound)")
+        raise UnusableRow("with parts that are not text (images, audio)")
     message: Message = {"role": role, "content": read_text_parts(_first(value, CONTENT_KEYS))}
     for key in _COPIED_KEYS:
         if value.get(key) not in (None, "", []):
@@ -179,7 +179,7 @@ def read_text_parts(content: object) -> str:
         return ""
     parts = [content] if isinstance(content, dict) else content
     if not isinstance(parts, list):
-        raise UnusableRow("with content that is no text")
+        raise UnusableRow("with content that is not text")
     texts = []
     for part in parts:
         text = part
@@ -188,7 +188,7 @@ def read_text_parts(content: object) -> str:
         if isinstance(text, str):
             texts.append(text)
         elif part is not None:
-            raise UnusableRow("with parts that are no text (images, sound)")
+            raise UnusableRow("with parts that are not text (images, audio)")
     return "\n".join(texts)
 
 

@@ -159,12 +159,12 @@ def text_model(target: Target) -> TextModel:
         return TextModel(type(model).__name__, config, dict(model.state_dict()), embedding, head)
     base = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     if base is None:
-        raise NotImplementedError(f"transformers has no {config.model_type} of its text alone")
+        raise NotImplementedError(f"transformers has no text-only {config.model_type}")
     with torch.device("meta"):
         empty = getattr(transformers, base)(config)
     body = decoder(empty)
     if type(body) is not type(target.body):
-        raise NotImplementedError(f"{base} of its text alone is built in another way")
+        raise NotImplementedError(f"the text-only {base} is built differently")
     embedding, head = embedding_names(empty)
     inside = _name(empty, body).removesuffix("weight")
     tensors = {f"{inside}{name}": tensor for name, tensor in target.body.state_dict().items()}
