@@ -1,4 +1,5 @@
-"""`python -m decode.generate "prompt"`: answer a prompt with speculative decoding and print the speed."""
+"""`python -m decode.generate "prompt"`: answer a prompt with speculative decoding and print the
+speed."""
 
 from __future__ import annotations
 

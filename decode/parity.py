@@ -14,7 +14,8 @@ ENGINES = ("transformers", "vllm")
 VLLM = "http://127.0.0.1:8000"
 """The default address of `vllm serve`."""
 _EPILOG = """example: python -m decode.parity --drafter runs/mine/drafter --engine vllm --export exported;
-exit codes: 0 the same, 1 the files do not match this drafter, 2 invalid input, 3 the files match but the engine drafts differently"""
+exit codes: 0 the same, 1 the files do not match this drafter, 2 invalid input, 3 the files match
+but the engine drafts differently"""
 
 
 def parser() -> Parser:

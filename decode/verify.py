@@ -1,20 +1,21 @@
-"""`python -m decode.verify`: check that decoding is lossless with a target and a drafter on this machine.
+"""`python -m decode.verify`: check that decoding is lossless with a target and a drafter on this
+machine.
 
-Six exact checks, on rounds that decoding really ran:
+Runs six exact checks on recorded decoding rounds:
 
-    rows         what verification received is the distribution of a fresh, cache-less forward pass,
-                 processed by transformers
-    proposals    drafts are distributed as the q that is reported with them
-    rule         the verifier turns any p and q into exactly p
+    rows         the distribution used in verification equals that of a fresh forward pass without a
+                 cache, processed by transformers
+    proposals    drafts follow the distribution q that is reported with them
+    rule         for any p and q, the verifier's output follows exactly p
     randomness   every random number comes from the request's own generator and is used once
-    commit       the text is the accepted path and the next token of each round, and ends where it
-                 must
-    end_to_end   greedy text equals plain decoding's and transformers' generate; the joint law of
-                 four sampled tokens is p's
+    commit       the text consists of the prompt and each round's accepted path and next token, and
+                 ends where it must
+    end_to_end   greedy outputs equal those of plain decoding and of transformers' generate; the
+                 joint distribution of four sampled tokens is p's
 
-Exit code 1 when a difference is found that rounding does not explain; replay.json then runs the
-batch of the first one again. `--self-test` plants classic bugs in the running engine, one
-at a time, and says which check catches each.
+The exit code is 1 if a check finds a difference that rounding does not explain; `--replay
+replay.json` then reruns the batch of the first one. `--self-test` plants classic bugs in the engine,
+one at a time, and reports which check catches each.
 """
 
 from __future__ import annotations

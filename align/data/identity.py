@@ -1,4 +1,4 @@
-"""The settings that a folder's samples depend on, as its manifest records them."""
+"""The settings that a data folder's samples depend on, as recorded in its manifest."""
 
 from __future__ import annotations
 

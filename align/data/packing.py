@@ -1,4 +1,4 @@
-"""Samples as packed rows of one length, and the share that is held out."""
+"""Packs samples into rows of equal length, and holds out a share for validation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training data of a run: the target's texts, generated first if missing, and other text."""
+"""The training data of a run: generated text (generated first if missing) and other text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SAME_TEXTS = ("writer", "target_sha256", "dtype", "seed", "batch_size")
 
 @dataclass
 class Supply:
-    """The texts of one run. training, validation: the target's texts on each side. text: other
+    """The data of one run. training, validation: generated samples of each split. text: other
     text."""
 
     folder: Path
@@ -83,7 +83,8 @@ def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
     if target.anatomy.by_place and d.length > target.context_limit:
         raise UserError(
             f"data.length={d.length}: target {target.spec!r} numbers positions across a packed row "
-            f"and its context is {target.context_limit} tokens; use data.length={target.context_limit}"
+            f"and its context is {target.context_limit} tokens; use "
+            f"data.length={target.context_limit}"
         )
     text = text_manifest = None
     if d.text:

@@ -1,4 +1,5 @@
-"""The target writes its training data: batches of prompts and answers, resumable after a kill."""
+"""Generates training data with the target: batches of prompts and answers, resumable when
+killed."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ LINE_EVERY = 30.0
 
 
 class Synthesis:
-    """The writing of one folder, a shard at a time. Raises UserError: a folder written with other
+    """Writes one data folder, a shard at a time. Raises UserError: a folder written with other
     settings, prompts that can't be read, a server that can't be used."""
 
     def __init__(
@@ -124,8 +125,8 @@ class Synthesis:
     def write_batch(
         self, number: int, room: int, dropped: Counter[str], progress: Progress = ignore_progress
     ) -> Samples | None:
-        """At most `room` samples of a batch, after those of earlier batches, without broken rows and
-        near duplicates; None after the last prompt. `dropped` counts why rows are left out."""
+        """At most `room` samples of a batch, after those of earlier batches, without broken rows
+        and near duplicates; None after the last prompt. `dropped` counts why rows are left out."""
         rows = self.source.write(number, room, progress)
         if rows is None:
             return None
@@ -215,7 +216,8 @@ def synthesize(recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = F
         if manifest["samples"] and not quiet:
             state = "is finished" if writing.done else f"is resumed up to {d.samples} samples"
             say(
-                f"{folder} {state}: {manifest['samples']} samples, {manifest['tokens']} tokens so far"
+                f"{folder} {state}: {manifest['samples']} samples, {manifest['tokens']} tokens "
+                "so far"
             )
         if writing.done:
             return manifest

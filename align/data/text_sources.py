@@ -40,7 +40,7 @@ MOST_CHARACTERS = 200_000
 
 @dataclass(frozen=True)
 class HubOptions:
-    """Of a Hub data set; column and split apply to local tables too."""
+    """Options of a Hub data set; column and split also apply to local tables."""
 
     column: str = "text"
     split: str = "train"

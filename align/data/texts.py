@@ -2,7 +2,7 @@
 
 Training imitates the target's distribution at every position of it: reading costs one forward pass
 where writing costs one per token. Documents of several sources are mixed by weight. The manifest is
-written last, so text whose reading was killed is read again.
+written last, so an interrupted read starts over.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SETTINGS = ("sources", "target_sha256", "length", "mixture", "options", "exclud
 
 
 class SourceRecord(TypedDict):
-    """How far a source was read."""
+    """Reading progress of a source."""
 
     source: str
     documents: int

@@ -1,4 +1,4 @@
-"""The mask token that a recipe leaves open, and notes on options that `drafter.init` overrules."""
+"""The default mask token, and notes on options that `drafter.init` overrides."""
 
 from __future__ import annotations
 

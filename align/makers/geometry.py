@@ -134,8 +134,8 @@ def check_taps(target: Target, layers: Sequence[int]) -> None:
     if any(isinstance(rotary, RotaryTable) for rotary in key_rotaries(target)):
         advice = "use drafter.context=shared_kv"
     raise UserError(
-        f"drafter.context=taps: the layers of target {target.spec!r} do not output one hidden state "
-        f"per token (architecture {target.config.model_type!r}); {advice}"
+        f"drafter.context=taps: the layers of target {target.spec!r} do not output one hidden "
+        f"state per token (architecture {target.config.model_type!r}); {advice}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Drafters to train, by kind: how each is created, trained and saved."""
+"""How each kind of drafter is created, trained and saved."""
 
 from __future__ import annotations
 

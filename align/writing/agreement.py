@@ -1,4 +1,4 @@
-"""Whether texts are the target's: the share of greedy answers that the target itself finds most
+"""Checks that the target wrote a text: the share of greedy tokens that the target itself finds most
 probable. A server may serve another model under the right name, and data may come from one without
 the weights at hand."""
 

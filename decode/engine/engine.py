@@ -103,7 +103,7 @@ def forward_together(
 
 
 class Engine:
-    """Runs one request, checked by `Decoder`; without a drafter it decodes plainly."""
+    """Runs one request that `Decoder` has checked; without a drafter, plain decoding."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Prompts as users give them, as the target's tokens."""
+"""Converts user prompts to the target's tokens."""
 
 from __future__ import annotations
 

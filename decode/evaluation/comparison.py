@@ -1,6 +1,6 @@
-"""Recipes side by side: the drafters that their trainings saved (`trainer.milestones`) decode the
-same prompts. Each recipe is read and trained by `align.train` in its own process. Records survive
-an interruption; those of a drafter that has changed since are measured again."""
+"""Compares recipes: the drafters saved during training (`trainer.milestones`) decode the same
+prompts. Each recipe is read and trained by `align.train` in its own process. Records survive an
+interruption; those of a drafter that has changed since are measured again."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def _run_align(*words: str, capture: bool = False) -> str:
 
 
 def read_candidates(recipes: Sequence[str], words: Sequence[str]) -> list[ComparedRecipe]:
-    """Read the recipes, each with the same `words`. Raises UserError for recipes without milestones,
-    or that differ in more than what is compared, or that `align.train` refuses."""
+    """Read the recipes, each with the same `words`. Raises UserError for recipes without
+    milestones, or that differ in more than what is compared, or that `align.train` refuses."""
     found: list[ComparedRecipe] = []
     for recipe in recipes:
         arguments = (f"recipe={recipe}", *words)

@@ -1,4 +1,4 @@
-"""What decoding costs: forward passes, drafting and acceptance, measured.
+"""Measures the costs of decoding: forward passes, drafting and acceptance.
 
 A round takes one forward pass over all requests and, per request, drafting and the host's work. It
 commits τ tokens per request. Plain decoding is the same with one row and nothing drafted.
@@ -75,7 +75,7 @@ class MeasuredRounds:
 
 @dataclass(frozen=True)
 class MeasurementOptions:
-    """What is tried. chain: the longest chain. trees: tree sizes. context, batch: the largest."""
+    """What to measure. chain: the longest chain. trees: tree sizes. context, batch: the largest."""
 
     prompts: Sequence[Prompt]
     temperatures: Sequence[float]

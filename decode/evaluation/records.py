@@ -25,8 +25,8 @@ _OWN = (RECORDS, SUMMARY, "report.png", "report.html", "tuning")
 
 @dataclass
 class Divergence:
-    """Where a greedy output first leaves the plain one, at position `index`, and why: `rounding tie`
-    or `BUG` (decode/evaluation/divergence.py).
+    """Where a greedy output first leaves the plain one, at position `index`, and why: `rounding
+    tie` or `BUG` (decode/evaluation/divergence.py).
 
     plain_token: None where the plain output has ended. gap: plain decoding's logit of its own token
     minus that of the other one. bound: the largest gap that the measured rounding can close. top2:

@@ -1,4 +1,5 @@
-"""A measurement: its folder is created or continued, the missing tasks run, the report is made."""
+"""Runs a measurement: creates or resumes its folder, runs the missing tasks and writes the
+report."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A summary as text: tables for the terminal, the page and Markdown, the sources of the prompts,
-the baseline."""
+"""Renders a summary as text: tables for the terminal, HTML and Markdown, prompt sources, and the
+baseline check."""
 
 from __future__ import annotations
 

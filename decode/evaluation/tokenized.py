@@ -1,4 +1,4 @@
-"""A suite's prompts as the target's tokens."""
+"""Tokenizes a suite's prompts for the target."""
 
 from __future__ import annotations
 

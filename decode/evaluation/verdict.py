@@ -1,4 +1,4 @@
-"""The verdict of a measurement in plain words: how fast, how certain, and whether the output
+"""The verdict of a measurement in sentences: the speed-up, its uncertainty, and whether the output
 changed."""
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def _describe_speed(figures: Figures) -> str:
     interval = f"{speedup.value:.2f}× (95% interval {speedup.lo:.2f} to {speedup.hi:.2f})"
     if (figures.mean_accepted or 0.0) < 0.005 and speedup.hi >= 1:
         return (
-            "can't make the target faster: hardly any drafts were accepted; the difference is noise: "
-            f"{interval}"
+            "can't make the target faster: hardly any drafts were accepted; the difference is "
+            f"noise: {interval}"
         )
     if speedup.lo > 1:
         return f"makes the target faster by {interval}"

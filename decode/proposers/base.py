@@ -69,7 +69,7 @@ class Request:
 
 
 class Drafter:
-    """What makes proposals; by default its tokens are chosen, not drawn.
+    """Base class of proposers; by default, tokens are chosen, not sampled.
 
     For `decode.verify`, a class sets `in_background` if it drafts in another thread, `by_clock` if
     measured times change its drafts, `in_rounds` if it uses more random numbers than drafts.

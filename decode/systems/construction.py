@@ -1,5 +1,5 @@
-"""Decoders from methods: opens drafters, and puts the system's proposer, controller and verifier on
-a target."""
+"""Builds decoders from methods: opens drafters and combines a system's proposer, controller and
+verifier with a target."""
 
 from __future__ import annotations
 

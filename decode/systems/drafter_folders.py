@@ -1,4 +1,5 @@
-"""Drafters as they are typed (`--drafter FOLDER,KIND=FOLDER`), and their kinds. No torch."""
+"""Parses drafter arguments (`--drafter FOLDER,KIND=FOLDER`) and determines their kinds. Does not
+import torch."""
 
 from __future__ import annotations
 

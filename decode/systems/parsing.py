@@ -1,4 +1,4 @@
-"""Methods as they are typed: a system's name with options.
+"""Parses methods: a system's name with options.
 
 specdiff:draft_tokens=16:steps=4          a method: a name, and options after colons
 --methods a,b:key=value,all               several, or every system whose drafters are given

@@ -207,7 +207,8 @@ class Lookup(DraftingSystem, name=LOOKUP, grid=_TO_16):
 
 
 class Retrieval(CorpusSystem, name="retrieval", grid=_TO_16):
-    """copies what most often followed the longest earlier occurrence of the text's ending, in the text or a corpus (arXiv 2411.10666, 2311.08252)"""
+    """copies what most often followed the longest earlier occurrence of the text's ending, in the
+    text or a corpus (arXiv 2411.10666, 2311.08252)"""
 
     draft_tokens: int = count_option(8)
     shortest: int = count_option(2)
@@ -319,7 +320,8 @@ class Double(
 
 
 class Duo(DraftingSystem, name="duo", needs=(AUTOREGRESSIVE,), grid=_TO_8):
-    """DuoDecoding: the smaller model drafts ahead on its own device; the draft length follows measured costs (arXiv 2503.00784)"""
+    """DuoDecoding: the smaller model drafts ahead on its own device; the draft length follows
+    measured costs (arXiv 2503.00784)"""
 
     controller: str = option("cost", str, choices=CONTROLLERS)
     draft_tokens: int = count_option(8)

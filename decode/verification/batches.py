@@ -1,5 +1,5 @@
-"""The requests that are decoded and checked: at every option of a request, at every kind of end,
-over long contexts and texts."""
+"""The requests that are decoded and checked: every request option, every stopping condition, long
+contexts and long texts."""
 
 from __future__ import annotations
 

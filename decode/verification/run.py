@@ -1,5 +1,5 @@
-"""Runs the six checks over a pair: batches of requests are decoded and recorded, and every round is
-checked."""
+"""Runs the six checks on a target and drafter: decodes and records batches of requests, and checks
+every round."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Say = Callable[[str], object]
 
 
 class VerificationRun:
-    """The checks of one pair.
+    """The checks of one target and drafter.
 
     Args:
         own: the target's model as transformers runs it; None = loaded again.

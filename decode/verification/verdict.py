@@ -193,7 +193,7 @@ def _section(number: int, tally: Tally) -> list[str]:
 def _self_test(tested: Sequence[PlantedBug]) -> list[str]:
     if not tested:
         return [
-            "`--self-test` plants classic bugs, one at a time, to test that these checks catch them."
+            "`--self-test` plants classic bugs, one at a time, to test that the checks catch them."
         ]
     caught = sum(bool(one.caught) for one in tested)
     lines = [f"## Self-test: {caught} of {len(tested)} planted bugs caught", ""]

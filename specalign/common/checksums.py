@@ -1,4 +1,4 @@
-"""Checksums of the files of a folder, in a file next to them that other loaders ignore."""
+"""Checksums of a folder's files, in a separate file that other loaders ignore."""
 
 from __future__ import annotations
 

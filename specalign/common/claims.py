@@ -1,4 +1,4 @@
-"""One process at a time writes into an output folder."""
+"""Locks an output folder, so that only one process at a time writes to it."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Claim:
             self._lock.acquire()
         except Timeout:
             raise FolderInUse(
-                f"{key}={folder}: another process is writing there; wait until it finishes, or choose "
-                "another folder"
+                f"{key}={folder}: another process is writing there; wait until it finishes, or "
+                "choose another folder"
             ) from None
         except (OSError, RuntimeError, ValueError) as error:
             why = getattr(error, "strerror", None) or error

@@ -1,4 +1,4 @@
-"""Errors of users and machines: one line that names the cause, an exit code, no traceback."""
+"""User and machine errors: a one-line message that names the cause, an exit code, no traceback."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from specalign.common.threads import wait_passively_if_busy
 
 
 class UserError(ValueError):
-    """An input that the user can correct. One line: the key, file or value, and a hint."""
+    """Invalid input that the user can correct. One line: the key, file or value, and a hint."""
 
 
 class UserErrors(UserError):
-    """Several of them. Its message has a line each, below a heading."""
+    """Several user errors. The message lists them below a heading, one per line."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = [" ".join(problem.split()) for problem in problems]

@@ -1,4 +1,4 @@
-"""Files that are either whole or missing, and that are read without executing their content."""
+"""Atomic file writes, and reading files without executing their content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML without its traps: a SafeLoader that refuses what people write by accident.
+"""A strict YAML SafeLoader that rejects common mistakes.
 
 A key given twice and keys that are not names are errors. Plain scalars are of YAML 1.2's core types
 only: 1e-3 is a number; `yes`, `on`, 010, 1:30 and dates are text.

@@ -1,4 +1,4 @@
-"""How a target is prompted: its chat template's switches (`enable_thinking`) and system prompt."""
+"""Chat template variables (such as `enable_thinking`) and the system prompt of a target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a model's config files say: end-of-text tokens, quantisation, changes to generated text."""
+"""Reads a model's config files: end-of-text tokens, quantisation, settings that change generated
+text."""
 
 from __future__ import annotations
 

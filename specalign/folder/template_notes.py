@@ -1,4 +1,5 @@
-"""What a chat template adds to a conversation (the date, random choices), and what it leaves out."""
+"""Notes on what a chat template adds to a conversation (the date, random choices) and what it
+leaves out."""
 
 from __future__ import annotations
 

@@ -84,8 +84,9 @@ def first_ids(
         )
     _check_row(tokenizer, first, rows, where)
     say_once(
-        f"note: {where}: its tokenizer adds no token at the start of a text; whole texts for training "
-        f"begin with {tokenizer.convert_ids_to_tokens(first)!r}, because they need a first token"
+        f"note: {where}: its tokenizer adds no token at the start of a text; whole texts for "
+        f"training begin with {tokenizer.convert_ids_to_tokens(first)!r}, because they need a "
+        "first token"
     )
     return (first,)
 
@@ -94,7 +95,7 @@ def _check_row(tokenizer: PreTrainedTokenizerBase, token: int, rows: int, where:
     if token >= rows:
         name = tokenizer.convert_ids_to_tokens(token)
         raise UserError(
-            f"{where}: its tokenizer begins a text with {name!r}, token {token}, but its embedding has "
-            f"{rows} rows: remove bos_token from tokenizer_config.json"
+            f"{where}: its tokenizer begins a text with {name!r}, token {token}, but its "
+            f"embedding has {rows} rows: remove bos_token from tokenizer_config.json"
         )
     return token

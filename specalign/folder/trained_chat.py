@@ -1,5 +1,5 @@
-"""The template switches and system prompt that a drafter was trained with, in a file in its folder;
-published layouts keep their own config.json."""
+"""The template variables and system prompt that a drafter was trained with, stored in a separate
+file in its folder, because published layouts have their own config.json."""
 
 from __future__ import annotations
 

@@ -113,9 +113,9 @@ class Weights:
 
 
 class Memory:
-    """Keys and values of one request in each layer: views (1, kv_heads, capacity, head_width) of one
-    shape, fp32. The first `turned` keys stand once more in `columns`, `TILE` side by side, which is
-    fastest for few rows."""
+    """Keys and values of one request in each layer: views (1, kv_heads, capacity, head_width) of
+    one shape, fp32. The first `turned` keys stand once more in `columns`, `TILE` side by side,
+    which is fastest for few rows."""
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         self._held = [t.detach() for t in (*keys, *values)]

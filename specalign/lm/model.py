@@ -76,8 +76,8 @@ class Target(FrozenModel):
             taps: layers whose outputs are wanted; that of layer i is `hidden_states[i + 1]`.
             logits: False skips the head.
 
-        Raises ValueError if the cache has no room, UserError for branches of a target with recurrent
-        states.
+        Raises ValueError if the cache has no room, UserError for branches of a target with
+        recurrent states.
         """
         if cache is None or cache.recurrence is None:
             states = self._states(tokens_BL, cache, positions_BL, mask, see_LL, taps)

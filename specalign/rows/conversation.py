@@ -13,7 +13,7 @@ from specalign.common.text import short
 
 Message = JsonObject
 """role: system, developer, user, assistant or tool. content: a string, "" if there is none. Keys
-that chat templates read (tool_calls, tool_call_id, name, reasoning_content) are kept."""
+used by chat templates (tool_calls, tool_call_id, name, reasoning_content) are kept."""
 
 ROLES = {
     "system": "system sys",
@@ -23,7 +23,7 @@ ROLES = {
     "function_call tool_call",
     "tool": "tool function ipython observation tool_response tool_result function_response",
 }
-"""Spellings in data sets by the role that chat templates know."""
+"""Role names used in data sets, by the corresponding chat template role."""
 ROLE_OF = {spelling: role for role, spellings in ROLES.items() for spelling in spellings.split()}
 
 
@@ -45,7 +45,7 @@ class UnusableRow(ValueError):
 
 
 class UnknownRole(UnusableRow):
-    """A row with a message whose role no chat template knows."""
+    """A row with a message whose role is unknown to chat templates."""
 
 
 @dataclass(frozen=True)

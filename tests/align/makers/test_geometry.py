@@ -54,7 +54,10 @@ def test_keys_that_cannot_be_shared_are_refused_in_one_line(kind: str, why: str)
 
 @pytest.mark.parametrize(
     ("kind", "instead"),
-    [("gemma3n_text", "use drafter.context=shared_kv"), ("hy_v4", "--methods lookup needs no drafter")],
+    [
+        ("gemma3n_text", "use drafter.context=shared_kv"),
+        ("hy_v4", "--methods lookup needs no drafter"),
+    ],
 )
 def test_layers_of_several_states_are_refused_with_what_there_is_instead(
     kind: str, instead: str

@@ -87,7 +87,5 @@ def test_a_whole_text_needs_a_first_token(capsys: pytest.CaptureFixture[str]) ->
         first_ids(tokenizer, (2, 5), 1, "m")
     tokenizer.bos_token = None
     assert first_ids(tokenizer, (2, 5), 1000, "m") == (2,) and "'</s>'" in capsys.readouterr().err
-    with pytest.raises(
-        UserError, match="m: its files define neither a beginning-of-text nor"
-    ):
+    with pytest.raises(UserError, match="m: its files define neither a beginning-of-text nor"):
         first_ids(tokenizer, (), 1000, "m")
