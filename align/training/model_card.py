@@ -104,10 +104,12 @@ def _describe(
     target, size, init = config.target, config.block_size, recipe.drafter.init
     start = "" if init is None else f" Training started from {markdown_text(_name(init))}."
     if isinstance(config, BlockConfig):
-        text = f"Drafts {size} tokens in one pass, conditioned on that target, whose embedding it uses."
+        text = (
+            f"Drafts {size} tokens in one pass, conditioned on the target, and uses its embedding."
+        )
         return "block-drafter", f"a block-diffusion drafter for {target}", text + start
     if isinstance(config, DiffusionConfig):
-        text = f"Reads only tokens of that target's vocabulary; trained on blocks of {size}."
+        text = f"Reads only tokens of the target's vocabulary; trained on blocks of {size}."
         return "diffusion-drafter", f"a standalone diffusion drafter for {target}", text + start
     text = f"transformers can load this folder directly. τ below is for drafts of {size} tokens."
     return "transformers", f"a small causal language model that drafts for {target}", text + start
