@@ -14,8 +14,8 @@ Runs six exact checks on recorded decoding rounds:
                  joint distribution of four sampled tokens is p's
 
 The exit code is 1 if a check finds a difference that rounding does not explain; `--replay
-replay.json` then reruns the batch of the first one. `--self-test` plants classic bugs in the engine,
-one at a time, and reports which check catches each.
+replay.json` then reruns the batch of the first one. `--self-test` plants classic bugs in the
+engine, one at a time, and reports which check catches each.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def read_excluded(sources: Iterable[str]) -> tuple[Passages, dict[str, str]]:
 
 
 def _find_strings(value: object) -> Iterator[str]:
-    """Every string in a row, however deep."""
+    """Every string in a row, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list | tuple):

@@ -74,7 +74,7 @@ class Synthesis:
 
     @cached_property
     def source(self) -> Source:
-        """What writes the rows, opened when something is to be written."""
+        """The source that writes the rows, opened on first use."""
         if self.recipe.data.server is not None:
             from align.writing.served import Served  # imports the client, which is slow
 
@@ -149,7 +149,7 @@ class Synthesis:
         return samples
 
     def _text_key(self, tokens: list[int], answer_start: int, text_start: int) -> list[int]:
-        """What near duplicates are judged by: the prompt from the first user text on, or a base
+        """The key for near-duplicate detection: the prompt from the first user text on, or a base
         text's first 64 tokens. Prompts after different system prompts or tools are never near."""
         end = answer_start if answer_start > text_start else text_start + 64
         lead, text = tokens[:text_start], tokens[text_start:end]

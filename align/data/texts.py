@@ -64,7 +64,7 @@ def read_text_manifest(folder: Path) -> Manifest:
 
 
 def open_text(recipe: Recipe, target: TargetInfo) -> data.ShardSamples:
-    """What `read_texts` wrote. Raises UserError if it was read with other settings."""
+    """Opens what `read_texts` wrote. Raises UserError if it was read with other settings."""
     manifest = _check_settings(recipe, target)
     return data.read_samples(text_folder(recipe), target.vocab_size, manifest)
 
@@ -95,7 +95,7 @@ def is_read(recipe: Recipe) -> bool:
 
 
 def _make_manifest(recipe: Recipe, target: TargetInfo) -> Manifest:
-    """Of a folder before anything is read."""
+    """The manifest of a folder before anything is read."""
     d = recipe.data
     options = HubOptions(d.text_column, d.text_split, d.text_config, d.text_revision)
     sources = [{"source": name, "documents": 0, "tokens": 0, "ended": False} for name in d.text]
@@ -136,7 +136,7 @@ class _TextReader:
         ]
 
     def count_left_out(self) -> dict[str, int]:
-        """What was left out by reason, and by source if there are several."""
+        """Counts of what was left out, by reason, and by source if there are several."""
         counts = {}
         for record, left_out in zip(self.records, self.left_out, strict=True):
             of = f" of {record['source']}" if len(self.records) > 1 else ""

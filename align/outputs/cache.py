@@ -116,7 +116,7 @@ def count_bytes(row: Row) -> int:
 
 
 def describe_outputs(target: Target, config: BlockConfig | None, dtype: str) -> JsonObject:
-    """What the rows are outputs of."""
+    """Describes which model and settings the stored outputs belong to."""
     return {
         "target_sha256": target.hash,
         "target_dtype": target.dtype_name,
@@ -222,7 +222,7 @@ class TargetOutputCache:
         whether any process does."""
 
     def outputs(self, step: Step, temperature: float) -> TargetOutputs:
-        """As `compute_target_outputs`, from rows of `step.keys`."""
+        """Like `compute_target_outputs`, but from the cached rows of `step.keys`."""
         rows = [self.row(step.batch.row(i), temperature) for i in range(len(step.keys))]
         # converted first: autocast to bf16 refuses to join fp16
         joined = {

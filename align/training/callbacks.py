@@ -165,7 +165,7 @@ class CheckpointCallback(StepCallback):
         self._saved_step = -1
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: object) -> None:
-        """From now on a signal stops training after the step."""
+        """From here on, a signal stops training after the current step."""
         self._saved_step = trainer.global_step
 
         def request_stop(number: int, frame: object) -> None:

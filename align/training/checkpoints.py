@@ -26,8 +26,8 @@ _OPTIONS = {"stage": "stage", "train": "drafter.train", "strategy": "launch.stra
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run must share with the checkpoint that it resumes from: stage, the trained parts of
-    the drafter, and the kind of strategy that can read it."""
+    """Settings that a run must share with the checkpoint that it resumes from: stage, the trained
+    parts of the drafter, and the kind of strategy that can read it."""
 
     stage: str | None = None
     train: str = "all"

@@ -158,7 +158,7 @@ def _check_steps(recipe: Recipe, resume: Checkpoint) -> None:
 
 
 def read_settings(recipe: Recipe) -> Settings:
-    """What a run must share with the checkpoint that it resumes from."""
+    """The settings that a run must share with the checkpoint that it resumes from."""
     return Settings(recipe.stage, recipe.drafter.train, checkpoint_kind(recipe))
 
 

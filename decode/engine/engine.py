@@ -76,8 +76,8 @@ def begin_together(engines: Sequence[Engine]) -> None:
 
 
 class ForwardInput(NamedTuple):
-    """What the target runs over in a round: the last token and the drafts; of a tree also the
-    attention mask among them (bool) and the depth of each."""
+    """The target's input in a round: the last token and the drafts; for a tree also their attention
+    mask (bool) and depths."""
 
     tokens_1L: Tensor
     see_LL: Tensor | None
@@ -235,7 +235,7 @@ class Engine:
         self._record_end()
 
     def _propose(self) -> Proposal:
-        """At most as many drafts as still fit, a number known before anything is drawn."""
+        """Propose no more drafts than still fit; this limit is known before anything is drawn."""
         if self.session is None or self.drafter is None:
             return NO_DRAFTS
         room = min(self.drafter.draft_tokens, self.limit - len(self.out.tokens) - 1)

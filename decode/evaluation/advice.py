@@ -1,4 +1,4 @@
-"""Which draft size is fastest at a batch size, context and temperature."""
+"""Finds the fastest draft size by batch size, context and temperature."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Advice:
 
 
 def advise(costs: DecodingCosts, contexts: Sequence[int], batch: int) -> list[Advice]:
-    """For every context and measured temperature, at all batches up to `batch`."""
+    """Advice for every context and measured temperature, for all batch sizes up to `batch`."""
 
     def find_best(b: int, context: int, temperature: float) -> tuple[DraftSize, float]:
         plain = costs.speed(PLAIN, b, context, temperature)
@@ -43,8 +43,8 @@ def advise(costs: DecodingCosts, contexts: Sequence[int], batch: int) -> list[Ad
 
 
 def summarize(advice: Sequence[Advice]) -> str:
-    """One sentence: the draft size that is fastest most often where drafting pays, and up to which
-    batch."""
+    """One sentence: the draft size that is most often fastest where drafting pays off, and up to
+    which batch size."""
     limits = sorted({a.pays_up_to for a in advice})
     best = [a.gains[1][0] for a in advice if a.pays_up_to]
     if not best:

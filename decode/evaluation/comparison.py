@@ -66,7 +66,7 @@ class ComparedRecipe:
         return [m for m in self.milestones if (self.folder(m) / _WEIGHTS).is_file()]
 
     def folder(self, milestone: Milestone) -> Path:
-        """Where the drafter of a milestone is."""
+        """The folder of a milestone's drafter."""
         return Path(self.values["output"]) / "milestones" / str(milestone.tokens)
 
     @property

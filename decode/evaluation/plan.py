@@ -72,7 +72,8 @@ def _options_of_any(methods: Sequence[Method], config: EvalConfig) -> dict[str, 
     if unread and not any(ANY in method.needs for method in methods):
         raise UserError(
             f"--{unread[0].replace('_', '-')} applies only to the methods drafter and combined, "
-            "and neither is measured; give other methods their options after colons (specdiff:steps=2)"
+            "and neither is measured; give other methods their options after colons "
+            "(specdiff:steps=2)"
         )
     return options
 

@@ -157,8 +157,8 @@ def add(folder: Path, earlier: list[Record], new: list[Record]) -> list[Record]:
 
 
 def read_records(folder: Path, mend: bool = False) -> list[Record]:
-    """All records of the folder; of several of the same generation the last. An incomplete last
-    line, which a killed run leaves, is ignored; `mend` also removes it from the file.
+    """All records of the folder; for duplicates of a generation, the last one. An incomplete last
+    line, left by a killed run, is ignored; `mend` also removes it from the file.
 
     Raises:
         UserError: a broken line in the middle, or one that is not a record.

@@ -83,7 +83,7 @@ def describe_settings(
     methods: Sequence[str],
     suites: Mapping[str, TokenizedPrompts],
 ) -> JsonObject:
-    """Everything that a figure depends on."""
+    """All settings that the figures depend on."""
     prompts = [(name, prompt.id, ids) for name, pairs in suites.items() for prompt, ids in pairs]
     folders = {kind: local_path(folder) for kind, folder in plan.drafters.items()}
     systems = [method.system for method in plan.methods.values()]

@@ -18,7 +18,7 @@ token of its fastest one: 1.4 and 1.5 over MT-Bench, 4 to 10 next to another pro
 
 
 def verdict(summary: Summary) -> str:
-    """One paragraph."""
+    """The verdict as one paragraph."""
     settings, overall = summary.settings, summary.overall
     others = [method for method in overall if method != PLAIN]
     if not others:
@@ -110,7 +110,7 @@ def _describe_lossy(method: str, figures: Figures) -> str:
 
 
 def _warnings(summary: Summary, count: int) -> Iterator[str]:
-    """What makes the figures doubtful. `count`: prompts of the best method."""
+    """Reasons to doubt the figures. `count`: prompts of the best method."""
     faster = [
         f"{method} {f.speedup.value:.2f}× at τ {f.tau.value:.2f}"
         for method, f in summary.overall.items()

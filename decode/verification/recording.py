@@ -96,7 +96,7 @@ class RecordedRound:
 
 
 class Recorder:
-    """Within it, everything that a decoder runs is recorded.
+    """Context manager that records everything a decoder runs.
 
     Args:
         asked: the requests, in their order. Every second one is streamed.

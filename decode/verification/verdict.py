@@ -1,5 +1,5 @@
-"""What the checks of `decode.verify` compared and found, as a page and as JSON, and the file that
-replays the first difference."""
+"""Writes the results of `decode.verify` as a page and as JSON, and the file for replaying the first
+difference."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
 def write_checksums(folder: Path, names: str = "*.safetensors") -> None:
-    """Of the files in the folder with such names; by default of the weights."""
+    """Write checksums of the files in the folder that match these names; by default of the
+    weights."""
     files = sorted(path for path in folder.glob(names) if path.is_file() and path.name != CHECKSUMS)
     write_json(folder / CHECKSUMS, {path.name: sha256_file(path) for path in files})
 

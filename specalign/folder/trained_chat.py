@@ -36,7 +36,8 @@ def save_chat(folder: Path, chat: Chat) -> None:
 
 
 def read_chat(drafter: str) -> Chat | None:
-    """What a drafter was trained with; None if unknown. Raises UserError: a broken file."""
+    """The chat settings that a drafter was trained with; None if unknown. Raises UserError: a
+    broken file."""
     path = local_path(drafter) / RECORD
     if not path.is_file() and is_hub_id(drafter):
         cached = try_to_load_from_cache(drafter, RECORD)

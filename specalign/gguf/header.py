@@ -224,7 +224,7 @@ def _check_tensors(path: Path, header: Header) -> None:
 
 
 def _find_contradictions(header: Header) -> Iterator[str]:
-    """What the metadata say and the tensors contradict, or no config can express."""
+    """Metadata that contradict the tensors, or that no config can express."""
     for name in ("block_count", "embedding_length", "context_length"):
         value = header.get(name)
         if type(value) is not int or value < 1:
@@ -261,7 +261,7 @@ def _shown(header: Header, name: str) -> str:
 
 
 def rope_scale(header: Header) -> float:
-    """What positions are divided by; files of 2023 have another key."""
+    """The factor by which positions are divided; files from 2023 use another key."""
     scale = header.get("rope.scaling.factor")
     if scale is None:
         scale = header.get("rope.scale_linear")

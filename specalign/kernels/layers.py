@@ -95,7 +95,7 @@ class Convolution:
 
 @dataclass
 class Weights:
-    """One layer's: matrices, norms (width,) or None, and convolutions, all contiguous."""
+    """One layer's weights: matrices, norms (width,) or None, and convolutions, all contiguous."""
 
     q: Matrix
     k: Matrix

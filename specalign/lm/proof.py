@@ -76,7 +76,8 @@ def _check_supported(model: PreTrainedModel, spec: str) -> None:
 
 @contextmanager
 def _choosing_few(model: PreTrainedModel) -> Iterator[None]:
-    """Within it, indexers select fewer keys than the proof has tokens (16 bits would tie)."""
+    """Context manager in which indexers select fewer keys than the proof has tokens (16 bits would
+    tie)."""
     modules: list[Any] = list(model.modules())
     indexers = [m for m in modules if isinstance(getattr(m, "index_topk", None), int)]
     own = [m.index_topk for m in indexers]
@@ -91,7 +92,7 @@ def _choosing_few(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _run_own(model: PreTrainedModel, tokenizer: Tokenizer, spec: str) -> OwnOutput:
-    """What the model computes by itself. Raises UserError where it does not run, or writes NaN."""
+    """The model's own output. Raises UserError if it does not run or produces NaN."""
     try:
         own = own_output(model, tokenizer)
     except Exception as error:  # a model's failures have no common class

@@ -25,9 +25,8 @@ LENGTH, CUT = 14, 9
 
 @dataclass(frozen=True)
 class OwnOutput:
-    """What the model computes by itself.
-
-    head_input_LD: the decoder's last states. never_V: tokens that the model never writes.
+    """The model's own output. head_input_LD: the decoder's last states. never_V: tokens that the
+    model never writes.
     read_past: layers whose weights are read without calling them, without the head.
     """
 

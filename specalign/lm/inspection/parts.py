@@ -42,7 +42,7 @@ _LAST_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f", 
 
 
 def embedding_scale(target: Target) -> float:
-    """What the model multiplies embeddings by inside its embedding module (Gemma)."""
+    """The factor that the model applies to embeddings inside its embedding module (Gemma)."""
     scale = getattr(target.model.get_input_embeddings(), "embed_scale", None)
     return 1.0 if scale is None else float(scale)
 
