@@ -29,13 +29,16 @@ def parser() -> Parser:
     )
     add = p.add_argument
     drafter = "a drafter's folder, or lookup (default: the shipped one, for the default target)"
-    temps, chain = "default 0,0.5,1,1.5", "the longest chain to try (default: the drafter's)"
+    temps, chain = (
+        "temperatures to measure (default 0,0.5,1,1.5)",
+        "the longest chain to try (default: the drafter's)",
+    )
     trees = "tree sizes to try with block drafters; 0 = none (default 5,8)"
     out = Path("runs/advice")
     p.add_target_options()
     p.add_chat_options()
     add("--drafter", help=drafter)
-    p.add_prompt_options("the prompts (default builtin)")
+    p.add_prompt_options("one or more suites, comma-separated (default builtin)")
     add(
         "--temperatures",
         type=several(temperature),
@@ -54,7 +57,7 @@ def parser() -> Parser:
     ):
         about = f"{text} (default {default})"
         add(name, type=parse_whole(least, most), default=default, metavar="N", help=about)
-    add("--out", type=path, default=out, metavar="DIR", help=f"default {out}")
+    add("--out", type=path, default=out, metavar="DIR", help=f"output folder (default {out})")
     return p
 
 

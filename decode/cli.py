@@ -82,10 +82,10 @@ class Parser(OptionParser):
     def add_prompt_options(self, suites: str) -> None:
         """Where the prompts come from. `suites`: the help of --suite."""
         formats = (
-            "your own prompts: a folder, .jsonl .json .csv .tsv .parquet .txt (also .gz, .zst)"
+            "your own prompts: a folder, or .jsonl .json .csv .tsv .parquet .txt (also .gz, .zst)"
         )
         column = "the column of --prompts to read (default: the first known one)"
-        copies = "local copies of the suites, in the Hub's layout"
+        copies = "folder with local copies of the suites, in the Hub's layout"
         self.add_argument("--suite", help=suites)
         self.add_argument("--prompts", type=path, metavar="FILE", help=formats)
         self.add_argument("--prompts-column", metavar="NAME", help=column)

@@ -80,7 +80,7 @@ def parser() -> Parser:
     p.add_prompt_options(
         f"comma-separated: {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)"
     )
-    add("--limit", type=count, metavar="N", help="N prompts of each suite, evenly spread")
+    add("--limit", type=count, metavar="N", help="use N prompts of each suite, evenly spread")
     add("--method", metavar="NAME", help=method)
     add("--batch-size", type=count, default=1, metavar="N", help=batch)
     add("--device", default="auto", help="device for decoding: auto (default), cpu, cuda or cuda:N")
@@ -88,7 +88,7 @@ def parser() -> Parser:
     p.add_sampling_options("sampling seed (default 0)")
     limit = "length limit (default 128)"
     add("--max-new-tokens", type=count, default=128, metavar="N", help=limit)
-    add("--out", type=path, default=out, metavar="DIR", help=f"default {out}")
+    add("--out", type=path, default=out, metavar="DIR", help=f"output folder (default {out})")
     return p
 
 

@@ -60,7 +60,7 @@ def parser() -> Parser:
     sweep = "measure every combination of option values: draft_tokens=4,8,16 steps=1,2,4"
     length = "length limit of an output (default 128)"
     repeats = "generations per prompt and method (default 1)"
-    warmup = "untimed rounds first (default 1)"
+    warmup = "untimed warm-up rounds (default 1)"
     threads = "CPU threads (default: torch's own choice)"
     # OpenMP ends the process silently with far more threads than cores
     thread_count = parse_whole(1, 4 * (os.cpu_count() or 1))
@@ -68,7 +68,12 @@ def parser() -> Parser:
     p.add_prompt_options(
         f"comma-separated: {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)"
     )
-    add("--limit", type=parse_whole(1), metavar="N", help="N prompts of each suite, evenly spread")
+    add(
+        "--limit",
+        type=parse_whole(1),
+        metavar="N",
+        help="use N prompts of each suite, evenly spread",
+    )
     p.add_target_options()
     p.add_chat_options()
     add("--drafter", help=drafter)
@@ -83,7 +88,7 @@ def parser() -> Parser:
     add("--repeats", type=parse_whole(1, 1000), default=1, metavar="N", help=repeats)
     add("--warmup", type=parse_whole(0, 1000), default=1, metavar="N", help=warmup)
     add("--threads", type=thread_count, metavar="N", help=threads)
-    add("--out", type=path, metavar="DIR", help="default runs/eval/SUITE-SETTINGS")
+    add("--out", type=path, metavar="DIR", help="output folder (default runs/eval/SUITE-SETTINGS)")
     resume = "resume the measurement in --out, or replace it"
     add("--resume", action=BooleanOptionalAction, default=True, help=resume)
     add("--no-hf-check", action="store_true", help="skip timing transformers' own generate")

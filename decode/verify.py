@@ -46,7 +46,7 @@ def parser() -> Parser:
     add("--drafter", help=drafter)
     add("--methods", help=f"comma-separated systems, as in decode.eval, or all; {several}")
     add("--drafter-tokenizer", metavar="FOLDER", help=vocabulary)
-    p.add_prompt_options("the prompts (default mtbench)")
+    p.add_prompt_options("one or more suites, comma-separated (default mtbench)")
     for name, least, default, what in (
         ("--limit", 1, LIMIT, "prompts of each suite, evenly spread"),
         ("--max-new-tokens", 4, NEW_TOKENS, "length of greedy outputs"),
