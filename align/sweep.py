@@ -31,12 +31,19 @@ def parser() -> OptionParser:
         "sweep", metavar="FILE", help=f"a sweep's .yaml file, or a shipped sweep: {names}"
     )
     p.add_argument("words", nargs="*", metavar="key=value", help="recipe keys for all trials")
-    p.add_argument("--method", choices=("grid", "random"), help="default: the file's")
     p.add_argument(
-        "--count", type=int, metavar="N", help="trials (default: the whole grid, or 10 random ones)"
+        "--method", choices=("grid", "random"), help="search method (default: the file's)"
+    )
+    p.add_argument(
+        "--count",
+        type=int,
+        metavar="N",
+        help="number of trials (default: the whole grid, or 10 random ones)",
     )
     p.add_argument("--seed", type=int, default=0, help="seed of random trials (default 0)")
-    p.add_argument("--out", type=path, metavar="DIR", help="default runs/sweeps/NAME")
+    p.add_argument(
+        "--out", type=path, metavar="DIR", help="output folder (default runs/sweeps/NAME)"
+    )
     return p
 
 

@@ -16,7 +16,7 @@ from specalign.folder.template_notes import note_ignored
 from specalign.rows.conversation import Conversation, Message
 
 TOO_LONG = "prompt too long"
-REFUSED = "prompt refused by the chat template"
+REFUSED = "prompt rejected by the chat template"
 _OTHER_TEXTS = ("Hello", "1", "é")
 
 

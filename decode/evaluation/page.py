@@ -50,7 +50,7 @@ def make_report(folder: Path) -> tuple[Summary, list[Record]]:
     run = read_run(folder)
     records = read_records(folder)
     if not records:
-        raise UserError(f"{folder} holds no records yet: nothing to report")
+        raise UserError(f"{folder} contains no records yet: nothing to report")
     try:
         summary = summarise(run, records)
         summary.verdict = verdict(summary)

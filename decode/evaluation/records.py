@@ -120,7 +120,7 @@ def read_run(folder: Path) -> Run:
     path = folder / RUN
     if not path.exists():
         raise UserError(
-            f"{folder} holds no {RUN}: not a folder that `python -m decode.eval --out` wrote"
+            f"{folder} contains no {RUN}: not an output folder of `python -m decode.eval --out`"
         )
     run: Run = convert(read_json(path), Run, "", str(path))
     return run
@@ -190,7 +190,7 @@ def check_out(folder: Path, recorded: JsonObject, resume: bool, tune: bool) -> N
         others = [name for name in names if not name.startswith(".") and name not in _OWN]
         if others:
             raise UserError(
-                f"--out={str(folder)!r} holds other files ({cut(others[0], 40)}): choose another "
+                f"--out={str(folder)!r} contains other files ({cut(others[0], 40)}): choose another "
                 "folder"
             )
     elif not resume:

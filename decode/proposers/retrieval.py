@@ -127,5 +127,5 @@ def read_corpus(file: str, target: Target) -> list[list[int]]:
             # half a surrogate pair, which JSON can hold, is no text
             tokens.append(target.text_tokens(text.encode(errors="replace").decode()))
     if not tokens:
-        raise UserError(f"{path} holds no text")
+        raise UserError(f"{path} contains no text")
     return tokens

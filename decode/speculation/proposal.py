@@ -112,10 +112,10 @@ class Proposal:
         for ok, rule in (
             (self.law in LAWS, f"law must be one of {LAWS}"),
             (self.tokens_K.dtype == torch.int64 and self.tokens_K.dim() == 1, "tokens: int64 (K,)"),
-            ((self.q is None) == (self.law == "point"), "every law but point needs the q it drew"),
+            ((self.q is None) == (self.law == "point"), "every law except point needs q"),
             (self.q is None or len(self.q) == size, f"q needs {size} rows"),
-            ((self.steps_K is not None) == unmasked, "unmask steps belong to the law unmasked"),
-            (unmasked or not self.state_only, "state_only belongs to the law unmasked"),
+            ((self.steps_K is not None) == unmasked, "unmask steps are only for the law unmasked"),
+            (unmasked or not self.state_only, "state_only is only for the law unmasked"),
             (tree is None or not unmasked, "drafts unmasked out of order cannot branch"),
             (tree is None or len(tree) == size, f"{size} tokens need as many parents"),
             (

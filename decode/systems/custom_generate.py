@@ -129,7 +129,7 @@ def custom_generate(
     with _LOCK, _as_target(model) as opened:
         target = opened.target
         if longest > target.context_limit:
-            limit = f"the context of {target.spec!r} holds {target.context_limit} tokens"
+            limit = f"the context of {target.spec!r} is {target.context_limit} tokens"
             raise UserError(f"max_length={longest}: {limit}; lower max_new_tokens")
         proposer = opened.open_drafter(drafter, method)
         texts: list[TargetText] = []

@@ -86,7 +86,7 @@ def _check_logits(
     limit = reference.rounding_limit(one.text_at(node), wanted_V, gap)
     amplified = gap > dtype_limit(reference.target.dtype, wanted_V)
     tally.counts["nodes after a text that amplifies rounding"] += amplified
-    what = f"the logits of node {node} are not those of a fresh forward pass"
+    what = f"the logits of node {node} differ from those of a fresh forward pass"
     tally.measure("logits of a node", gap, limit, what)
 
 
@@ -147,28 +147,30 @@ def check_randomness(recorder: Recorder, tally: Tally) -> None:
         request = own.get(call.generator)
         if request is None:
             if not coupled:
-                tally.find(f"{call.name} took numbers from a generator that is no request's")
+                tally.find(f"{call.name} used a generator that belongs to no request")
             continue
         tally.place = {"request": request.number}
         if call.drafting is not None and call.drafting is not request:
-            tally.find(f"request {call.drafting.number} drafted with the numbers of another one")
+            tally.find(
+                f"request {call.drafting.number} drafted with another request's random numbers"
+            )
         tally.counts["random numbers"] += call.values.numel()
         values = call.values.flatten().tolist()
         given.update(values)
         fresh = max((given[value] for value in values), default=1) == 1
         own_seed = seeds[request.asked.sampling.seed] == 1
         if call.values.dtype == torch.float64 and own_seed and not fresh:
-            tally.find(f"request {request.number} used one random number twice")
+            tally.find(f"request {request.number} used a random number twice")
     for request in recorder.requests:
         tally.place = {"request": request.number}
-        what = f"request {request.number}: its numbers are not those of its seed, in their order"
+        what = f"request {request.number}: its random numbers are not those of its seed, in order"
         tally.expect("streams of requests", _repeats(recorder, request), what)
     tally.place = {}
     used = Counter(value for numbers in recorder.used for value in numbers.flatten().tolist())
-    tally.counts["numbers at which tokens were drawn"] += sum(used.values())
+    tally.counts["random numbers used to draw tokens"] += sum(used.values())
     if wrong := sum((used - given).values()):
-        why = "that had served another draw, or that no request's generator gave"
-        tally.find(f"{wrong} tokens were drawn at a number {why}")
+        why = "that was already used, or that no request's generator produced"
+        tally.find(f"{wrong} tokens were drawn with a random number {why}")
 
 
 def _repeats(recorder: Recorder, request: RecordedRequest) -> bool:
@@ -215,7 +217,11 @@ def _check_rule_decision(one: RecordedRound, u_2: Sequence[float], tally: Tally)
     rest_V = rest_V if float(rest_V.sum()) > 0 else p_1MV[0, node]
     bounds = interval(out.stop_BM[0], node), interval(rest_V, one.end.following)
     right = all(is_inside(*pair) for pair in zip(bounds, u_2, strict=True))
-    tally.expect("outcomes of rounds", right, "the outcome is not what rule and numbers give")
+    tally.expect(
+        "outcomes of rounds",
+        right,
+        "the outcome does not follow from the rule and its random numbers",
+    )
 
 
 def _check_own_decision(one: RecordedRound, u_M: Sequence[float], tally: Tally) -> None:
@@ -233,7 +239,9 @@ def _check_own_decision(one: RecordedRound, u_M: Sequence[float], tally: Tally) 
             seed = one.request.asked.sampling.fixed_seed
             values_V = p_V.log() + noise(seed, len(one.text) + depth, len(p_V))
             right = one.logits_MV.device.type != "cpu" or int(values_V.argmax()) == token
-        what = f"token {token} at node {node} is not what its distribution and its number give"
+        what = (
+            f"token {token} at node {node} does not follow from its distribution and random number"
+        )
         tally.expect("outcomes of rounds", right, what)
     children = [i for i, parent in enumerate(one.proposal.tree) if parent == one.end.rows[-1] - 1]
     if any(int(one.proposal.tokens_K[i]) == one.end.following for i in children):
@@ -251,10 +259,10 @@ def check_commit(recorder: Recorder, target: Target, tally: Tally) -> None:
         for one in rounds:
             tally.place = one.place
             if one.text != [*asked.prompt, *tokens]:
-                tally.find("a round began after another text than was committed")
+                tally.find("a round did not start from the committed text")
             path = one.path(one.end.rows[-1])
             if one.end.path != path or one.end.accepted != one.proposal.tokens_K[path].tolist():
-                tally.find("a round accepted what is no path of its drafts")
+                tally.find("a round accepted tokens that are not a path of its drafts")
             tokens += [*one.end.accepted, one.end.following]
         tally.place = {"request": request.number}
         context = target.context_limit if asked.context is None else asked.context
@@ -263,11 +271,11 @@ def check_commit(recorder: Recorder, target: Target, tally: Tally) -> None:
         eos = target.eos_ids if asked.eos is None else asked.eos
         count, finish, text = end_of(target, tokens, limit, full, eos, asked.stop)
         tally.counts[f"ended by {finish or 'nothing'}"] += 1
-        what = f"the text has {len(out.tokens)} tokens; its rounds give {count}"
+        what = f"the text has {len(out.tokens)} tokens, but its rounds produced {count}"
         right = tally.expect("texts", out.tokens == tokens[:count], what)
         if right and (out.finish, out.text) != (finish, text):
-            what = f"it has to end by {finish!r} as {text[-40:]!r}"
-            tally.find(f"the text ends by {out.finish!r} as {out.text[-40:]!r}; {what}")
+            what = f"it should end by {finish!r} with {text[-40:]!r}"
+            tally.find(f"the text ends by {out.finish!r} with {out.text[-40:]!r}; {what}")
         if request.pieces is not None and "".join(request.pieces) != text:
             what = f"the text with {text[-40:]!r}"
             tally.find(f"the streamed pieces end with {''.join(request.pieces)[-40:]!r}, {what}")

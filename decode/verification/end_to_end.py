@@ -138,10 +138,10 @@ def check_joint_law(
     try:
         runs = every_outcome(run, MOST_RUNS)
     except ReusedNumber:
-        tally.find(f"{name}: two draws used one random number")
+        tally.find(f"{name}: two draws used the same random number")
         return
     except TooMany:
-        tally.counts["joint laws with too many outcomes"] += 1
+        tally.counts["joint distributions with too many outcomes"] += 1
         return
     tally.counts["runs of the engine"] += len(runs)
     found: dict[tuple[int, ...], float] = defaultdict(float)
@@ -152,8 +152,8 @@ def check_joint_law(
     bound = NEGLIGIBLE
     if away > NEGLIGIBLE:
         bound += MOVED * _moved(prompt, going, reference, sampling)
-    what = f"{name}: the joint law of {LENGTH} tokens is not the target's"
-    tally.measure(f"joint law of {LENGTH} tokens, total variation", away, bound, what)
+    what = f"{name}: the joint distribution of {LENGTH} tokens is not the target's"
+    tally.measure(f"joint distribution of {LENGTH} tokens, total variation", away, bound, what)
 
 
 Masses = dict[tuple[int, ...], float]

@@ -123,7 +123,7 @@ def check_proposal_of(engine: Engine, tally: Tally, name: str) -> None:
         if sampling.greedy or request.noise is not None:
             first, second = propose(room), propose(room)
             alike = first is None or second is None or _are_alike(first, second)
-            what = f"{name}: two proposals for one text differ, though nothing is drawn"
+            what = f"{name}: two proposals for the same text differ, although nothing is drawn"
             tally.expect("chosen proposals, drafted twice", alike, what)
             return
         for top_k, most in ((FEW, room), (SIBLINGS, 1)):
@@ -136,7 +136,7 @@ def check_proposal_of(engine: Engine, tally: Tally, name: str) -> None:
             if not any(proposal is not None and proposal.siblings for _, proposal in outcomes):
                 return
     except ReusedNumber:
-        tally.find(f"{name}: two drafts of a proposal were drawn at one random number")
+        tally.find(f"{name}: two drafts of a proposal used the same random number")
     finally:
         request.sampling = sampling
         restore()
@@ -191,7 +191,9 @@ def judge(outcomes: Sequence[tuple[float, Proposal | None]], tally: Tally, name:
     known: list[Row] = []
     total = sum(weight for weight, _ in outcomes)
     what = f"{name}: the probabilities of its proposals do not sum to 1"
-    tally.measure("probability of all proposals, from 1", abs(total - 1), EXACT, what)
+    tally.measure(
+        "total probability of all proposals, distance from 1", abs(total - 1), EXACT, what
+    )
     for weight, proposal in outcomes:
         if proposal is None or proposal.q is None or weight == 0:
             tally.counts["chosen proposals"] += 1
@@ -210,7 +212,7 @@ def judge(outcomes: Sequence[tuple[float, Proposal | None]], tally: Tally, name:
             wanted[key] = {token: q for token, q in rows[i].items() if token not in gone}
     for key, counts in mass.items():
         away = _distance(counts, wanted[key])
-        what = f"{name}: draft {len(key[1]) + 1} after {list(key[1])} is not from its q"
+        what = f"{name}: draft {len(key[1]) + 1} after {list(key[1])} does not follow its q"
         if not tally.measure("drafted token against its q, total variation", away, EXACT, what):
             return
 
@@ -255,8 +257,8 @@ def _check_drawn(proposal: Proposal, numbers: Sequence[Tensor], tally: Tally) ->
     if not u_K and bool((proposal.q.probs.amax(1) == 1).all()):  # copies
         return
     if len(u_K) != len(proposal):
-        what = "each draft takes one, and a draft that was drawn is proposed"
-        tally.find(f"{len(proposal)} drafts took {len(u_K)} random numbers: {what}")
+        what = "each proposed draft needs exactly one"
+        tally.find(f"{len(proposal)} drafts used {len(u_K)} random numbers: {what}")
         return
     columns_K, ids = proposal.tokens_K, proposal.q.ids
     if ids is not None:
@@ -272,8 +274,10 @@ def _check_drawn(proposal: Proposal, numbers: Sequence[Tensor], tally: Tally) ->
     if proposal.parents is not None or proposal.law == "unmasked":
         u_K = _match(bounds, u_K)  # drawn in another order than they stand
     for k, u in enumerate(u_K):
-        what = f"draft {k + 1} is not the token that its q and its random number give"
-        tally.expect("drafted tokens of their q and number", is_inside(bounds[k], u), what)
+        what = f"draft {k + 1} does not follow from its q and random number"
+        tally.expect(
+            "drafted tokens recomputed from q and random number", is_inside(bounds[k], u), what
+        )
 
 
 def _match(bounds: Sequence[tuple[float, float]], numbers: Sequence[float]) -> list[float]:

@@ -82,9 +82,9 @@ def check_rules(
         several: list[tuple[Proposal, Tensor]] = []
         for parents, seed, case in _cases(drafter, greedy, chains, seeds, pool):
             where = f"{verifier} over drafts {drafter!r} of the tree {parents}"
-            what = f"{where}, seed {seed}: the output is not distributed as p"
+            what = f"{where}, seed {seed}: the output does not follow p"
             away = distance(case, verifier)
-            tally.measure("output of a rule from p, total variation", away, EXACT, what)
+            tally.measure("output of a rule against p, total variation", away, EXACT, what)
             if seed != 1 or len(parents) > SMALL:
                 continue
             if not greedy:
@@ -143,8 +143,8 @@ def _check_together(
         away_M = (out.stop_BM[b, :rows] - stop_M).abs()
         away_MV = (normalise(or_p(out.rest_BMV[b, :rows], p_MV)) - rest_MV).abs()
         away = max(float(away_M.max()), float((away_MV * (stop_M > EXACT)[:, None]).max()))
-        what = f"{verifier} over drafts {drafter!r}: another outcome in a batch ({proposal.tree})"
-        name = "outcomes in a batch of several shapes and alone"
+        what = f"{verifier} over drafts {drafter!r}: different outcome in a batch ({proposal.tree})"
+        name = "outcomes in a mixed batch and alone"
         if not tally.measure(name, away, EXACT, what):
             return
 
@@ -208,4 +208,4 @@ def _check_borders(tally: Tally) -> None:
         with zeros:
             end_1, next_1 = run_verifier(name, [proposal], p_1MV, [torch.Generator()])
         right = end_1.tolist() == [0] and next_1.tolist() == [0]
-        tally.expect("tokens of probability 0", right, f"{name} wrote a token of probability 0")
+        tally.expect("tokens of probability 0", right, f"{name} produced a token of probability 0")

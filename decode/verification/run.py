@@ -103,9 +103,7 @@ class VerificationRun:
             decoder = self.cases.open(case)
             with self.tallies["end_to_end"].measure_time() as tally:
                 if drafts_so(decoder.drafter, "by_clock"):
-                    tally.counts[
-                        "joint distributions left out, because drafts depend on timing"
-                    ] += 1
+                    tally.counts["joint distributions skipped: drafts depend on timing"] += 1
                     continue
                 given = (decoder, prompt, self.reference, tally, sampling)
                 end_to_end.check_joint_law(case.name, *given)

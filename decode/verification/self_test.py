@@ -177,19 +177,19 @@ def always_accepted() -> list[Patch]:
 
 BUGS: dict[str, Callable[[], list[Patch]]] = {
     "verification draws with the drafter's random numbers": reused_numbers,
-    "the rules see half of top-k": half_top_k,
-    "the rules see no min-p": no_min_p,
-    "the rules see logits rounded to bf16": rounded_logits,
+    "the rules use half of top-k": half_top_k,
+    "the rules ignore min-p": no_min_p,
+    "the rules use logits rounded to bf16": rounded_logits,
     "siblings without replacement are not corrected": siblings_not_corrected,
     "the hybrid rule forgets the latest step": forgotten_step,
     "q is reported at another temperature": other_temperature,
     "processor states of a batch are swapped": swapped_states,
     "the cache keeps rejected rows": stale_cache,
     "nodes of a tree see their siblings": blind_tree,
-    "penalties do not see the drafts": penalty_of_the_text_alone,
+    "penalties ignore the drafts": penalty_of_the_text_alone,
     "the text does not end at an end of sequence": past_the_end,
-    "half a character is lost between two rounds": lost_half,
-    "a draft is accepted without a look": always_accepted,
+    "a partial character is lost between two rounds": lost_half,
+    "a draft is accepted unconditionally": always_accepted,
 }
 
 

@@ -35,7 +35,7 @@ def read_object(path: Path) -> JsonObject:
     """The object in a JSON file. Raises UserError as `read_json` does, and for another value."""
     value = read_json(path)
     if not isinstance(value, dict):
-        raise UserError(f"{path}: must hold an object, not {type(value).__name__}")
+        raise UserError(f"{path}: must contain an object, not {type(value).__name__}")
     return value
 
 

@@ -135,7 +135,9 @@ def _load_from_folder(suite: Suite, data_dir: Path) -> Loaded:
         where = f"suite {suite.name!r}: {place}"
         files = suite_files(place, suite.place.split, suite.place.config, where)
     if not files:
-        raise UserError(f"suite {suite.name!r}: {place} holds no .parquet, .jsonl, .json or .csv")
+        raise UserError(
+            f"suite {suite.name!r}: {place} contains no .parquet, .jsonl, .json or .csv"
+        )
     rows = [row for file in files for row in read_rows(file, suite.place.under)]
     return _read_suite(suite, rows, str(place))
 

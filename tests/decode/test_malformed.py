@@ -54,7 +54,7 @@ EVAL = [
     (["--suite", "gsm8k", "--data-dir", "nowhere"], "--data-dir='nowhere': no such folder"),
     (["--suite", "mtbench", "--data-dir", "data"], "expected data/HuggingFaceH4/mt_bench_prompts"),
     (["--suite", "gsm8k", "--data-dir", "data"], "row 1 has no 'question'; it has answer"),
-    (["--suite", "gsm8k", "--data-dir", "hub"], "holds no .parquet, .jsonl, .json or .csv"),
+    (["--suite", "gsm8k", "--data-dir", "hub"], "contains no .parquet, .jsonl, .json or .csv"),
     (
         ["--suite", "math500"],
         "suite 'math500' is unavailable from the hub's HuggingFaceH4/MATH-500",
@@ -92,7 +92,7 @@ EVAL = [
     (["--target", "debgu"], "target 'debgu'"),
     (["--out", "file"], "--out=file is a file"),
     (["--out", "file/inside"], "can't be written"),
-    (["--out", "empty_run"], "holds other files (notes.txt): choose another folder"),
+    (["--out", "empty_run"], "contains other files (notes.txt): choose another folder"),
     (["--out", "old"], "run.json: not readable JSON"),
     (["--out", "bare"], "contains a measurement with other settings"),
 ]
@@ -101,7 +101,7 @@ REPORT = [
     (["file"], "file: no such folder"),
     (["empty_run"], "empty_run holds no run.json"),
     (["old"], "run.json: not readable JSON"),
-    (["bare"], "bare holds no records yet"),
+    (["bare"], "bare contains no records yet"),
     (["broken"], "records.jsonl, line 1: accepted is missing"),
     ([], "DIR"),
 ]

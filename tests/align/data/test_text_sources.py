@@ -51,7 +51,7 @@ MESSAGES = '{"messages": [{"role": "user", "content": "a"}]}\n'
         ("a.jsonl", MESSAGES.encode(), "which data.prompts reads"),
         ("a.jsonl", b'{"txt": "x"}\n', r"no column 'text' \(data.text_column\).*'txt'"),
         ("a.txt", b"\xff\xff", "is not UTF-8 text"),
-        ("d/a.bin", b"x", "holds no text, source code, .jsonl or .parquet"),
+        ("d/a.bin", b"x", "contains no text, source code, .jsonl or .parquet"),
         ("", b"", "no such file or folder"),
     ],
 )

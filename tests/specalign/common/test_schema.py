@@ -70,7 +70,7 @@ def test_files_that_hold_no_object(tmp_path: Path) -> None:
     (tmp_path / "b").write_text("[]")
     for name, message in (
         ("a", "not readable"),
-        ("b", "must hold an object, not list"),
+        ("b", "must contain an object, not list"),
         ("c", "not readable"),
     ):
         with pytest.raises(UserError, match=message):
