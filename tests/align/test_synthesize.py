@@ -28,7 +28,7 @@ ARGUMENTS: dict[str, list[str]] = {
 FILES: dict[str | bytes, list[str]] = {
     "- a\n- b\n": ["bad.yaml: must contain `key: value` lines"],
     "trainer: {max_steps: 3\nseed: 1\n": ["bad.yaml: not valid YAML: line 2"],
-    "seed: 1\nname: a\nseed: 2\n": ["bad.yaml", "line 3", "'seed' stands twice"],
+    "seed: 1\nname: a\nseed: 2\n": ["bad.yaml", "line 3", "'seed' occurs twice"],
     "trainer: {learning_rate: '1,5'}\n": ["bad.yaml: trainer.learning_rate='1,5'"],
     "seed: !!python/object/apply:os.system ['true']\n": ["bad.yaml: not valid YAML"],
     "seed: " + "[" * 5000: ["bad.yaml: not valid YAML"],

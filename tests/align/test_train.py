@@ -35,7 +35,7 @@ def test_one_command_says_what_it_writes_and_refuses_other_keys_afterwards(
     main(words)
     out, err = capsys.readouterr()
     first = err.splitlines()[0]
-    assert first.startswith(f"{output}/data lacks data: the target writes 2 samples, 2 at a time")
+    assert first.startswith(f"{output}/data lacks data: generating 2 samples, 2 at a time")
     assert "(data.write=never fails instead)" in first and "texts left out: " in out
     assert re.search(r"/python[\d.]* -m decode.eval --suite builtin --target debug --drafter ", out)
     before = (output / "recipe.yaml").read_bytes()

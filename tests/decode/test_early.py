@@ -27,7 +27,7 @@ def test_wrong_words_are_refused_before_torch(tmp_path: Path) -> None:
         (["--device", "tpu"], "device 'tpu' is unknown"),
         (["--device", "cuda:x"], "device 'cuda:x' is unknown"),
         (["--target", str(tmp_path / "empty")], "has no config.json"),
-        (["--drafter", str(block), "--method@", "specdiff"], "a drafter of the kind diffusion"),
+        (["--drafter", str(block), "--method@", "specdiff"], "a drafter of kind diffusion"),
     ]
     chosen = [
         (["--temperature", "-1"], "temperature=-1.0"),

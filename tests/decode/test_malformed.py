@@ -74,11 +74,11 @@ EVAL = [
     (["--prompts", "ok.txt", "--suite", "a,b"], "--prompts replaces one suite"),
     (["--methods", "plain,lokup"], "unknown method 'lokup' (did you mean 'lookup'?)"),
     (["--methods", "drafter"], "method 'drafter' needs a drafter, and none is shipped"),
-    (["--drafter", "lookup"], "give a folder"),
+    (["--drafter", "lookup"], "must be a folder"),
     (["--drafter", "nowhere"], "drafter 'nowhere'"),
     (
         ["--drafter", "runs/nowhere", "--methods", "block"],
-        "drafter 'runs/nowhere': no folder runs/nowhere here",
+        "drafter 'runs/nowhere': no such folder: runs/nowhere",
     ),
     (
         ["--drafter", "data", "--methods", "specdiff"],
@@ -99,7 +99,7 @@ EVAL = [
 REPORT = [
     (["nowhere"], "nowhere: no such folder"),
     (["file"], "file: no such folder"),
-    (["empty_run"], "empty_run holds no run.json"),
+    (["empty_run"], "empty_run contains no run.json"),
     (["old"], "run.json: not readable JSON"),
     (["bare"], "bare contains no records yet"),
     (["broken"], "records.jsonl, line 1: accepted is missing"),
@@ -143,7 +143,7 @@ def test_another_measurement_is_not_continued(
     common = ["--prompts", "ok.txt", "--out", "o", "--methods", "plain"]
     eval.main([*QUIET, *common])
     capsys.readouterr()
-    check(eval.main, [*QUIET, *common, "--seed", "7"], "(seed: 0 there, 7 now)", capsys)
+    check(eval.main, [*QUIET, *common, "--seed", "7"], "(seed: 0 before, 7 now)", capsys)
     (place / "ok.txt").write_text("Another prompt.\n")
     check(eval.main, [*QUIET, *common], "prompts_hash", capsys)
     lines = (place / "o/records.jsonl").read_text().splitlines()

@@ -41,7 +41,7 @@ def test_missing_samples_are_written(
     other = recipe_of(tmp_path / "run", "data.samples=40", "data.top_k=3")
     assert not is_missing(other, target)
     assert "warning: the recipe asks for 40 samples" in open_supply(other, target).line(other)
-    note = f"note: {recipe.data_folder} was written with data.top_k=0:"
+    note = f"note: {recipe.data_folder} was generated with data.top_k=0;"
     assert capsys.readouterr().err.startswith(note)
 
 
@@ -54,7 +54,7 @@ def test_other_text_comes_first(tmp_path: Path, target: Target) -> None:
     stream = supply.stream(recipe, 6)
     assert [stream.key(place) >= TEXT for place in range(12)] == [True] * 6 + [False] * 6
     assert bool((supply.validation.temperature >= 0).all())  # of the target's own text alone
-    assert supply.text is not None and "for 50% of the steps" in supply.line(recipe)
+    assert supply.text is not None and "first 50% of the steps" in supply.line(recipe)
     both = frequent_tokens(supply.training, target, 12, supply.text)
     own = frequent_tokens(supply.training, target, 12)
     assert both is not None and own is not None and not torch.equal(both, own)

@@ -98,7 +98,9 @@ def test_settings_under_which_nothing_is_kept(
 ) -> None:
     monkeypatch.setattr(synthesis, "FRUITLESS_BATCHES", 3)
     words = ["data.samples=50", "data.batch_size=2"]
-    with pytest.raises(UserError, match="nothing of 3 batches in a row was kept .dropped so far: "):
+    with pytest.raises(
+        UserError, match="no sample of 3 batches in a row was kept .dropped so far: "
+    ):
         write(target, tmp_path / "data", *words, "data.max_prompt_tokens=1")
 
 

@@ -90,7 +90,7 @@ def test_other_settings_are_refused_and_damaged_text_is_read_again(
     before = shard.read_bytes()
     shard.write_bytes(before[:-1])
     texts.read_texts(recipe_of(tmp_path, sources, "data.text_tokens=400"), target)
-    assert shard.read_bytes() == before and "read again: " in capsys.readouterr().err
+    assert shard.read_bytes() == before and "rereading: " in capsys.readouterr().err
     (tmp_path / "empty.txt").touch()
     empty = f"data.text=[{tmp_path}/empty.txt]"
     words = ["recipe=debug_block", f"output={tmp_path}/e", empty, "data.exclude=[]"]

@@ -43,8 +43,9 @@ def test_what_a_trained_drafter_keeps_and_gets(
     more = {"block_size": 8, "layers": 4, "markov_rank": 4, "convolution": True}
     asked = options(init=str(tmp_path), confidence_head=True, **more)
     made = make_block(target, asked, None)
-    kept = ("block_size=3, not 8", "markov_rank=8, not 4", "layers=2, not 4")
-    lines = [f"drafter.init={tmp_path} keeps {one}" for one in kept]
+    kept = {"block_size": (3, 8), "markov_rank": (8, 4), "layers": (2, 4)}
+    start = f"note: drafter.init={tmp_path} has"
+    lines = [f"{start} {k}={has}; ignoring {k}={wants}" for k, (has, wants) in kept.items()]
     assert capsys.readouterr().err.splitlines() == lines
     added = {"convolution": True, "confidence_head": True}
     assert made.config == replace(own.config, **added, extra=made.config.extra)
@@ -65,7 +66,7 @@ def test_a_target_whose_embedding_is_narrower_has_no_block_drafter() -> None:
     narrow = tiny_target("opt", word_embed_proj_dim=32, do_layer_norm_before=False)
     with pytest.raises(
         UserError,
-        match="has embeddings of width 32 and layers of width 64 .drafter.kind=autoregressive",
+        match="has embeddings of width 32 and layers of width 64; use drafter.kind=autoregressive",
     ):
         from_target(narrow, options(context="taps", layers=1), None)
 

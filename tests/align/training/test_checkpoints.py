@@ -99,8 +99,8 @@ def test_remains_of_a_kill_are_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "now", "message"),
     [
-        ({"strategy": "one file"}, {"strategy": "fsdp"}, "saved under launch.strategy=auto, not"),
-        ({"stage": "pretrain"}, {"stage": "finetune"}, "give stage=pretrain, or use"),
+        ({"strategy": "one file"}, {"strategy": "fsdp"}, "saved with launch.strategy=auto, not"),
+        ({"stage": "pretrain"}, {"stage": "finetune"}, "use stage=pretrain, or use"),
     ],
 )
 def test_other_settings_are_refused(

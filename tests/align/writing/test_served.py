@@ -176,7 +176,7 @@ def test_another_model_is_refused(tmp_path: Path, target: Target) -> None:
         write(server.url, target, tmp_path, "data.served_model=other", "data.samples=2")
     for other, limits, says in (
         (load_target("debug-qwen2"), {}, "is not target.name='debug': the target would choose"),
-        (target, {"limit": 40}, "takes 40 tokens, a sample"),
+        (target, {"limit": 40}, "accepts 40 tokens, a sample"),
     ):
         with Loopback(other, **limits) as server, pytest.raises(UserError, match=says):
             write(server.url, target, tmp_path / "b")

@@ -114,9 +114,9 @@ def endless(target: Target, monkeypatch: pytest.MonkeyPatch) -> Target:
 
 
 def test_a_pair_that_would_change_the_output_is_refused(endless: Target) -> None:
-    with pytest.raises(UserError, match="these fit: point_mass"):
+    with pytest.raises(UserError, match="exact verifiers: point_mass"):
         Decoder(endless, LookupDrafter(), "token").generate(PROMPT, sampling=Sampling(1.0))
-    with pytest.raises(UserError, match="these fit: point_mass, self_selection, token"):
+    with pytest.raises(UserError, match="exact verifiers: point_mass, self_selection, token"):
         decoder = Decoder(endless, ScriptedDrafter(*DRAFTERS["independent"]), "greedy")
         decoder.generate(PROMPT, sampling=Sampling(1.0))
 

@@ -95,7 +95,9 @@ def test_the_command_tunes_on_other_prompts_then_measures(
     monkeypatch.setattr(measure, "run_task", never)
     again, _ = run(*words, prompts)
     assert again.overall == summary.overall
-    with pytest.raises(UserError, match=r"\(seed: 0 there, 1 now\)"):  # before tuning, not after it
+    with pytest.raises(
+        UserError, match=r"\(seed: 0 before, 1 now\)"
+    ):  # before tuning, not after it
         run(*words, prompts, "--seed", 1)
 
 

@@ -17,7 +17,7 @@ Q = DraftProbs(EVEN)
 @pytest.mark.parametrize(
     ("law", "fields", "says"),
     [
-        ("point", {"q": Q}, "needs the q"),
+        ("point", {"q": Q}, "needs q"),
         ("beam", {}, "law must be one of"),
         ("independent", {"q": DraftProbs(torch.full((3, 4), 0.25))}, "q needs 2 rows"),
         ("unmasked", {"q": Q}, "unmask steps"),

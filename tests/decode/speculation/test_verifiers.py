@@ -63,9 +63,9 @@ def test_auto_always_fits() -> None:
     ("law", "verifier", "temperature", "says"),
     [
         ("point", "token", 1.0, "'point' drafts at .* 1; .*: point_mass, self_selection, gumbel$"),
-        ("unmasked", "token", 1.0, "these fit: point_mass, self_selection, hybrid, gumbel$"),
+        ("unmasked", "token", 1.0, "exact verifiers: point_mass, self_selection, hybrid, gumbel$"),
         ("independent", "greedy", 0.7, "temperature 0.7; .*: point_mass, self_selection, token"),
-        ("point", "token", 0.0, "these fit: greedy, point_mass, self_selection, gumbel$"),
+        ("point", "token", 0.0, "exact verifiers: greedy, point_mass, self_selection, gumbel$"),
         ("point", "tokens", 0.0, r"unknown verifier 'tokens' \(did you mean 'token'"),
     ],
 )
@@ -88,7 +88,7 @@ def test_proposals_that_a_verifier_does_not_take() -> None:
     assert check_proposal(replace(surest, state_only=True), "hybrid", 1.0).name == "hybrid"
     assert check_proposal(siblings, "traversal", 1.0).name == "traversal"
     p_BMV = torch.full((1, 3, 4), 0.25)
-    with pytest.raises(UserError, match="these fit"):
+    with pytest.raises(UserError, match="exact verifiers"):
         run_verifier("token", [Proposal(two, "point")], p_BMV, [torch.Generator()])
     with pytest.raises(ValueError, match="fp32 or fp64"):
         run_verifier("traversal", [siblings], p_BMV.half(), [torch.Generator()])

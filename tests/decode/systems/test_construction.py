@@ -67,7 +67,7 @@ def test_errors_name_the_method(parts: OpenDrafters, target: Target) -> None:
     ):
         with pytest.raises(UserError, match=says):
             build(read_method(text), parts)
-    with pytest.raises(UserError, match="needs a drafter of the kind diffusion"):
+    with pytest.raises(UserError, match="needs a drafter of kind diffusion"):
         build(read_method("tolerator"), OpenDrafters(target))
 
 

@@ -39,7 +39,7 @@ def test_drafters_are_typed_objects(tmp_path: Path) -> None:
     assert drafters_for((), DEFAULT_TARGET) == (NamedDrafter(str(DEFAULT_DRAFTER)),)
     for text, says in (
         ("difusion=c", "unknown kind 'difusion'.*'diffusion'"),
-        ("lookup", "give a folder"),
+        ("lookup", "must be a folder"),
         ("debug", "no such folder, and not an available hub id"),
     ):
         with pytest.raises(UserError, match=says):
@@ -63,13 +63,13 @@ def test_kinds_by_files(parts: OpenDrafters, tmp_path: Path) -> None:
     assert build(method, opened).drafter is not None
     decoder = decode.load(parts.target, tmp_path / "small", draft_tokens=3, copying=False)
     assert decoder.name == "autoregressive" and decoder.drafter.draft_tokens == 3  # type: ignore[union-attr]
-    with pytest.raises(UserError, match="block=.*no drafter of the kind block"):
+    with pytest.raises(UserError, match="block=.*not a drafter of kind block"):
         open_drafters([read_method("block")], {"block": str(tmp_path / "sedd")}, parts.target)
     with pytest.raises(UserError, match="both of kind diffusion"):
         drafters_by_kind([NamedDrafter(str(tmp_path / "sedd"))] * 2)
     for kind in ("block", "variable_prefix"):
         with pytest.raises(
-            UserError, match=f"--drafter {kind}=.*that is a drafter of the kind diffusion"
+            UserError, match=f"--drafter {kind}=.*that drafter is of kind diffusion"
         ):
             drafters_by_kind(read_drafters(f"{kind}={tmp_path / 'sedd'}"))
 
@@ -103,7 +103,7 @@ def test_another_engines_folder_is_a_block_drafter(
     named = read_drafters(folder)
     assert drafters_by_kind(named) == {"block": folder}
     check_methods([read_method("block")], named)
-    with pytest.raises(UserError, match="needs a drafter of the kind diffusion"):
+    with pytest.raises(UserError, match="needs a drafter of kind diffusion"):
         check_methods([read_method("specdiff")], named)
     assert target_of(folder) == (None if layout == "dflash" else "some/model")
     plain = decode.load(target, None).generate([4, 90, 17], max_new_tokens=12)

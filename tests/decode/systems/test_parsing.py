@@ -98,7 +98,7 @@ def test_all_is_every_system_whose_drafters_are_given() -> None:
     assert names(methods)[0] == "lookup:draft_tokens=2"
     expected = [n for n, s in SYSTEMS.items() if s.in_all and set(s.needs) <= {"diffusion"}]
     assert names(methods)[1:] == expected
-    assert "d2sd: no drafter of the kind block (--drafter block=FOLDER)" in missing
+    assert "d2sd: no drafter of kind block (--drafter block=FOLDER)" in missing
     with pytest.raises(UserError, match="unknown method 'al'"):
         read_methods("al")
     with pytest.raises(UserError, match="unknown method ''"):

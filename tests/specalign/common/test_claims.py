@@ -41,7 +41,9 @@ def test_a_second_process_waits_or_is_refused(
 ) -> None:
     lines: list[str] = []
     with holder(tmp_path / "data") as first:
-        with pytest.raises(FolderInUse, match=f"output={tmp_path}/data: another process writes"):
+        with pytest.raises(
+            FolderInUse, match=f"output={tmp_path}/data: another process is writing"
+        ):
             Claim(tmp_path / "data", "output")
 
         def end_first(seconds: float) -> None:

@@ -98,7 +98,7 @@ def test_a_folder_that_is_gone_is_no_hub_id(asked: list[object], place: str) -> 
     """Whatever reads a folder or a hub id says what is nearby, in one line, and asks nobody."""
     for name, says in (
         ("runs/coda", r"(no such|no folder|no file).*did you mean 'runs/code'.*if that is a hub id.*hf download runs/coda"),
-        ("exported/dflash", "no (file or )?folder exported/dflash here; if that is a hub id"),
+        ("exported/dflash", "no such (file or )?folder: exported/dflash; if that is a hub id"),
         ("rums/code/drafter", ": (no such|neither)"),
         ("./models/smal", "did you mean 'models/small'"),
     ):  # fmt: skip

@@ -64,7 +64,7 @@ def test_what_a_template_does_not_read_is_refused(tokenizer: Any) -> None:
     with pytest.raises(UserError, match=f"{says} .did you mean 'enable_thinking'"):
         Chat({"enable_thinkin": False}).check(tokenizer, "mine")
     for name in ("messages", "tokenize", "eos_token"):
-        with pytest.raises(UserError, match=f"no switch '{name}'"):
+        with pytest.raises(UserError, match=f"no variable '{name}'"):
             Chat({name: 1}).check(tokenizer, "mine")
     for value in ({1}, float("nan")):
         with pytest.raises(UserError, match="enable_thinking=.* is not a JSON value"):

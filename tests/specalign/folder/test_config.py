@@ -35,7 +35,7 @@ def test_settings_that_change_a_text_are_named(capsys: pytest.CaptureFixture[str
     note_settings("m", 30, range(20), {"num_beams": 4})
     said = capsys.readouterr().err
     assert "note: m: its generation config ends texts at 0, 1, 2, 3, 4, 5, 6, 7, …, not" in said
-    assert "not at the tokenizer's 30" in said and "asks for num_beams=4: not applied" in said
+    assert "not at the tokenizer's 30" in said and "sets num_beams=4, which is not applied" in said
 
 
 def config(method: str, **more: Any) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def test_the_date_is_read_fixed_and_reported(capsys: pytest.CaptureFixture[str])
     assert reads_clock(target) and target.chat_tokens("Hi") == target.chat_tokens("Hi")
     assert capsys.readouterr().err.count("today's date (its variable date_string sets it)") == 1
     note_readings(target, "data", "2001-02-03")
-    assert "the samples of data say 03 Feb 2001" in capsys.readouterr().err
+    assert "the samples of data use 03 Feb 2001" in capsys.readouterr().err
     hello = Conversation.from_text("Hi")
     assert render(target.tokenizer, hello, date="2001-02-03") == "03 Feb 2001Hi"
     assert render(target.tokenizer, hello) == f"{datetime.date.today():%d %b %Y}Hi"

@@ -36,7 +36,7 @@ def test_a_run_and_its_drafter_are_no_targets(
     for name, content in {"config.json": {}, **record}.items():
         (folder / name).write_text(json.dumps(content))
     with pytest.raises(
-        UserError, match="that is a drafter; name the model that it drafts for as the target"
+        UserError, match="that is a drafter; use the model that it drafts for as the target"
     ):
         check_name(str(folder))
     with pytest.raises(
@@ -52,5 +52,5 @@ def test_an_adapter_is_refused(tmp_path: Path) -> None:
     """transformers would open its base with it on top, unmerged."""
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="an adapter: merge it into its base"):
+    with pytest.raises(UserError, match="this is an adapter: merge it into its base"):
         check_name(str(tmp_path))

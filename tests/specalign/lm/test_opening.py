@@ -120,7 +120,7 @@ def test_code_that_comes_with_a_model_runs_only_when_asked_for(
         "model_type": "own",
     }
     (folder / "config.json").write_text(json.dumps(values))
-    with pytest.raises(UserError, match="comes with custom Python code.*--trust-remote-code"):
+    with pytest.raises(UserError, match="needs custom Python code.*--trust-remote-code"):
         load_target(str(folder))
     assert not mark.exists() and "y/N" not in capsys.readouterr().out
     trusted = load_target(str(folder), trust_remote_code=True)

@@ -95,7 +95,7 @@ def test_an_indexer_that_does_not_choose_so_few_is_made_to(monkeypatch: pytest.M
         "update_index",
         lambda self, new: torch.cat((self.index[:, :, 1 : self.owner.length + 1], new), 2),
     )
-    with pytest.raises(UserError, match="through a cache its logits differ"):
+    with pytest.raises(UserError, match="with a cache, its logits differ"):
         tiny_target("deepseek_v32", index_topk=2048)
 
 
@@ -103,7 +103,7 @@ def test_an_indexer_that_does_not_choose_so_few_is_made_to(monkeypatch: pytest.M
     ("kind", "reason"),
     [
         ("xlstm", "is not supported: it uses a custom cache class"),
-        ("bert", "can't be run exactly: its logits are not its head's product"),
+        ("bert", "can't be run exactly: its logits are not its head's output"),
     ],
 )
 def test_an_architecture_that_is_not_supported_is_refused_in_one_line(

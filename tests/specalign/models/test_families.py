@@ -18,10 +18,10 @@ def test_the_hub_id_chooses_among_families_that_share_an_architecture() -> None:
         assert family_of(DREAM, spec).name == name
     plain = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
     assert family_of(plain, "diffusionfamily/diffugpt-m").name == "diffugpt"
-    with pytest.raises(UserError, match="not a masked-diffusion family"):
+    with pytest.raises(UserError, match="not a supported masked-diffusion family"):
         family_of(plain, "openai-community/gpt2")
     for named in (5, {"a": 1}, [None], [{}]):
-        with pytest.raises(UserError, match="not a masked-diffusion family"):
+        with pytest.raises(UserError, match="not a supported masked-diffusion family"):
             family_of({"model_type": "llama", "architectures": named}, "x")
     for family in FAMILIES.values():
         for name in ("lm_head.weight", "model.layers.11.mlp.up_proj.weight"):

@@ -40,7 +40,7 @@ def test_content_is_always_a_string() -> None:
         "a\nb",
     ]
     for content in (3, [3], [{"type": "image"}], [{"type": "text", "text": None}]):
-        with pytest.raises(UnusableRow, match="no text"):
+        with pytest.raises(UnusableRow, match="not text"):
             read_text_parts(content)
 
 

@@ -111,7 +111,7 @@ def test_parquet(tmp_path: Path) -> None:
         ("f.json", "null", "expected a list of rows or an object, found NoneType"),
         ("f.json", '{"a": [{"b": 1}], "c": [{"d": 1}]}', r"rows under several keys \(a, c\)"),
         ("f.jsnl", "{}", "did you mean '.json"),
-        ("f.tsv", 'id\tprompt\n2\t"Quote" at start\n', "line 2: not CSV"),
+        ("f.tsv", 'id\tprompt\n2\t"Quote" at start\n', "line 2: invalid CSV"),
         ("f.csv", "a,b\n1,2,3\n", "line 2: 3 fields, but the header has 2"),
         ("f.jsonl.zst", "not packed", "f.jsonl.zst can't be read: ZSTD"),
         ("f.jsonl.xz", "not packed", "f.jsonl.xz can't be read"),
