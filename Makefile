@@ -1,17 +1,17 @@
-# make quickstart   set up, write a little data, calibrate the shipped drafter, measure, report
+# make quickstart   set up, generate some data, calibrate the shipped drafter, measure, report
 # make test         set up, run the tests              (WORKERS=2 processes)
-# make test-fast    those without the slow ones: about two minutes
+# make test-fast    tests without the slow ones: about two minutes
 # make mutants      change the code in one place at a time and list the changes that no fast test catches (mutmut, hours; resumes)
-# make systems      a drafter of every kind, then every system at its best setting, in one table (hours)
-# make serve-check  a drafter trained here (ten minutes, where there is none), served by vLLM on the CPU and compared; vLLM as the writer of the target's outputs
+# make systems      train a drafter of every kind, then measure every system at its best setting (hours)
+# make serve-check  train a drafter if there is none (ten minutes), serve it with vLLM on the CPU and compare
 # make lint         style, types
-# make docs         the documentation with an API reference, as a site in site/
-# make setup        the virtual environment alone      (PYTHON=, VENV=, SYSTEM_PACKAGES=1)
+# make docs         build the documentation with an API reference into site/
+# make setup        create only the virtual environment      (PYTHON=, VENV=, SYSTEM_PACKAGES=1)
 # make clean        remove the environment and caches; runs/ stays
 
 PYTHON ?= python3
 VENV ?= .venv
-# with SYSTEM_PACKAGES=1 the environment uses what the machine has (a GPU box that can't install), and stays that way
+# with SYSTEM_PACKAGES=1 the environment uses the system's packages (for GPU machines that can't install), and stays that way
 SYSTEM_PACKAGES ?= $(shell grep -qs 'include-system-site-packages = true' $(VENV)/pyvenv.cfg && echo 1)
 # The CPU build: under its own version name where an index that pip is set up with has it; else from PyTorch's own
 # index, which uv knows; a bare `torch` would bring gigabytes of CUDA on Linux, so it comes last.
@@ -32,7 +32,7 @@ STAMP = $(VENV)/.ready
 define cpu_torch
 $(1)/bin/python -m pip install --quiet "torch==$(TORCH)+cpu" 2>/dev/null \
 	  || { $(1)/bin/python -m pip install --quiet uv && $(1)/bin/uv pip install --quiet --python $(1)/bin/python --torch-backend=cpu "torch==$(TORCH)"; } 2>/dev/null \
-	  || { echo "setup: no CPU build to be had, taking torch as the registry has it"; $(1)/bin/python -m pip install --quiet "torch==$(TORCH)"; }
+	  || { echo "setup: no CPU build available, installing the default torch"; $(1)/bin/python -m pip install --quiet "torch==$(TORCH)"; }
 endef
 
 .PHONY: quickstart systems test test-fast mutants serve-check lint docs setup clean
@@ -42,7 +42,7 @@ setup: $(STAMP)
 ifeq ($(origin PYTHON),command line)
 	@version='import sys; print(*sys.version_info[:2], sep=".")'; made=$$($(PY) -c "$$version"); \
 	asked=$$($(PYTHON) -c "$$version" 2>/dev/null) || { echo "error: no $(PYTHON) here"; exit 1; }; \
-	test "$$made" = "$$asked" || { echo "error: $(VENV) has Python $$made and $(PYTHON) is $$asked: make clean first, or take another folder (VENV=.venv-$$asked)"; exit 1; }
+	test "$$made" = "$$asked" || { echo "error: $(VENV) has Python $$made and $(PYTHON) is $$asked: run make clean first, or use another folder (VENV=.venv-$$asked)"; exit 1; }
 endif
 
 $(STAMP): pyproject.toml $(wildcard specalign/kernels/*.c specalign/kernels/*.h)
@@ -51,9 +51,9 @@ $(STAMP): pyproject.toml $(wildcard specalign/kernels/*.c specalign/kernels/*.h)
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(if $(SYSTEM_PACKAGES),--system-site-packages) $(VENV)
 ifeq ($(SYSTEM_PACKAGES),)
 	@if command -v nvidia-smi >/dev/null 2>&1; then \
-	  echo "setup: a GPU is here, installing torch with CUDA"; $(PY) -m pip install --quiet torch; \
+	  echo "setup: found a GPU, installing torch with CUDA"; $(PY) -m pip install --quiet torch; \
 	else \
-	  echo "setup: no GPU here, installing the CPU build of torch"; \
+	  echo "setup: no GPU found, installing the CPU build of torch"; \
 	  $(call cpu_torch,$(VENV)); \
 	fi
 	@echo "setup: installing the rest (5 to 10 minutes the first time)"
@@ -76,7 +76,7 @@ quickstart: setup
 	@echo "Your own model: $(PY) -m align.train recipe=block target.name=YOUR/MODEL output=runs/mine,"
 	@echo "  then $(PY) -m decode.eval --suite mtbench --target YOUR/MODEL --drafter runs/mine/drafter"
 
-# what one stage wrote the next one reads; each goes on where it was
+# each stage reads what the previous one wrote, and resumes if rerun
 systems: setup
 	$(PY) -m align.synthesize recipe=smollm2_openings output=$(SYSTEMS) $(QUICK)
 	for kind in mdlm variable_prefix autoregressive; do \

@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> None:
     if recipe is None:
         return
     if not recipe.trainer.features_gb:
-        raise UserError("trainer.features_gb=0 stores nothing: give the limit in GB of disk")
+        raise UserError("trainer.features_gb=0 stores nothing; set it to the disk limit in GB")
     check_training(recipe)
     use_deterministic_products()
     with Claim(

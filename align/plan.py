@@ -19,9 +19,9 @@ from specalign.common.text import say
 
 OPTIONS = """options of align.plan:
   --hardware NAME[xN]   h100, h200, a100, a100-40, l40s, rtx4090; h100x8 = eight of them; default: this machine
-  --memory-gb X         memory of a device that is not in the list
-  --no-pilot            no trial on this machine, so no time
-  --json FILE           write the plan as JSON, too
+  --memory-gb X         memory of a device that is not listed
+  --no-pilot            skip the trial run on this machine; no time estimate
+  --json FILE           also write the plan as JSON
 """
 
 

@@ -27,8 +27,10 @@ def parser() -> OptionParser:
         description="Run a W&B sweep file on this machine, without an account.",
     )
     names = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
-    p.add_argument("sweep", metavar="FILE", help=f"a sweep's .yaml, or a shipped one: {names}")
-    p.add_argument("words", nargs="*", metavar="key=value", help="recipe keys of all trials")
+    p.add_argument(
+        "sweep", metavar="FILE", help=f"a sweep's .yaml file, or a shipped sweep: {names}"
+    )
+    p.add_argument("words", nargs="*", metavar="key=value", help="recipe keys for all trials")
     p.add_argument("--method", choices=("grid", "random"), help="default: the file's")
     p.add_argument(
         "--count", type=int, metavar="N", help="trials (default: the whole grid, or 10 random ones)"

@@ -1,6 +1,6 @@
 """`python -m align.synthesize recipe=NAME …`: generate training data with the target.
 
-Without a data set the target writes prompts and answers them; data.prompts names a data set of
+Without a data set, the target generates prompts and answers them; data.prompts names a data set of
 prompts. Other text (data.text) is read first. An interrupted run resumes to the same data.
 """
 

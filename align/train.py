@@ -1,6 +1,6 @@
 """`python -m align.train recipe=NAME …`: train a drafter on text that the target generates.
 
-Missing text is generated first (data.write=never refuses).
+Missing text is generated first (data.write=never fails instead).
 """
 
 from __future__ import annotations

@@ -29,13 +29,16 @@ def parser() -> Parser:
     )
     add = p.add_argument
     drafter = "a drafter's folder, or lookup (default: the shipped one, for the default target)"
-    temps, chain = "default 0,0.5,1,1.5", "the longest chain (default: the drafter's)"
-    trees = "tree sizes, of block drafters; 0 = none (default 5,8)"
+    temps, chain = (
+        "temperatures to measure (default 0,0.5,1,1.5)",
+        "the longest chain to try (default: the drafter's)",
+    )
+    trees = "tree sizes to try with block drafters; 0 = none (default 5,8)"
     out = Path("runs/advice")
     p.add_target_options()
     p.add_chat_options()
     add("--drafter", help=drafter)
-    p.add_prompt_options("the prompts (default builtin)")
+    p.add_prompt_options("one or more suites, comma-separated (default builtin)")
     add(
         "--temperatures",
         type=several(temperature),
@@ -48,13 +51,13 @@ def parser() -> Parser:
     for name, least, most, default, text in (
         ("--limit", 2, 1000, 6, "prompts of each suite"),
         ("--max-new-tokens", 4, 4096, 48, "length limit of an output"),
-        ("--most-batch", 1, 32, 32, "the largest batch"),
-        ("--long", 64, 2**20, 8192, "the longest context"),
-        ("--seed", 0, 2**63 - 1, 0, "of sampled outputs"),
+        ("--most-batch", 1, 32, 32, "the largest batch to try"),
+        ("--long", 64, 2**20, 8192, "the longest context to try"),
+        ("--seed", 0, 2**63 - 1, 0, "seed of sampled outputs"),
     ):
         about = f"{text} (default {default})"
         add(name, type=parse_whole(least, most), default=default, metavar="N", help=about)
-    add("--out", type=path, default=out, metavar="DIR", help=f"default {out}")
+    add("--out", type=path, default=out, metavar="DIR", help=f"output folder (default {out})")
     return p
 
 

@@ -63,7 +63,7 @@ class Parser(OptionParser):
         if dtype:
             self.add_argument("--dtype", default="auto", help="auto (default), fp32, bf16 or fp16")
         self.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
-        trust = "run Python code that comes with these models (default: refuse them)"
+        trust = "allow models to run their own Python code (default: reject such models)"
         self.add_argument("--trust-remote-code", action="store_true", help=trust)
 
     def add_chat_options(self) -> None:
@@ -74,18 +74,18 @@ class Parser(OptionParser):
             action="append",
             default=[],
             metavar="KEY=VALUE",
-            help="a variable of the target's chat template, enable_thinking=false; may be repeated",
+            help="set a chat template variable, e.g. enable_thinking=false; can be repeated",
         )
-        system = "system prompt of conversations that have none"
+        system = "system prompt for conversations that have none"
         self.add_argument("--system", metavar="TEXT", help=system)
 
     def add_prompt_options(self, suites: str) -> None:
         """Where the prompts come from. `suites`: the help of --suite."""
         formats = (
-            "your own prompts: a folder, .jsonl .json .csv .tsv .parquet .txt (also .gz, .zst)"
+            "your own prompts: a folder, or .jsonl .json .csv .tsv .parquet .txt (also .gz, .zst)"
         )
         column = "the column of --prompts to read (default: the first known one)"
-        copies = "local copies of the suites, in the Hub's layout"
+        copies = "folder with local copies of the suites, in the Hub's layout"
         self.add_argument("--suite", help=suites)
         self.add_argument("--prompts", type=path, metavar="FILE", help=formats)
         self.add_argument("--prompts-column", metavar="NAME", help=column)
@@ -93,8 +93,8 @@ class Parser(OptionParser):
 
     def add_sampling_options(self, seed: str, default_seed: int | None = 0) -> None:
         """How tokens are chosen. `seed`: the help of --seed."""
-        mass = "keep the most probable tokens up to this mass (default 1)"
-        count = "keep this many most probable tokens (default 0: all)"
+        mass = "keep the most probable tokens up to this total probability (default 1)"
+        count = "keep only the N most probable tokens (default 0: all)"
         self.add_argument(
             "--temperature", type=number, default=0.0, metavar="T", help="0 = greedy (default)"
         )
@@ -107,15 +107,13 @@ class Parser(OptionParser):
     def add_drafting_options(self, title: str) -> None:
         """The options of `GivenDrafter`, except `copying`, as a group of that title in the help."""
         add = self.add_argument_group(title).add_argument
-        nodes = (
-            "drafts per round, as a tree; 0 = a chain (default: 5 up to temperature 0.7, else 0)"
-        )
+        nodes = "drafts per round in a tree; 0 = a chain (default: 5 up to temperature 0.7, else 0)"
         verifiers = (
             f"auto (default), {', '.join(VERIFIERS)}; {LOSSY}_* change the output's distribution"
         )
-        steps = "standalone drafters: forward passes that unmask a draft (default 1)"
-        order = f"standalone drafters: in which order: {', '.join(ORDERS)} (default {ORDERS[0]})"
-        vocabulary = "tokenizer of a standalone drafter with its own vocabulary"
+        steps = "standalone drafters: forward passes per draft (default 1)"
+        order = f"standalone drafters: unmasking order: {', '.join(ORDERS)} (default {ORDERS[0]})"
+        vocabulary = "standalone drafters: the tokenizer, if the vocabulary is not the target's"
         add(
             "--draft-tokens",
             type=parse_whole(1, MOST_NODES),
@@ -153,7 +151,7 @@ def parse_whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
         except ValueError:
             value = least - 1
         if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, at least {least}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
         if value > most:
             raise argparse.ArgumentTypeError(f"{text!r} is more than {most}")
         return value

@@ -67,28 +67,28 @@ def parser() -> Parser:
     add = p.add_argument
     words = (
         "recipes, the reference last (default recipes/compare/ours.yaml and dflash.yaml), and keys "
-        "for all of them"
+        "that apply to all of them"
     )
     method = (
-        "how every drafter decodes: a method of decode.eval, block (a chain) or "
-        "block_tree:tree_nodes=8 (default drafter: trees of five, above temperature 0.7 chains)"
+        "method used with every drafter, as in decode.eval: block (a chain) or "
+        "block_tree:tree_nodes=8 (default: trees of five, chains above temperature 0.7)"
     )
-    batch = "prompts decoded at a time: more are faster on a GPU (default 1)"
+    batch = "prompts decoded at a time; larger batches are faster on a GPU (default 1)"
     out = Path("runs/compare")
     count = parse_whole(1)
     add("words", nargs="*", metavar="RECIPE|key=value", help=words)
     p.add_prompt_options(
-        f"a comma list of {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)"
+        f"comma-separated: {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)"
     )
-    add("--limit", type=count, metavar="N", help="N prompts of each suite, evenly spread")
+    add("--limit", type=count, metavar="N", help="use N prompts of each suite, evenly spread")
     add("--method", metavar="NAME", help=method)
     add("--batch-size", type=count, default=1, metavar="N", help=batch)
-    add("--device", default="auto", help="of decoding: auto (default), cpu, cuda or cuda:N")
+    add("--device", default="auto", help="device for decoding: auto (default), cpu, cuda or cuda:N")
     p.add_chat_options()
-    p.add_sampling_options("of sampling (default 0)")
+    p.add_sampling_options("sampling seed (default 0)")
     limit = "length limit (default 128)"
     add("--max-new-tokens", type=count, default=128, metavar="N", help=limit)
-    add("--out", type=path, default=out, metavar="DIR", help=f"default {out}")
+    add("--out", type=path, default=out, metavar="DIR", help=f"output folder (default {out})")
     return p
 
 

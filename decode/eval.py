@@ -51,24 +51,29 @@ def parser() -> Parser:
         "the drafter's folder (default: the shipped one, for the default target), or several: "
         f"KIND=FOLDER,… ({', '.join(ROLES)})"
     )
-    named = f"a comma list of {methods}, each with its options, or all; plain is always measured"
+    named = f"comma-separated: {methods}, each with its options, or all; plain is always measured"
     tune = (
-        "first tune every method's options, among --sweep's values or the system's own, on N "
-        f"built-in prompts (5 to 40, default {TUNING_PROMPTS}); drafter and combined have nothing "
-        "to tune"
+        "first tune each method's options on N built-in prompts (5 to 40, default "
+        f"{TUNING_PROMPTS}), over --sweep's values or the system's own; drafter and combined have "
+        "none to tune"
     )
-    sweep = "every combination: draft_tokens=4,8,16 steps=1,2,4"
+    sweep = "measure every combination of option values: draft_tokens=4,8,16 steps=1,2,4"
     length = "length limit of an output (default 128)"
     repeats = "generations per prompt and method (default 1)"
-    warmup = "untimed rounds first (default 1)"
+    warmup = "untimed warm-up rounds (default 1)"
     threads = "CPU threads (default: torch's own choice)"
     # OpenMP ends the process silently with far more threads than cores
     thread_count = parse_whole(1, 4 * (os.cpu_count() or 1))
     add = p.add_argument
     p.add_prompt_options(
-        f"a comma list of {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)"
+        f"comma-separated: {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)"
     )
-    add("--limit", type=parse_whole(1), metavar="N", help="N prompts of each suite, evenly spread")
+    add(
+        "--limit",
+        type=parse_whole(1),
+        metavar="N",
+        help="use N prompts of each suite, evenly spread",
+    )
     p.add_target_options()
     p.add_chat_options()
     add("--drafter", help=drafter)
@@ -76,15 +81,15 @@ def parser() -> Parser:
     add("--sweep", nargs="+", default=[], metavar="KEY=V,V", help=sweep)
     add("--tune", type=parse_whole(5), nargs="?", const=TUNING_PROMPTS, metavar="N", help=tune)
     p.add_drafting_options(
-        "how the methods drafter and combined draft (--draft-tokens: every method)"
+        "options of the methods drafter and combined (--draft-tokens: of every method)"
     )
-    p.add_sampling_options("of sampling, the order of methods and the intervals (default 0)")
+    p.add_sampling_options("seed for sampling, method order and intervals (default 0)")
     add("--max-new-tokens", type=parse_whole(1), default=128, metavar="N", help=length)
     add("--repeats", type=parse_whole(1, 1000), default=1, metavar="N", help=repeats)
     add("--warmup", type=parse_whole(0, 1000), default=1, metavar="N", help=warmup)
     add("--threads", type=thread_count, metavar="N", help=threads)
-    add("--out", type=path, metavar="DIR", help="default runs/eval/SUITE-SETTINGS")
-    resume = "continue what --out holds, or replace it"
+    add("--out", type=path, metavar="DIR", help="output folder (default runs/eval/SUITE-SETTINGS)")
+    resume = "resume the measurement in --out, or replace it"
     add("--resume", action=BooleanOptionalAction, default=True, help=resume)
     add("--no-hf-check", action="store_true", help="skip timing transformers' own generate")
     return p
@@ -179,7 +184,7 @@ def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
 def suggest_next(summary: Summary, config: EvalConfig) -> str:
     """The next command."""
     if summary.bugs:
-        return f"Next: the page names each difference; {command('decode.verify')} looks closer"
+        return f"Next: the report lists each difference; {command('decode.verify')} checks further"
     target = ("--target", config.target) if config.target else ()
     gains = {}
     for name, figures in summary.overall.items():

@@ -25,24 +25,30 @@ _EPILOG = """example: python -m decode.export --drafter runs/mine/drafter --form
 
 def parser() -> Parser:
     """The command's options."""
-    what = "Write a drafter in the formats of other engines, and compare what they compute with it."
+    what = "Export a drafter to the formats of other engines, and check the exports against it."
     p = Parser(prog="python -m decode.export", description=what, epilog=_EPILOG)
-    out = "folder; of several formats each gets one in it"
-    dtypes = f"of the weights: {', '.join(TYPES)} (default bfloat16)"
-    vocabulary = "the target as GGUF, whose vocabulary --format gguf takes"
-    prompts = "built-in prompts that are compared over (default 4)"
+    out = "output folder; with several formats, each gets a subfolder"
+    dtypes = f"type of the weights: {', '.join(TYPES)} (default bfloat16)"
+    vocabulary = "the target as a GGUF file; --format gguf copies its vocabulary"
+    prompts = "number of built-in prompts used in the check (default 4)"
     check = argparse.BooleanOptionalAction
     add = p.add_argument
     add("--drafter", required=True, help="the drafter's folder or hub id")
-    add("--format", required=True, metavar="NAMES", help=f"a comma list of {', '.join(EXPORTS)}")
+    add("--format", required=True, metavar="NAMES", help=f"comma-separated: {', '.join(EXPORTS)}")
     add("--out", required=True, type=path, metavar="DIR", help=out)
     p.add_target_options(dtype=False)
     add("--dtype", default="bfloat16", help=dtypes)
     add("--target-gguf", type=path, metavar="FILE", help=vocabulary)
-    add("--check", action=check, default=True, help="compare (default: on)")
+    add("--check", action=check, default=True, help="check the exports (default: on)")
     add("--limit", type=parse_whole(1), default=4, metavar="N", help=prompts)
     number = parse_whole(2)
-    add("--max-new-tokens", type=number, default=48, metavar="N", help="of each (default 48)")
+    add(
+        "--max-new-tokens",
+        type=number,
+        default=48,
+        metavar="N",
+        help="tokens per prompt (default 48)",
+    )
     return p
 
 

@@ -1,4 +1,4 @@
-"""`python -m decode.generate "prompt"`: print the target's answer, decoded with drafts, and its
+"""`python -m decode.generate "prompt"`: answer a prompt with speculative decoding and print the
 speed."""
 
 from __future__ import annotations
@@ -64,41 +64,45 @@ def parser() -> Parser:
     """The command's options."""
     p = Parser(
         prog="python -m decode.generate",
-        description="Answer a prompt with a target, sped up by a drafter without changing the "
+        description="Answer a prompt with the target, sped up by a drafter without changing the "
         "output's distribution.",
         epilog='example: python -m decode.generate --temperature 0.7 "Explain tides to a child."',
     )
     p.stray = " (quote the prompt)"
     add = p.add_argument
-    drafter = "folder, hub id, lookup, none or auto (default): the shipped one, else lookup"
-    method = "a system by name with its options, specdiff:steps=4 (decode.eval --help lists them)"
+    drafter = "folder, hub id, lookup, none, or auto (default): the shipped drafter, else lookup"
+    method = "a system with its options, e.g. specdiff:steps=4 (decode.eval --help lists them)"
     copying = "where the text repeats itself, copy instead of drafting (default: on)"
-    min_p = "keep tokens at least P times as probable as the best (default 0: all)"
+    min_p = "keep only tokens at least P times as probable as the best one (default 0: all)"
     seed = (
-        "repeats a sampled answer, except with controller=cost or several variants; default: a "
-        "new one"
+        "makes a sampled answer reproducible, except with controller=cost (default: a new seed "
+        "each time)"
     )
-    ban = "never choose this token; may be repeated"
+    ban = "never generate this token; can be repeated"
     limit = f"length limit (default {MAX_NEW_TOKENS})"
-    least = "do not end the answer before (default 0)"
-    verbose = "print how the target runs: its attention, what limits drafts"
+    least = "do not end the answer before N tokens (default 0)"
+    verbose = "print which attention the target uses and what restricts drafts"
     whole = parse_whole(0)
     add("prompt", nargs="?", help="the user's message; - reads standard input")
     p.add_target_options()
     add("--drafter", default=AUTO, help=drafter)
     add("--method", help=method)
     add("--copying", action=argparse.BooleanOptionalAction, default=None, help=copying)
-    p.add_drafting_options("how the drafter drafts")
+    p.add_drafting_options("drafting options")
     p.add_sampling_options(seed, None)
-    add("--repetition-penalty", type=number, default=1.0, metavar="X", help="default 1: off")
+    add("--repetition-penalty", type=number, default=1.0, metavar="X", help="1 = off (default)")
     add("--min-p", type=number, default=0.0, metavar="P", help=min_p)
-    add("--presence-penalty", type=number, default=0.0, metavar="X", help="default 0: off")
+    add("--presence-penalty", type=number, default=0.0, metavar="X", help="0 = off (default)")
     add("--ban", dest="banned", type=whole, action="append", default=[], metavar="ID", help=ban)
     add("--max-new-tokens", type=parse_whole(1), default=MAX_NEW_TOKENS, metavar="N", help=limit)
     add("--min-new-tokens", type=whole, default=0, metavar="N", help=least)
-    add("--stop", action="append", default=[], help="end before this string; may be repeated")
+    add("--stop", action="append", default=[], help="stop before this string; can be repeated")
     p.add_chat_options()
-    add("--raw", action="store_true", help="continue the prompt as plain text, no chat template")
+    add(
+        "--raw",
+        action="store_true",
+        help="continue the prompt as plain text, without the chat template",
+    )
     add("--verbose", action="store_true", help=verbose)
     return p
 
@@ -164,7 +168,7 @@ def how_it_runs(target: Target) -> str:
     """The line of --verbose: the target's attention, and what limits drafts."""
     parts = [f"{target.attention} attention"]
     if target.fused is not None:
-        parts.append("C kernels for layers of few rows")
+        parts.append("fused C kernels")
     if target.anatomy.recurrent:
         by_token = ", token by token" if target.stepwise else ""
         parts.append(f"recurrent states, replayed after rejected drafts{by_token}")
@@ -183,7 +187,7 @@ def main(argv: list[str] | None = None) -> None:
     decoder = _load(config)
     verifier = decoder.verifier_for(config.sampling)
     if verifier.startswith(LOSSY):
-        say(f"note: {verifier} does NOT keep the output's distribution", error=True)
+        say(f"note: {verifier} CHANGES the output's distribution", error=True)
     out = decoder.generate(
         text,
         max_new_tokens=config.max_new_tokens,

@@ -14,26 +14,32 @@ ENGINES = ("transformers", "vllm")
 VLLM = "http://127.0.0.1:8000"
 """The default address of `vllm serve`."""
 _EPILOG = """example: python -m decode.parity --drafter runs/mine/drafter --engine vllm --export exported;
-exit codes: 0 the same, 1 the files are not this drafter, 2 wrong input, 3 the files are right and the
-engine drafts differently"""
+exit codes: 0 the same, 1 the files do not match this drafter, 2 invalid input, 3 the files match
+but the engine drafts differently"""
 
 
 def parser() -> Parser:
     """The command's options."""
-    what = "Compare an engine's drafts and outputs with a drafter's own, on its target."
+    what = "Check that an engine's drafts and outputs match those of specalign's decoder."
     p = Parser(prog="python -m decode.parity", description=what, epilog=_EPILOG)
-    engines = f"transformers, in this process; a running server's URL; vllm: the one at {VLLM}"
-    export = "the export that the engine has loaded (default in this process: a fresh one)"
+    engines = f"transformers (in this process), the URL of a running server, or vllm: {VLLM}"
+    export = "the export that the engine has loaded (default for transformers: a fresh one)"
     add = p.add_argument
-    add("--drafter", required=True, help="the drafter's folder or hub id, as it was trained here")
+    add("--drafter", required=True, help="the original drafter's folder or hub id")
     add("--engine", required=True, help=engines)
     add("--export", type=path, metavar="DIR", help=export)
     p.add_target_options(dtype=False)
-    p.add_prompt_options("a suite or several (default builtin)")
+    p.add_prompt_options("one or more suites, comma-separated (default builtin)")
     number = parse_whole(1)
     add("--limit", type=number, default=8, metavar="N", help="prompts of each suite (default 8)")
     number = parse_whole(2)
-    add("--max-new-tokens", type=number, default=64, metavar="N", help="of each (default 64)")
+    add(
+        "--max-new-tokens",
+        type=number,
+        default=64,
+        metavar="N",
+        help="tokens per prompt (default 64)",
+    )
     return p
 
 
@@ -46,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     served = url.lower().startswith(("http:", "https:"))
     if not served and options.engine not in ENGINES:
         near = nearest(options.engine, ENGINES)
-        raise UserError(f"--engine={options.engine!r} is no URL and none of them{near}")
+        raise UserError(f"--engine={options.engine!r} is neither a URL nor a known engine{near}")
     check_there(options.drafter)
     role = kind_of(options.drafter)
     if role not in (*BLOCKS, "autoregressive"):

@@ -16,13 +16,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = Parser(
         prog="python -m decode.report",
-        description="Remake a measurement's report from its records.",
+        description="Rebuild a measurement's report from its records.",
     )
-    folder = "what `python -m decode.eval --out DIR` wrote"
+    folder = "output folder of `python -m decode.eval --out DIR`"
     parser.add_argument("folder", type=path, metavar="DIR", help=folder)
-    parser.add_argument(
-        "--markdown", action="store_true", help="print the table for a README, nothing else"
-    )
+    parser.add_argument("--markdown", action="store_true", help="print only the table, in Markdown")
     options = parser.parse_args(arguments)
     if options.folder.is_dir():
         check_folder(options.folder, "DIR")

@@ -1,20 +1,21 @@
-"""`python -m decode.verify`: check that a pair is lossless on this machine.
+"""`python -m decode.verify`: check that decoding is lossless with a target and a drafter on this
+machine.
 
-Six exact checks, on rounds that decoding really ran:
+Runs six exact checks on recorded decoding rounds:
 
-    rows         what verification received is the distribution of a fresh, cache-less forward pass,
-                 processed by transformers
-    proposals    drafts are distributed as the q that is reported with them
-    rule         the verifier turns any p and q into exactly p
+    rows         the distribution used in verification equals that of a fresh forward pass without a
+                 cache, processed by transformers
+    proposals    drafts follow the distribution q that is reported with them
+    rule         for any p and q, the verifier's output follows exactly p
     randomness   every random number comes from the request's own generator and is used once
-    commit       the text is the accepted path and the next token of each round, and ends where it
-                 must
-    end_to_end   greedy text equals plain decoding's and transformers' generate; the joint law of
-                 four sampled tokens is p's
+    commit       the text consists of the prompt and each round's accepted path and next token, and
+                 ends where it must
+    end_to_end   greedy outputs equal those of plain decoding and of transformers' generate; the
+                 joint distribution of four sampled tokens is p's
 
-Exit code 1 when a difference is found that rounding does not explain; replay.json then runs the
-batch of the first one again. `--self-test` plants classic bugs in the running engine, one
-at a time, and says which check catches each.
+The exit code is 1 if a check finds a difference that rounding does not explain; `--replay
+replay.json` then reruns the batch of the first one. `--self-test` plants classic bugs in the
+engine, one at a time, and reports which check catches each.
 """
 
 from __future__ import annotations
@@ -32,32 +33,32 @@ from specalign.common.text import say
 
 def parser() -> Parser:
     """The command's options."""
-    about = "Is speculative decoding with this pair lossless, here? Exit code 1 when it is not."
+    about = "Check that speculative decoding is lossless on this machine. Exit code 1 if it is not."
     p = Parser(prog="python -m decode.verify", description=about)
     add = p.add_argument
     p.add_target_options(dtype=False)
     dtypes = ("float32", "bfloat16", "float16", "auto")
-    add("--dtype", choices=dtypes, default="float32", help="of the target (default float32)")
+    add("--dtype", choices=dtypes, default="float32", help="target dtype (default float32)")
     p.add_chat_options()
     drafter = "a drafter's folder, or lookup (default: the shipped one, for the default target)"
-    several = "--drafter may then name several: KIND=FOLDER,…"
-    vocabulary = "of a standalone drafter whose vocabulary is not the target's"
+    several = "--drafter can then list several: KIND=FOLDER,…"
+    vocabulary = "standalone drafters: the tokenizer, if the vocabulary is not the target's"
     add("--drafter", help=drafter)
-    add("--methods", help=f"systems by name, as decode.eval has them, or all; {several}")
+    add("--methods", help=f"comma-separated systems, as in decode.eval, or all; {several}")
     add("--drafter-tokenizer", metavar="FOLDER", help=vocabulary)
-    p.add_prompt_options("the prompts (default mtbench)")
+    p.add_prompt_options("one or more suites, comma-separated (default mtbench)")
     for name, least, default, what in (
         ("--limit", 1, LIMIT, "prompts of each suite, evenly spread"),
-        ("--max-new-tokens", 4, NEW_TOKENS, "the length of greedy texts"),
+        ("--max-new-tokens", 4, NEW_TOKENS, "length of greedy outputs"),
     ):
         count = parse_whole(least, 100_000)
         add(name, type=count, default=default, metavar="N", help=f"{what} (default {default})")
-    self_test = "then plant classic bugs in the engine, and report which check catches each"
-    replay = "run the batch of a replay.json again, with the options of its run"
+    self_test = "also plant classic bugs in the engine, and report which check catches each"
+    replay = "rerun the batch of a replay.json with the options of its run"
     out = Path("runs/verify")
     add("--self-test", action="store_true", help=self_test)
     add("--replay", type=path, metavar="FILE", help=replay)
-    written = f"verdict.md and verdict.json go there (default {out})"
+    written = f"output folder for verdict.md and verdict.json (default {out})"
     add("--out", type=path, metavar="DIR", default=out, help=written)
     return p
 

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name, *words = [*(sys.argv[1:] if arguments is None else arguments), ""]
     commands = find_commands()
     if name in ("", "-h", "--help"):
-        print("usage: specalign COMMAND …   (--help after a command: its options)\n")
+        print("usage: specalign COMMAND …   (COMMAND --help lists its options)\n")
         for short, path in commands.items():
             print(f"  {short:<12}{describe(path)}")
         return

@@ -124,12 +124,12 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
     "a message of the assistant": ({"role": "assistant", "text": "x"}, "without a user's text"),
     "an image": (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}]}]},
-        "with parts that are no text (images, sound)",
+        "with parts that are not text (images, audio)",
     ),
     "an unknown role": ({"messages": [{"role": "critic", "content": "x"}]}, "with an unknown role, 'critic'"),
     "no role": ({"messages": [{"content": "x"}]}, "with messages without a role"),
     "a broken string": ({"messages": '[{"role": "user"'}, "with messages in a string that can't be read"),
-    "half of a pair": ({"prompt": "a \ud83d"}, "with text that is no Unicode (half of a surrogate pair)"),
-    "no row": (None, "that are no text and no object but NoneType"),
+    "half of a pair": ({"prompt": "a \ud83d"}, "with text that is not valid Unicode (half of a surrogate pair)"),
+    "no row": (None, "that are NoneType, neither text nor an object"),
 }  # fmt: skip
 """By name: a row that has no conversation, and why."""

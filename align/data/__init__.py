@@ -1,1 +1,1 @@
-"""Training data: prompts, what the target writes, shards on disk, packed rows."""
+"""Training data: prompts, generated text, shards on disk, packed rows."""

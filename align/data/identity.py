@@ -1,4 +1,4 @@
-"""The settings that a folder's samples depend on, as its manifest records them."""
+"""The settings that a data folder's samples depend on, as recorded in its manifest."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from specalign.rows.conversation import Conversation
 def identity(
     recipe: Recipe, target: TargetInfo, template: Template, prompts: Sequence[Conversation] | None
 ) -> dict[str, object]:
-    """What a restart must find unchanged. It has neither a server's address nor its dtype; a target
-    whose weights are not on this machine has no hash."""
+    """The settings that must be unchanged on resume. They include neither a server's address nor
+    its dtype; a target whose weights are not on this machine has no hash."""
     d, served = recipe.data, recipe.data.server is not None
     return {
         "writer": "server" if served else "target",
@@ -49,7 +49,8 @@ def identity(
 
 
 def _hash_prompts(prompts: Sequence[Conversation]) -> str:
-    """Of the user's texts if the prompts are no more than that, else of all messages and tools."""
+    """Hash of the user's texts if the prompts consist of nothing else, otherwise of all messages
+    and tools."""
     values: list[object] = [prompt.text for prompt in prompts]
     if None in values:
         values = [[prompt.messages, prompt.tools] for prompt in prompts]

@@ -83,7 +83,7 @@ def read_excluded(sources: Iterable[str]) -> tuple[Passages, dict[str, str]]:
         if source != "suites":
             rows = list(read_rows(expand_path(source, "data.exclude"), EVERY))
             if not rows:
-                raise UserError(f"data.exclude={source!r} holds no rows")
+                raise UserError(f"data.exclude={source!r} contains no rows")
             texts += _find_strings(rows)
             continue
         for suite in SUITES.values():
@@ -95,7 +95,7 @@ def read_excluded(sources: Iterable[str]) -> tuple[Passages, dict[str, str]]:
 
 
 def _find_strings(value: object) -> Iterator[str]:
-    """Every string in a row, however deep."""
+    """Every string in a row, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list | tuple):

@@ -1,4 +1,4 @@
-"""Samples as packed rows of one length, and the share that is held out."""
+"""Packs samples into rows of equal length, and holds out a share for validation."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def split_validation(samples: ShardSamples, fraction: float) -> tuple[ShardSampl
     side. It is the same for every seed, so that runs are compared on the same text."""
     if len(samples) < 2:
         raise UserError(
-            f"data.path: holds {plural(len(samples), 'sample')}, and one is held out for "
-            "validation: give more (data.samples, data.prompts) and a new folder (data.path)"
+            f"data.path: contains {plural(len(samples), 'sample')}, and one is held out for "
+            "validation; generate more (data.samples, data.prompts) into a new folder (data.path)"
         )
     order = np.random.default_rng([0, 0x5EED]).permutation(len(samples))
     held = min(max(1, round(fraction * len(samples))), len(samples) - 1)

@@ -189,7 +189,7 @@ def read_shard(path: Path, sha256: str, vocabulary: int | None = None) -> Sample
         )
         largest = int(samples.tokens.long().max()) if len(samples.tokens) else 0
         if vocabulary is not None and largest >= vocabulary:
-            raise ValueError(f"token {largest} is none of the target's {vocabulary}")
+            raise ValueError(f"token {largest} is not in the target's vocabulary of {vocabulary}")
         return samples
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise UserError(
@@ -203,7 +203,7 @@ def read_manifest(folder: Path, schema: type = ManifestFields, missing: str = ""
     explains."""
     path = folder / "manifest.json"
     if not path.exists():
-        missing = missing or f"no data; write some with {command('align.synthesize')}"
+        missing = missing or f"no data; generate it with {command('align.synthesize')}"
         raise UserError(f"{folder}: no manifest.json, so {missing}")
     manifest: Manifest = convert(read_json(path), schema, "", str(path))
     if not 0 <= manifest["shards"] == len(manifest["sha256"]):
@@ -230,5 +230,5 @@ def read_samples(
     hashes = (manifest or read_manifest(folder))["sha256"]
     shards = [read_shard(shard_path(folder, i), h, vocabulary) for i, h in enumerate(hashes)]
     if not any(map(len, shards)):
-        raise UserError(f"{folder}: holds no sample; remove it, or give another data.path")
+        raise UserError(f"{folder}: contains no samples; delete it, or choose another data.path")
     return ShardSamples.of(shards)

@@ -1,5 +1,6 @@
-"""The packed row at each place of the training stream, a function of data and seed alone: to resume
-is to start at another place. Rows have keys: the target's texts from 0, other text from `TEXT`."""
+"""The packed row at each position of the training stream, a function of data and seed alone, so a
+run resumes by starting at another position. Rows have keys: the target's texts from 0, other text
+from `TEXT`."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ TEXT = 1 << 40
 
 
 class RowStream(Protocol):
-    """What training reads."""
+    """The rows that training reads."""
 
     def key(self, place: int) -> int:
         """The key of the row at a place, 0, 1, 2, …"""
@@ -44,7 +45,7 @@ class Shuffled:
 
 
 class TextFirst:
-    """The first `places` places are other text's, those after them the target's own."""
+    """Other text for the first `places` positions, then the target's own text."""
 
     def __init__(self, text: RowStream, own: RowStream, places: int) -> None:
         self.text, self.own, self.places = text, own, places

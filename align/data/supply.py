@@ -1,4 +1,4 @@
-"""The training data of a run: the target's texts, generated first if missing, and other text."""
+"""The training data of a run: generated text (generated first if missing) and other text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SAME_TEXTS = ("writer", "target_sha256", "dtype", "seed", "batch_size")
 
 @dataclass
 class Supply:
-    """The texts of one run. training, validation: the target's texts on each side. text: other
+    """The data of one run. training, validation: generated samples of each split. text: other
     text."""
 
     folder: Path
@@ -60,15 +60,15 @@ class Supply:
         """A description of the training data."""
         found, wanted = len(self.training) + len(self.validation), recipe.data.samples
         line = (
-            f"training on {len(self.training)} samples ({self.training.token_count} tokens) of "
-            f"{self.folder}, {len(self.validation)} held out"
+            f"training on {len(self.training)} samples ({self.training.token_count} tokens) "
+            f"from {self.folder}, {len(self.validation)} held out"
         )
         longer = int((self.training.lengths > recipe.data.length).sum())
         if longer:
-            line += f"; {longer} samples are cut at data.length={recipe.data.length}"
+            line += f"; {longer} samples are truncated to data.length={recipe.data.length}"
         if self.text is not None:
             share, tokens = recipe.data.text_share, self.text.token_count
-            line += f"; before them, for {share:.0%} of the steps, {tokens} tokens of other text"
+            line += f", after {tokens} tokens of other text in the first {share:.0%} of the steps"
         if found > wanted or 2 * found < wanted:
             level = "note" if found > wanted else "warning"
             line += f"\n{level}: the recipe asks for {wanted} samples, {self.folder} has {found}"
@@ -82,18 +82,19 @@ def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
     d, folder = recipe.data, recipe.data_folder
     if target.anatomy.by_place and d.length > target.context_limit:
         raise UserError(
-            f"data.length={d.length}: target {target.spec!r} counts places in a packed row, and "
-            f"its context is {target.context_limit} tokens (data.length={target.context_limit})"
+            f"data.length={d.length}: target {target.spec!r} numbers positions across a packed row "
+            f"and its context is {target.context_limit} tokens; use "
+            f"data.length={target.context_limit}"
         )
     text = text_manifest = None
     if d.text:
         write = partial(read_texts, recipe, target, quiet)
-        note = "data.text is read"
+        note = "reading data.text"
         _write_if(lambda: not is_read(recipe), write, recipe, text_folder(recipe), note, quiet)
         text = open_text(recipe, target)
         text_manifest = read_text_manifest(text_folder(recipe))
     write = partial(synthesize, recipe, target, folder, quiet)
-    note = f"the target writes {d.samples} samples, {d.batch_size} at a time"
+    note = f"generating {d.samples} samples, {d.batch_size} at a time"
     _write_if(partial(is_missing, recipe, target), write, recipe, folder, note, quiet)
     samples = read_samples(folder, target.vocab_size)
     manifest = data.read_manifest(folder)
@@ -112,8 +113,8 @@ def _note_differences(folder: Path, manifest: Manifest, recipe: Recipe, target: 
     ]
     if different:
         say(
-            f"note: {folder} was written with {', '.join(different)}: its texts are used as they "
-            "are; for others give another data.path",
+            f"note: {folder} was generated with {', '.join(different)}; its texts are used "
+            "unchanged (choose another data.path to generate others)",
             error=True,
         )
 
@@ -128,12 +129,12 @@ def _check_writer(folder: Path, manifest: Manifest, samples: ShardSamples, targe
         texts = [samples[i].tolist() for i in chosen]
         prompts = [text[:start] for text, start in zip(texts, starts, strict=True)]
         answers = [text[start:] for text, start in zip(texts, starts, strict=True)]
-        check_answers(target, prompts, answers, f"{folder}: who wrote it")
+        check_answers(target, prompts, answers, f"{folder}: the model that wrote it")
     elif known != target.hash:
         other = " (another sha256)" if manifest.get("target") == target.spec else ""
         raise UserError(
             f"{folder}: written by {manifest.get('target')!r}{other}, not by {target.spec!r}; "
-            "give another output, or another data.path"
+            "choose another output, or another data.path"
         )
 
 
@@ -150,12 +151,12 @@ def _write_if(
         return
     if recipe.data.write == "never":
         raise UserError(
-            f"{folder}: data are missing, and data.write=never; {command('align.synthesize')} "
-            "writes them"
+            f"{folder}: data is missing and data.write=never; generate it with "
+            f"{command('align.synthesize')}"
         )
     if main_process():
         if not quiet:
-            say(f"{folder} lacks data: {note} first (data.write=never refuses)", error=True)
+            say(f"{folder} lacks data: {note} first (data.write=never fails instead)", error=True)
         key = "data.path" if recipe.data.path else "output"
         with claim_when_free(folder, key, partial(say, error=True)):
             if missing():  # another trial may have written it meanwhile

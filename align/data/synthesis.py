@@ -1,4 +1,5 @@
-"""The target writes its training data: batches of prompts and answers, resumable after a kill."""
+"""Generates training data with the target: batches of prompts and answers, resumable when
+killed."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ LINE_EVERY = 30.0
 
 
 class Synthesis:
-    """The writing of one folder, a shard at a time. Raises UserError: a folder written with other
+    """Writes one data folder, a shard at a time. Raises UserError: a folder written with other
     settings, prompts that can't be read, a server that can't be used."""
 
     def __init__(
@@ -73,7 +74,7 @@ class Synthesis:
 
     @cached_property
     def source(self) -> Source:
-        """What writes the rows, opened when something is to be written."""
+        """The source that writes the rows, opened on first use."""
         if self.recipe.data.server is not None:
             from align.writing.served import Served  # imports the client, which is slow
 
@@ -114,18 +115,18 @@ class Synthesis:
         self.fruitless = 0 if len(samples) or self.prompts else self.fruitless + 1
         if self.fruitless == FRUITLESS_BATCHES:
             raise UserError(
-                f"{folder}: nothing of {FRUITLESS_BATCHES} batches in a row was kept (dropped so "
-                f"far: {_list_counts(dropped)}); data.near_duplicate_threshold, "
-                "data.prompt_temperature, data.max_prompt_tokens and data.writer decide, or give "
-                "prompts (data.prompts); delete the folder before the next try"
+                f"{folder}: no sample of {FRUITLESS_BATCHES} batches in a row was kept (dropped so "
+                f"far: {_list_counts(dropped)}); change data.near_duplicate_threshold, "
+                "data.prompt_temperature, data.max_prompt_tokens or data.writer, or give "
+                "prompts (data.prompts); delete the folder before retrying"
             )
         return True
 
     def write_batch(
         self, number: int, room: int, dropped: Counter[str], progress: Progress = ignore_progress
     ) -> Samples | None:
-        """At most `room` samples of a batch, after those of earlier batches, without broken rows and
-        near duplicates; None after the last prompt. `dropped` counts why rows are left out."""
+        """At most `room` samples of a batch, after those of earlier batches, without broken rows
+        and near duplicates; None after the last prompt. `dropped` counts why rows are left out."""
         rows = self.source.write(number, room, progress)
         if rows is None:
             return None
@@ -148,7 +149,7 @@ class Synthesis:
         return samples
 
     def _text_key(self, tokens: list[int], answer_start: int, text_start: int) -> list[int]:
-        """What near duplicates are judged by: the prompt from the first user text on, or a base
+        """The key for near-duplicate detection: the prompt from the first user text on, or a base
         text's first 64 tokens. Prompts after different system prompts or tools are never near."""
         end = answer_start if answer_start > text_start else text_start + 64
         lead, text = tokens[:text_start], tokens[text_start:end]
@@ -169,7 +170,7 @@ class Synthesis:
             except UserError as error:
                 found.append(None)
                 if not self.quiet:
-                    say(f"written again: {error}")
+                    say(f"regenerating: {error}")
         if self.done and None not in found:
             return
         restored = {**manifest, "samples": 0, "tokens": 0, "answer_tokens": 0, "sha256": []}
@@ -200,7 +201,7 @@ def _check_settings(folder: Path, found: Manifest, wanted: Mapping[str, object])
         if not is_same(found, key, value):
             raise UserError(
                 f"{folder}/manifest.json: {key} is {found.get(key)!r}, this recipe says {value!r}; "
-                "give the data.… keys that it was written with, or another data.path"
+                "use the data.… keys that it was generated with, or another data.path"
             )
 
 
@@ -213,9 +214,10 @@ def synthesize(recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = F
     with closing(Synthesis(recipe, target, folder, quiet)) as writing:
         manifest = writing.manifest
         if manifest["samples"] and not quiet:
-            state = "is finished" if writing.done else f"continues to {d.samples} samples"
+            state = "is finished" if writing.done else f"is resumed up to {d.samples} samples"
             say(
-                f"{folder} {state}: {manifest['samples']} samples, {manifest['tokens']} tokens exist"
+                f"{folder} {state}: {manifest['samples']} samples, {manifest['tokens']} tokens "
+                "so far"
             )
         if writing.done:
             return manifest
@@ -227,7 +229,7 @@ def synthesize(recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = F
     dropped = _list_counts(manifest["dropped"])
     if not manifest["samples"]:
         raise UserError(
-            f"{folder}: data.prompts={d.prompts!r} gave no sample (texts left out: {dropped})"
+            f"{folder}: data.prompts={d.prompts!r} produced no samples (texts left out: {dropped})"
         )
     if not quiet:
         rate = (manifest["tokens"] - written) / max(time.monotonic() - start, 1e-9)
@@ -236,7 +238,7 @@ def synthesize(recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = F
             f"({rate:.0f} kept tokens/s; texts left out: {dropped})"
         )
         if manifest["samples"] < d.samples:
-            say(f"note: the prompts ended after {manifest['samples']} of {d.samples} samples")
+            say(f"note: there were prompts for only {manifest['samples']} of {d.samples} samples")
     return manifest
 
 

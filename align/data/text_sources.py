@@ -40,7 +40,7 @@ MOST_CHARACTERS = 200_000
 
 @dataclass(frozen=True)
 class HubOptions:
-    """Of a Hub data set; column and split apply to local tables too."""
+    """Options of a Hub data set; column and split also apply to local tables."""
 
     column: str = "text"
     split: str = "train"
@@ -65,7 +65,7 @@ def check_text_source(source: str) -> None:
     """Raises UserError for a source that is no file, no folder with text and no Hub id."""
     path = expand_path(source, "data.text")
     if path.is_dir() and not any(suffix_of(f) in TABLES + TEXTS for f in visible_files(path)):
-        raise UserError(f"data.text={source!r}: holds no text, source code, .jsonl or .parquet")
+        raise UserError(f"data.text={source!r}: contains no text, source code, .jsonl or .parquet")
     if not path.exists() and (path.suffix or not is_hub_id(source)):
         reason = "no such file or folder, and no hub id (owner/name)"
         raise missing(f"data.text={source!r}", source, reason, files=True)
@@ -89,7 +89,7 @@ def read_documents(source: str, options: HubOptions, left_out: Counter[str]) -> 
         if not text.strip():
             left_out["empty documents"] += 1
         elif not _is_text(text):
-            left_out["documents that are no Unicode text"] += 1
+            left_out["documents that are not Unicode text"] += 1
         else:
             yield from _split_text(text)
 
@@ -124,7 +124,7 @@ def _read_column(
             left_out.update(f"{UNUSED_COLUMN} {k!r}" for k in filled - {column, *NAMES})
             yield text
         else:
-            left_out[f"rows whose column {column!r} holds no text"] += 1
+            left_out[f"rows without text in column {column!r}"] += 1
 
 
 def _describe_columns(rows: Sequence[object], column: str) -> str:

@@ -2,7 +2,7 @@
 
 Training imitates the target's distribution at every position of it: reading costs one forward pass
 where writing costs one per token. Documents of several sources are mixed by weight. The manifest is
-written last, so text whose reading was killed is read again.
+written last, so an interrupted read starts over.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SETTINGS = ("sources", "target_sha256", "length", "mixture", "options", "exclud
 
 
 class SourceRecord(TypedDict):
-    """How far a source was read."""
+    """Reading progress of a source."""
 
     source: str
     documents: int
@@ -64,7 +64,7 @@ def read_text_manifest(folder: Path) -> Manifest:
 
 
 def open_text(recipe: Recipe, target: TargetInfo) -> data.ShardSamples:
-    """What `read_texts` wrote. Raises UserError if it was read with other settings."""
+    """Opens what `read_texts` wrote. Raises UserError if it was read with other settings."""
     manifest = _check_settings(recipe, target)
     return data.read_samples(text_folder(recipe), target.vocab_size, manifest)
 
@@ -79,7 +79,7 @@ def _check_settings(recipe: Recipe, target: TargetInfo) -> Manifest:
         if not is_same(found, key, wanted[key]):
             raise UserError(
                 f"{folder}/manifest.json: {key} is {found.get(key)!r}, this recipe says "
-                f"{wanted[key]!r}; give the keys that it was read with, or another data.path"
+                f"{wanted[key]!r}; use the keys that it was read with, or another data.path"
             )
     return manifest
 
@@ -95,7 +95,7 @@ def is_read(recipe: Recipe) -> bool:
 
 
 def _make_manifest(recipe: Recipe, target: TargetInfo) -> Manifest:
-    """Of a folder before anything is read."""
+    """The manifest of a folder before anything is read."""
     d = recipe.data
     options = HubOptions(d.text_column, d.text_split, d.text_config, d.text_revision)
     sources = [{"source": name, "documents": 0, "tokens": 0, "ended": False} for name in d.text]
@@ -136,7 +136,7 @@ class _TextReader:
         ]
 
     def count_left_out(self) -> dict[str, int]:
-        """What was left out by reason, and by source if there are several."""
+        """Counts of what was left out, by reason, and by source if there are several."""
         counts = {}
         for record, left_out in zip(self.records, self.left_out, strict=True):
             of = f" of {record['source']}" if len(self.records) > 1 else ""
@@ -174,13 +174,13 @@ class _TextReader:
             return []
         self.seen.add(digest)
         if self.passages.occur_in(document):
-            left_out["documents with a passage of data.exclude"] += 1
+            left_out["documents that contain a passage of data.exclude"] += 1
             return []
         tokenizer, size = self.target.tokenizer, self.target.vocab_size
         try:
             tokens = text_ids(tokenizer, document, size, "a document", verbose=False)
         except UserError:
-            left_out["documents with a token that the target has not"] += 1
+            left_out["documents with tokens that the target lacks"] += 1
             return []
         step = self.piece_length
         parts = [tokens[i : i + step] for i in range(0, len(tokens), step)]
@@ -202,12 +202,12 @@ def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> Manif
             if is_read(recipe):
                 return read_text_manifest(folder)
         except UserError as error:
-            say(f"read again: {error}", error=True)
+            say(f"rereading: {error}", error=True)
     manifest = _make_manifest(recipe, target)
     passages, manifest["unchecked"] = read_excluded(d.exclude)
     if manifest["unchecked"] and not quiet:
         names = ", ".join(manifest["unchecked"])
-        say(f"warning: data.text is not compared with {names}: unavailable here", error=True)
+        say(f"warning: data.text is not checked against {names}: unavailable here", error=True)
     reader = _TextReader(target, manifest, passages)
     while manifest["tokens"] < d.text_tokens:
         samples = reader.read_shard(min(SHARD_TOKENS, d.text_tokens - manifest["tokens"]))

@@ -1,1 +1,1 @@
-"""The objective and what it is made of, per position and unreduced."""
+"""The training objective and its terms, per position and unreduced."""

@@ -24,8 +24,9 @@ DIVERGENCES = ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation")
 
 @dataclass
 class ChunkInputs:
-    """What all chunks of rows share. keep: save log q for the backward pass instead of recomputing
-    it. halves_VdD: the head's rows in 16 bits under autocast to that type. direct: rows are logits.
+    """Inputs shared by all chunks of rows. keep: save log q for the backward pass instead of
+    recomputing it. halves_VdD: the head's rows in 16 bits under autocast to that type. direct: rows
+    are logits.
     """
 
     places: TargetPlaces

@@ -29,7 +29,7 @@ _CPU_CHUNK_ROWS = 128  # with fewer, the product waits for the head to be read
 
 @dataclass
 class RowStatistics:
-    """What the losses need at every drafted position, (B, A, K) in fp32; None = not requested.
+    """Statistics for the losses at every drafted position, (B, A, K) in fp32; None = not requested.
 
     With a pruned draft vocabulary q is 0 outside it while p is not. Without gradient: acceptance,
     β = Σ min(p, q), the chance that token verification accepts a draw from q; p_label, p_k(x_k);

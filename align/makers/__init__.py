@@ -1,1 +1,1 @@
-"""New drafters as a recipe asks for them, made for a target."""
+"""Creates new drafters for a target, as specified by a recipe."""

@@ -64,7 +64,7 @@ def _continue_from(init: str, target: Target, options: DrafterConfig) -> BlockDr
     own = drafter.config
     if options.block_layout not in (None, own.block_layout):
         asked = f"drafter.block_layout={options.block_layout}"
-        raise UserError(f"{asked}: drafter.init={init!r} was trained in {own.block_layout}")
+        raise UserError(f"{asked}: drafter.init={init!r} was trained with {own.block_layout}")
     same = ("context", "block_size", "mask_token_id", "markov_rank")
     has: JsonObject = {name: getattr(own, name) for name in same}
     has |= {"layers": len(own.init_layer_ids), "target_layers": own.target_layer_ids}
@@ -72,7 +72,10 @@ def _continue_from(init: str, target: Target, options: DrafterConfig) -> BlockDr
     if options.confidence_head:
         add_confidence(drafter)
     elif drafter.confidence is not None:
-        say("drafter.init: its confidence head is dropped: it would be wrong", error=True)
+        say(
+            "drafter.init: dropping its confidence head, which training would invalidate",
+            error=True,
+        )
         remove_confidence(drafter)
     if options.convolution:
         add_convolution(drafter)
@@ -107,7 +110,7 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
     if (width := target.embedding_VD.shape[-1]) != target.hidden_size:
         raise UserError(
             f"drafter.kind=block: target {target.spec!r} has embeddings of width {width} and "
-            f"layers of width {target.hidden_size} (drafter.kind=autoregressive or masked_lm)"
+            f"layers of width {target.hidden_size}; use drafter.kind=autoregressive or masked_lm"
         )
     check_count(target, options.layers)
     check_rank(target, options.markov_rank)

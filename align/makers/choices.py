@@ -1,4 +1,4 @@
-"""The mask token that a recipe leaves open, and notes on options that `drafter.init` overrules."""
+"""The default mask token, and notes on options that `drafter.init` overrides."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def mask_token(target: Target) -> int:
     found = spare or [i for i in special if not _ENDING.search(names[i])]
     if not found:
         raise UserError(
-            f"target {target.spec!r} has no unused special token for the mask; name a token that "
-            "its texts never have: drafter.mask_token_id=ID"
+            f"target {target.spec!r} has no unused special token for the mask; choose one that "
+            "never occurs in its texts: drafter.mask_token_id=ID"
         )
     return found[0]
 
@@ -89,4 +89,7 @@ def note_ignored(options: DrafterConfig, has: Mapping[str, Any]) -> None:
     for name, own in has.items():
         asked = getattr(options, name)
         if asked not in (getattr(default, name), own):
-            say(f"drafter.init={options.init} keeps {name}={own}, not {asked}", error=True)
+            say(
+                f"note: drafter.init={options.init} has {name}={own}; ignoring {name}={asked}",
+                error=True,
+            )

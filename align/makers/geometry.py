@@ -116,7 +116,7 @@ def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list
     else:  # of a layer that attends, if any does
         attending = [r for r, shape in zip(rotaries, plain, strict=False) if shape is not None]
         why = [*rotaries[:1], *attending][-1]
-    why = why if isinstance(why, str) else "they have another shape than those of other layers"
+    why = why if isinstance(why, str) else "their shape differs from that of other layers"
     raise UserError(
         f"drafter.context=shared_kv: {where} has no keys and values that a drafter can share: "
         f"{why} (architecture {target.config.model_type!r}); use drafter.context=taps"
@@ -130,12 +130,12 @@ def check_taps(target: Target, layers: Sequence[int]) -> None:
     found = target.forward(tokens, taps=layers, logits=False).taps_BLFD
     if found is not None and tuple(found.shape) == (1, 2, len(layers), target.hidden_size):
         return
-    advice = "a block drafter has nothing to read; --methods lookup needs none"
+    advice = "this target can't have a block drafter (--methods lookup needs no drafter)"
     if any(isinstance(rotary, RotaryTable) for rotary in key_rotaries(target)):
         advice = "use drafter.context=shared_kv"
     raise UserError(
-        f"drafter.context=taps: the layers of target {target.spec!r} do not write one hidden state "
-        f"for each token (architecture {target.config.model_type!r}); {advice}"
+        f"drafter.context=taps: the layers of target {target.spec!r} do not output one hidden "
+        f"state per token (architecture {target.config.model_type!r}); {advice}"
     )
 
 

@@ -1,1 +1,1 @@
-"""What the target computes over packed rows: once, then from memory or disk."""
+"""The target's outputs for packed rows: computed once, then read from memory or disk."""

@@ -116,7 +116,7 @@ def count_bytes(row: Row) -> int:
 
 
 def describe_outputs(target: Target, config: BlockConfig | None, dtype: str) -> JsonObject:
-    """What the rows are outputs of."""
+    """Describes which model and settings the stored outputs belong to."""
     return {
         "target_sha256": target.hash,
         "target_dtype": target.dtype_name,
@@ -148,10 +148,12 @@ class OutputStore:
             found = read_object(self.manifest)
             for key, value in description.items():
                 if found.get(key) != value:
-                    differs = f"{key} is {found.get(key)!r}, here it would be {value!r}"
+                    differs = f"{key} is {found.get(key)!r}, this run needs {value!r}"
                     raise UserError(f"{self.manifest}: {differs}; {_OTHER}")
         elif sizes:
-            raise UserError(f"{self.manifest} is missing: remove the outputs there, or {_OTHER}")
+            raise UserError(
+                f"{self.manifest} is missing: delete the outputs in that folder, or {_OTHER}"
+            )
 
     def _path(self, key: RowKey) -> Path:
         digest, temperature = key
@@ -170,7 +172,7 @@ class OutputStore:
         except (SafetensorError, OSError) as error:
             if system_number(error) not in (None, errno.ENOENT):  # too many open files, for example
                 raise
-            say(f"warning: {path} is damaged ({error}) and counts as not stored", error=True)
+            say(f"warning: {path} is damaged ({error}) and will be recomputed", error=True)
             path.unlink(missing_ok=True)
             return None
 
@@ -220,7 +222,7 @@ class TargetOutputCache:
         whether any process does."""
 
     def outputs(self, step: Step, temperature: float) -> TargetOutputs:
-        """As `compute_target_outputs`, from rows of `step.keys`."""
+        """Like `compute_target_outputs`, but from the cached rows of `step.keys`."""
         rows = [self.row(step.batch.row(i), temperature) for i in range(len(step.keys))]
         # converted first: autocast to bf16 refuses to join fp16
         joined = {

@@ -1,1 +1,1 @@
-"""Sweeps in W&B's own format, run here without an account."""
+"""Runs sweeps in W&B's format locally, without an account."""

@@ -1,2 +1,2 @@
-"""Training runs: Lightning modules, callbacks, checkpoints, strategies. Only this room imports
+"""Training runs: Lightning modules, callbacks, checkpoints, strategies. Only this package imports
 Lightning or DeepSpeed."""

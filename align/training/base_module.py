@@ -129,7 +129,7 @@ class DrafterModule(lightning.LightningModule, ABC):
 
     @property
     def conditioning(self) -> BlockConfig | None:
-        """What the drafter reads of the target besides p; None = nothing."""
+        """The target outputs that the drafter reads, besides p; None = nothing."""
         return None
 
     def target_outputs(self, step: Step, temperature: float) -> TargetOutputs:

@@ -1,4 +1,4 @@
-"""Drafters to train, by kind: how each is created, trained and saved."""
+"""How each kind of drafter is created, trained and saved."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def draft_vocab(
 
 
 def conditioning(options: DrafterConfig, target: Target) -> BlockConfig | None:
-    """What the recipe's drafter reads of the target besides p; None = nothing."""
+    """The target outputs that the recipe's drafter reads, besides p; None = nothing."""
     if options.kind != "block":
         return None
     if options.init is not None:

@@ -82,7 +82,7 @@ class ProgressLogger(StepCallback):
             left = min(left, max(0.0, 60 * t.max_minutes - progress.seconds))
         unit = "token" if self.module.recipe.stage == "pretrain" else "block"
         line = (
-            f"step {step}/{t.max_steps}  loss {means['loss']:.4f} a {unit}  {tau}"
+            f"step {step}/{t.max_steps}  loss {means['loss']:.4f} per {unit}  {tau}"
             f"{rate:.0f} positions/s  {clock(left)} left"
         )
         self._report(trainer, line, numbers)
@@ -104,11 +104,11 @@ class ProgressLogger(StepCallback):
 
 def validation_line(step: int, numbers: Mapping[str, float]) -> str:
     """Expected τ with its standard error, acceptance at each position, and the share of drafts
-    accepted up to it."""
-    parts = [f"loss {numbers['loss']:.4f} a block"]
+    cumulative acceptance."""
+    parts = [f"loss {numbers['loss']:.4f} per block"]
     if "bound" in numbers:
         parts.append(
-            f"bound {numbers['bound']:.3f}±{numbers['bound_se']:.3f} nats a token "
+            f"bound {numbers['bound']:.3f}±{numbers['bound_se']:.3f} nats per token "
             f"(perplexity {numbers['perplexity']:.0f})"
         )
     taus = []
@@ -121,8 +121,8 @@ def validation_line(step: int, numbers: Mapping[str, float]) -> str:
     line = f"validation at step {step}: {', '.join(parts)}"
     lists = {
         "acceptance by position": "acceptance_",
-        "accepted up to it": "kept_sampling_",
-        "accepted up to it, greedy": "kept_greedy_",
+        "cumulative acceptance": "kept_sampling_",
+        "cumulative acceptance, greedy": "kept_greedy_",
     }
     for title, prefix in lists.items():
         values = [f"{v:.3f}" for k, v in numbers.items() if k.startswith(prefix)]
@@ -165,7 +165,7 @@ class CheckpointCallback(StepCallback):
         self._saved_step = -1
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: object) -> None:
-        """From now on a signal stops training after the step."""
+        """From here on, a signal stops training after the current step."""
         self._saved_step = trainer.global_step
 
         def request_stop(number: int, frame: object) -> None:
@@ -196,7 +196,7 @@ class CheckpointCallback(StepCallback):
             self._save(trainer)
         if stopping and not trainer.should_stop:
             raise Interrupted(
-                f"stopped by a signal after step {trainer.global_step}; a checkpoint is saved, "
+                f"stopped by a signal after step {trainer.global_step}; a checkpoint is saved: "
                 "rerun the command to resume"
             )
 

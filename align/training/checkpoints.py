@@ -26,8 +26,8 @@ _OPTIONS = {"stage": "stage", "train": "drafter.train", "strategy": "launch.stra
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run must share with the checkpoint that it resumes from: stage, the trained parts of
-    the drafter, and the kind of strategy that can read it."""
+    """Settings that a run must share with the checkpoint that it resumes from: stage, the trained
+    parts of the drafter, and the kind of strategy that can read it."""
 
     stage: str | None = None
     train: str = "all"
@@ -177,7 +177,7 @@ def find_resume(folder: Path, resume: str, target_sha256: str) -> Checkpoint | N
         found = read_seal(path)
         if found.target_sha256 != target_sha256:
             raise UserError(
-                f"{path}: trained towards another target (sha256 {found.target_sha256[:12]}…, not "
+                f"{path}: trained for another target (sha256 {found.target_sha256[:12]}…, not "
                 f"{target_sha256[:12]}…); {_START_OVER}"
             )
         return Checkpoint(path, found)
@@ -200,6 +200,6 @@ def check_same_run(checkpoint: Checkpoint, drafter: JsonObject, settings: Settin
         if saved not in (None, now):
             saved = saved.replace("one file", "auto")
             raise UserError(
-                f"{path}: saved under {option}={saved}, not {now}; give {option}={saved}, or "
+                f"{path}: saved with {option}={saved}, not {now}; use {option}={saved}, or "
                 f"{_START_OVER}"
             )

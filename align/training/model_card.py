@@ -45,7 +45,7 @@ def write_card(module: DrafterModule, supply: Supply, steps: int) -> str:
         "",
         description,
         "",
-        "FOLDER is the folder of this page:",
+        "FOLDER is the folder that contains this page:",
         "",
         f'    python -m decode.generate --drafter FOLDER{arguments} "your prompt"',
         "",
@@ -104,12 +104,14 @@ def _describe(
     target, size, init = config.target, config.block_size, recipe.drafter.init
     start = "" if init is None else f" Training started from {markdown_text(_name(init))}."
     if isinstance(config, BlockConfig):
-        text = f"Drafts {size} tokens in one pass, conditioned on that target, whose embedding it uses."
+        text = (
+            f"Drafts {size} tokens in one pass, conditioned on the target, and uses its embedding."
+        )
         return "block-drafter", f"a block-diffusion drafter for {target}", text + start
     if isinstance(config, DiffusionConfig):
-        text = f"Reads tokens alone, of that target's vocabulary; trained in blocks of {size}."
+        text = f"Reads only tokens of the target's vocabulary; trained on blocks of {size}."
         return "diffusion-drafter", f"a standalone diffusion drafter for {target}", text + start
-    text = f"transformers opens this folder as it is. τ below is for drafts of {size} tokens."
+    text = f"transformers can load this folder directly. τ below is for drafts of {size} tokens."
     return "transformers", f"a small causal language model that drafts for {target}", text + start
 
 
@@ -124,7 +126,7 @@ def _describe_validation(validation: dict[str, float]) -> dict[str, str]:
     if "bound" in validation:
         bound, error = validation["bound"], validation["bound_se"]
         perplexity = f"perplexity {validation['perplexity']:.1f}"
-        rows["bound on held-out blocks"] = f"{bound:.3f} ± {error:.3f} nats a token, {perplexity}"
+        rows["bound on held-out blocks"] = f"{bound:.3f} ± {error:.3f} nats per token, {perplexity}"
     acceptance = [f"{v:.3f}" for k, v in validation.items() if k.startswith("acceptance_")]
     rows["acceptance Σmin(p, q) by position"] = " / ".join(acceptance)
     return rows

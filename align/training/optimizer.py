@@ -50,7 +50,7 @@ def make_optimizer(trained: Mapping[str, nn.Parameter], t: TrainerConfig) -> tor
     matrices = [p for name, p in trained.items() if is_matrix(name, p)]
     others = [p for name, p in trained.items() if not is_matrix(name, p)]
     if not matrices:
-        raise UserError("trainer.optimizer=muon: no layer's matrix is trained (drafter.train)")
+        raise UserError("trainer.optimizer=muon: drafter.train leaves no layer matrix to train")
     groups: list[dict[str, object]] = [{"params": matrices, "muon": True}]
     if others:
         groups.insert(0, {"params": others, "muon": False})

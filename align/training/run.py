@@ -153,12 +153,12 @@ def _check_steps(recipe: Recipe, resume: Checkpoint) -> None:
         raise UserError(f"trainer.max_steps={t.max_steps}: {resume.path} already has {done} steps")
     batch_size = resume.seal.schedule.get("batch_size", t.batch_size)
     if batch_size != t.batch_size:
-        saved = f"saved under trainer.batch_size={batch_size}"
-        raise UserError(f"{resume.path}: {saved}; give the same")
+        saved = f"saved with trainer.batch_size={batch_size}"
+        raise UserError(f"{resume.path}: {saved}; use the same value")
 
 
 def read_settings(recipe: Recipe) -> Settings:
-    """What a run must share with the checkpoint that it resumes from."""
+    """The settings that a run must share with the checkpoint that it resumes from."""
     return Settings(recipe.stage, recipe.drafter.train, checkpoint_kind(recipe))
 
 
@@ -254,7 +254,7 @@ def _describe_resume(recipe: Recipe, resume: Checkpoint) -> str:
     if steps < recipe.trainer.max_steps:
         return f"resuming from {resume.path}"
     return (
-        f"{recipe.output} is finished ({steps} steps), nothing to train; "
+        f"{recipe.output} is already finished ({steps} steps); "
         f"trainer.max_steps={2 * steps} continues it, trainer.resume=never starts over"
     )
 
@@ -271,7 +271,7 @@ def _report(module: DrafterModule, folder: Path, steps: int) -> None:
     target = [] if recipe.target.name == DEFAULT_TARGET else ["--target", recipe.target.name]
     chat = Chat(recipe.data.template_kwargs, recipe.data.system)
     options = [*target, "--drafter", str(folder), *chat.arguments]
-    say(f"the drafter is in {folder}; next:")
+    say(f"the drafter is saved in {folder}; next:")
     say(f"  {command('decode.eval', '--suite', 'builtin', *options)}")
     say(f'  {command("decode.generate", *options)} "your prompt"')
 
@@ -284,7 +284,7 @@ def gain_line(before: Mapping[str, float], now: Mapping[str, float]) -> str | No
         if f"tau_{name}" not in before or f"tau_{name}" not in now:
             continue
         first, last, error = before[f"tau_{name}"], now[f"tau_{name}"], now[f"tau_{name}_se"]
-        clear = "" if abs(last - first) > 1.96 * error else ", within the error of these texts"
+        clear = "" if abs(last - first) > 1.96 * error else ", within the error of the estimate"
         parts.append(
             f"{name} {first:.2f} before, {last:.2f} ± {error:.2f} after "
             f"({last / first - 1:+.0%}{clear})"

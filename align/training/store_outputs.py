@@ -62,7 +62,7 @@ def store_outputs(recipe: Recipe) -> None:
             say(f"{store.count} rows")
     line = f"{store.count} rows, {store.bytes / 1e9:.3g} GB in {recipe.features_folder}"
     if store.full:
-        line += ", the limit of trainer.features_gb: training computes the other rows"
+        line += ", the limit set by trainer.features_gb; training computes the other rows"
     say(line)
 
 

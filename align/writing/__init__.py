@@ -1,1 +1,1 @@
-"""Generating training text with the target: in this process, in several, or by a server."""
+"""Generates training text with the target: in this process or with a server."""

@@ -1,4 +1,4 @@
-"""Whether texts are the target's: the share of greedy answers that the target itself finds most
+"""Checks that the target wrote a text: the share of greedy tokens that the target itself finds most
 probable. A server may serve another model under the right name, and data may come from one without
 the weights at hand."""
 
@@ -45,7 +45,7 @@ def check_answers(
     if share < _LEAST_SHARE:
         raise UserError(
             f"{who} is not target.name={target.spec!r}: the target would choose {share:.0%} of its "
-            f"greedy tokens, at least {_LEAST_SHARE:.0%} are required (data.server_check=never "
+            f"greedy tokens, but at least {_LEAST_SHARE:.0%} are required (data.server_check=never "
             "skips this check)"
         )
     return share

@@ -81,7 +81,7 @@ class Client:
         models = reply.get("data")
         listed = models if isinstance(models, list) else []
         if not listed or not all(isinstance(model, dict) and "id" in model for model in listed):
-            raise UserError(f"{where}: lists no model, so it is no OpenAI-compatible server")
+            raise UserError(f"{where}: lists no models, so it is not an OpenAI-compatible server")
         return listed
 
     async def complete(self, body: Json) -> Json:
@@ -106,8 +106,8 @@ class Client:
         except RetryableError as error:
             seconds = time.monotonic() - started
             raise UserError(
-                f"{where}: {error}, for {seconds:.0f} s (data.retry_seconds); what is written "
-                "stays, rerun the command to resume"
+                f"{where}: {error}, for {seconds:.0f} s (data.retry_seconds); finished samples "
+                "are kept; rerun the command to resume"
             ) from None
 
     def _report_retry(self, state: RetryCallState) -> None:

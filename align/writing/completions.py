@@ -61,7 +61,7 @@ def _check_prompt(reply: Json, prompt: tuple[int, ...]) -> None:
     """Raises MismatchError if the server has read the prompt as other tokens."""
     is_other = reply.get("prompt_token_ids") not in (None, list(prompt))
     if is_other or reply.get("prompt_tokens") not in (None, len(prompt)):
-        raise MismatchError("prompt read as other tokens")
+        raise MismatchError("prompt tokenized differently")
 
 
 class Completions:
@@ -91,9 +91,9 @@ class Completions:
                 continue
             except MismatchError:
                 raise UserError(
-                    f"{self.client.url}: {self.model!r} reads a prompt of {len(request.prompt)} "
-                    f"tokens of {self.target.spec!r} as other tokens: another model, or another "
-                    "tokenizer"
+                    f"{self.client.url}: {self.model!r} tokenizes a prompt of "
+                    f"{len(request.prompt)} tokens differently from {self.target.spec!r}: another "
+                    "model, or another tokenizer"
                 ) from None
             if not dialect.extensions and self.top_k:
                 raise UserError(f"{self.client.url} does not support data.top_k={self.top_k}")
@@ -152,9 +152,9 @@ class Completions:
         reply = _first_choice(answer)
         text, model = reply.get("text"), reply["model"] or self.model
         if not isinstance(text, str) or reply.get("finish_reason") not in _FINISH_REASONS:
-            raise RetryableError(f"answered {short(answer, 100)}, which is no finished text")
+            raise RetryableError(f"answered {short(answer, 100)}, which is not a finished text")
         if model != self.model:
-            raise RetryableError(f"answered as {short(model)}, asked for {self.model!r}")
+            raise RetryableError(f"answered as {short(model)}, but {self.model!r} was requested")
         _check_prompt(reply, request.prompt)
         if not self.dialect.ids_out:
             return self._cut_at_end(request, reply, self._tokenize(text, reply))
@@ -162,7 +162,7 @@ class Completions:
         ids = tokens[:-1] if tokens and tokens[-1] in request.ends else tokens
         decoded = str(self.target.tokenizer.decode(ids, skip_special_tokens=True))
         if not _comparable(text).startswith(_comparable(decoded)):
-            raise MismatchError("ids and text that differ")
+            raise MismatchError("ids and text disagree")
         return tokens
 
     def _read_ids(self, request: CompletionRequest, reply: Json) -> list[int]:
@@ -170,19 +170,19 @@ class Completions:
         if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < size for i in ids):
             raise MismatchError("ids that are not the target's tokens")
         if reply.get("completion_tokens") not in (None, len(ids)) or len(ids) > request.max_tokens:
-            raise MismatchError("more or fewer ids than the reply counts")
+            raise MismatchError("number of ids differs from the reply's count")
         return ids
 
     def _tokenize(self, text: str, reply: Json) -> list[int]:
         tokenizer = self.target.tokenizer
         ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
         if "\ufffd" in text or tokenizer.decode(ids, skip_special_tokens=False) != text:
-            raise MismatchError("text that is not its tokens")
+            raise MismatchError("text does not match its tokens")
         counts = [None, len(ids)]
         if reply["finish_reason"] == "stop":  # the end may be counted
             counts.append(len(ids) + 1)
         if reply.get("completion_tokens") not in counts:
-            raise MismatchError("text tokenized as other tokens")
+            raise MismatchError("text tokenized differently")
         return ids
 
     def _cut_at_end(self, request: CompletionRequest, reply: Json, ids: list[int]) -> list[int]:

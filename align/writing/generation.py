@@ -1,4 +1,4 @@
-"""The target writes a batch of prompts and answers, one token a row and step, through one
+"""Generates a batch of prompts and answers with the target, one token per row and step, in one
 preallocated cache.
 
 Given tokens (a prompt, the turn between prompt and answer) are fed, the others are drawn. Finished

@@ -1,5 +1,6 @@
-"""Rows that a server has finished, kept until their batch is a shard, so that a killed run resumes:
-one file a batch, `.answers-00012.jsonl` next to the shards, one line a row."""
+"""Journal of rows that a server has finished, kept until their batch is written as a shard, so that
+a killed run can resume: one file per batch (`.answers-00012.jsonl`, next to the shards), one line
+per row."""
 
 from __future__ import annotations
 

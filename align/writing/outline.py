@@ -29,7 +29,7 @@ _SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja", "*.py"]
 
 @dataclass
 class Outline:
-    """What `Target` says of itself, without weights."""
+    """The properties of a `Target` that do not need its weights."""
 
     spec: str
     tokenizer: Any

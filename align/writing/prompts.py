@@ -1,4 +1,4 @@
-"""Given conversations as prompts: their tokens, and cutting those that are too long."""
+"""Tokenizes given conversations as prompts, and shortens those that are too long."""
 
 from __future__ import annotations
 

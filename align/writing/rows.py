@@ -1,5 +1,4 @@
-"""The rows of a batch before they are written. They depend on the seed and the batch's number
-alone."""
+"""The rows of a batch before generation. They depend only on the seed and the batch number."""
 
 from __future__ import annotations
 
@@ -76,7 +75,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that decides what a batch begins with. `prompts`: None = the target writes them."""
+    """Everything that determines how a batch begins. `prompts`: None = the target generates
+    them."""
 
     recipe: Recipe
     target: TargetInfo

@@ -39,8 +39,8 @@ class BatchOptions(GenerateOptions, total=False):
 
 class Decoder:
     """A target and its drafter. Its methods keep no state between calls. Each sampled request has a
-    new seed unless one is given, and `Generation.seed` records it. A seed repeats a text, unless
-    the drafter looks at the clock (`controller=cost`).
+    new seed unless one is given, and `Generation.seed` records it. A seed makes outputs
+    reproducible, unless drafting depends on timing (`controller=cost`).
 
     Args:
         target: the model whose output distribution is preserved.
@@ -81,22 +81,23 @@ class Decoder:
         """Continue a prompt.
 
         Args:
-            prompt: a user message; a conversation, as a list of messages or in any other shape that
-                a row of `data.prompts` may have; or tokens: a list, a tensor of one row, or what a
-                tokenizer returns.
+            prompt: a user message; a conversation, as a list of messages or in any other row format
+                of `data.prompts`; or tokens: a list, a tensor with one row, or a tokenizer's
+                output.
             max_new_tokens: the output ends after this many, at EOS, at a stop string or when the
                 context is full.
-            stream: called with pieces of the text, which together are `Generation.text`. An
-                exception that it raises ends the generation and reaches the caller.
-            sampling: a `Sampling`, default greedy; or its fields by name: `temperature=0.7,
-                seed=1`.
-            tools: functions or JSON schemas that go to the chat template.
+            stream: called with pieces of the text, which together form `Generation.text`.
+                Exceptions that it raises end the generation and propagate to the caller.
+            sampling: a `Sampling` (default: greedy), or its fields as keyword arguments:
+                `temperature=0.7, seed=1`.
+            tools: functions or JSON schemas passed to the chat template.
             stop: the text ends before the first of these strings, which may be special tokens
                 (`<|im_end|>`).
             raw: continue a string as plain text, without a chat template.
 
         Raises:
-            UserError: a wrong argument, or a verifier that would change the output's distribution.
+            UserError: an argument is invalid, or the verifier would change the output's
+                distribution.
         """
         if stream is not None and not callable(stream):
             hint = "to iterate: for piece in decoder.stream(…)"
@@ -111,8 +112,8 @@ class Decoder:
         **options: Unpack[GenerateOptions],
     ) -> Stream:
         """Continue a prompt piece by piece: `for piece in decoder.stream(prompt): print(piece,
-        end="")`. Takes the arguments of `generate` and gives the same text; afterwards the
-        iterator's `output` is the `Generation`, and `close()` ends it early."""
+        end="")`. Takes the same arguments as `generate` and yields the same text. Afterwards the
+        iterator's `output` holds the `Generation`; `close()` stops early."""
         pieces: list[str] = []
         tokens = self._read_prompt(prompt, options)
         return Stream(self._engines([tokens], max_new_tokens, pieces.append, options)[0], pieces)
@@ -125,17 +126,17 @@ class Decoder:
         batch_size: int = 32,
         **options: Unpack[BatchOptions],
     ) -> list[Generation]:
-        """Continue many prompts, `batch_size` at a time in one target forward; as one ends the next
-        begins.
+        """Continue many prompts, `batch_size` at a time per target forward pass; when one finishes,
+        the next one starts.
 
-        Every output is the one that `generate` gives for its prompt, sampling and seed, up to the
-        rounding of products over more rows and drafters that look at the clock. The times of a
-        request include forwards that it shared with others.
+        Each output equals what `generate` returns for its prompt, sampling and seed, except for
+        rounding in larger matrix products and for drafters that depend on timing. The times of a
+        request include forward passes that it shared with others.
 
         Args:
             prompts, max_new_tokens and the options: as in `generate`; `max_new_tokens` and
-                `sampling` one for all, or one for each. With one `Sampling` for all, request i has
-                its seed plus i.
+                `sampling` can be a single value or one per prompt. With a single `Sampling`,
+                request i uses its seed plus i.
         """
         size = _check_count("batch_size", batch_size)
         rows = []

@@ -1,4 +1,4 @@
-"""The text of growing tokens, without half characters, and cut before a stop string."""
+"""Incremental detokenization without partial characters, cut before a stop string."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def special_tokens_in(stops: Sequence[str], tokenizer: Any) -> frozenset[int]:
 
 
 class TextStream:
-    """Text of a token list that grows by one token at a time, so that its end does not depend on
-    how drafts grouped the tokens.
+    """The text of a growing token list. Tokens are added one at a time, so the end of the text does
+    not depend on how drafts grouped them.
 
     Args:
         decode: tokens → text, the tokenizer's.

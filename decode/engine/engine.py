@@ -76,8 +76,8 @@ def prefill_batch(engines: Sequence[RequestRunner]) -> None:
 
 
 class ForwardInput(NamedTuple):
-    """What the target runs over in a round: the last token and the drafts; of a tree also the
-    attention mask among them (bool) and the depth of each."""
+    """The target's input in a round: the last token and the drafts; for a tree also their attention
+    mask (bool) and depths."""
 
     tokens_1L: Tensor
     see_LL: Tensor | None
@@ -103,7 +103,7 @@ def forward_batch(
 
 
 class RequestRunner:
-    """Runs one request, checked by `Decoder`; without a drafter it decodes plainly."""
+    """Runs one request that `Decoder` has checked; without a drafter, plain decoding."""
 
     def __init__(
         self,
@@ -235,14 +235,14 @@ class RequestRunner:
         self._record_end()
 
     def _propose(self) -> Proposal:
-        """At most as many drafts as still fit, a number known before anything is drawn."""
+        """Propose no more drafts than still fit; this limit is known before anything is drawn."""
         if self.session is None or self.drafter is None:
             return NO_DRAFTS
         room = min(self.drafter.draft_tokens, self.limit - len(self.out.tokens) - 1)
         proposal = self.session.propose(room) if room > 0 else None
         if proposal is not None and self.target.chains_only and proposal.branches:
             why = f"target {self.target.spec!r} {self.target.why_chains_only}"
-            raise UserError(f"{why}: drafts may not branch (tree_nodes=0)")
+            raise UserError(f"{why}: drafts can't branch (use tree_nodes=0)")
         return NO_DRAFTS if proposal is None else proposal.cut(room)
 
     def _round(self, logits_MV: Tensor, proposal: Proposal) -> Round:

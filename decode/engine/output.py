@@ -9,7 +9,7 @@ MAX_NEW_TOKENS = 256
 
 
 class Tree(NamedTuple):
-    """The drafts of a call that branch: every node's parent, and the accepted nodes in order."""
+    """The draft tree of a call: every node's parent, and the accepted nodes in order."""
 
     parents: tuple[int, ...]
     path: list[int]
@@ -19,31 +19,31 @@ class Tree(NamedTuple):
 class Generation:
     """One request's output, counts and times.
 
-    A *call* is a target forward that verifies; the prefill, which gives the first token, is not
-    one.
+    A *call* is a verifying forward pass of the target. The prefill, which yields the first token,
+    does not count.
     """
 
     tokens: list[int]
-    """The output, with EOS where it was reached; up to the token that completed a stop string."""
+    """The output tokens, including EOS if reached; up to the token that completed a stop string."""
     text: str
-    """The output as text, special tokens left out, cut before a stop string."""
+    """The output as text, without special tokens, cut before a stop string."""
     prompt_tokens: int
     finish: str
     """eos, length (max_new_tokens), stop (a stop string), context (the target's context is full) or
     closed (a stream that was closed early)."""
     calls: int = 0
     drafted: list[int] = field(default_factory=list)
-    """Drafted tokens per call; of a tree, its levels."""
+    """Drafted tokens per call; for a tree, its depth."""
     trees: list[Tree | None] = field(default_factory=list)
     """The shape of each call's drafts and the accepted path; None for a chain."""
     accepted: list[int] = field(default_factory=list)
     """Drafted tokens committed per call, none of them after an EOS, a stop string or a limit."""
     seconds: float = 0.0
-    """Decoding, without the prefill."""
+    """Decoding time, excluding the prefill."""
     prefill_seconds: float = 0.0
-    """Making the cache, reading the prompt and choosing the first token."""
+    """Time to allocate the cache, process the prompt and choose the first token."""
     draft_seconds: float = 0.0
-    """Part of `seconds` spent drafting. A GPU's queued work counts where it is waited for."""
+    """Part of `seconds` spent drafting. Queued GPU work counts where it is synchronized."""
     verify_seconds: float = 0.0
     """Part of `seconds` spent in target calls and verification."""
     seed: int | None = None

@@ -1,4 +1,4 @@
-"""Prompts as users give them, as the target's tokens."""
+"""Converts user prompts to the target's tokens."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def prompt_tokens(
     if isinstance(prompt, str) or _is_conversation(prompt):
         tokens = _text_tokens(target, prompt, raw, ignored, tools)
     elif tools:
-        raise UserError("tools need a text or messages as the prompt, not tokens")
+        raise UserError("tools need a string or messages as the prompt, not tokens")
     else:
         tokens = _read_tokens(prompt, target.vocab_size)
     if not tokens:
@@ -93,17 +93,17 @@ def _text_tokens(
         conversation = _read_conversation(prompt)
         if tools:
             if conversation.tools:
-                raise UserError("tools: the conversation declares its own")
+                raise UserError("tools: the conversation already declares its own")
             conversation = replace(conversation, tools=_read_tools(tools))
         if conversation.prompt != conversation and target.has_chat_template:
             say_once(
-                "note: a conversation ends with an assistant message: the target answers in a new "
-                "turn after it"
+                "note: a conversation ends with an assistant message; the target answers in a new "
+                "turn"
             )
     try:
         tokens = target.chat_tokens(conversation)
     except TemplateError as error:
-        raise UserError(f"the target's chat template refuses these messages: {error}") from None
+        raise UserError(f"the target's chat template rejects these messages: {error}") from None
     if isinstance(conversation, str):
         return tokens
     if ignored is None:
@@ -117,9 +117,9 @@ def _read_conversation(prompt: Any) -> Conversation:
     """Read as a row of `data.prompts` is; a note names what is not used."""
     parsed = parse_prompt(prompt)
     if parsed.columns:
-        say_once(f"note: keys of prompts not used: {', '.join(parsed.columns)}")
+        say_once(f"note: unused keys in prompts: {', '.join(parsed.columns)}")
     if parsed.later_turns:
-        say_once("note: of a list of turns the first alone is used (a list of messages keeps all)")
+        say_once("note: only the first turn in a list of turns is used (pass messages to use all)")
     return parsed.conversation
 
 
@@ -157,6 +157,6 @@ def _read_tools(tools: Any) -> tuple[JsonObject, ...]:
         if not callable(tool):
             raise UserError(f"a tool is a JSON schema or a function, not {short(tool, 60)}")
         name = getattr(tool, "__name__", "tool")
-        with in_one_line(f"tools: no JSON schema can be made of {name!r}"):
+        with in_one_line(f"tools: can't derive a JSON schema from {name!r}"):
             schemas.append(get_json_schema(tool))
     return tuple(schemas)

@@ -14,11 +14,12 @@ from specalign.common.errors import UserError
 
 
 class Stream(AbstractContextManager["Stream"]):
-    """Iterates over pieces of an answer while it is generated; together they are `Generation.text`.
-    Nothing runs between two pieces, and a loop that is left early ends the generation.
+    """Iterates over pieces of an answer while it is generated; together they form
+    `Generation.text`. Nothing runs between two pieces, and leaving the loop early ends the
+    generation.
 
     Args:
-        engine: a request that has not begun.
+        engine: a request that has not started.
         pieces: the list to which the engine appends its pieces of text.
     """
 
@@ -36,8 +37,8 @@ class Stream(AbstractContextManager["Stream"]):
         self.close()
 
     def close(self) -> None:
-        """End the generation. An output that is not complete gets the finish `closed` and keeps
-        what was committed, which may be a few tokens more than were returned."""
+        """End the generation. An incomplete output gets the finish reason `closed` and keeps all
+        committed tokens, which can be a few more than were returned."""
         self._pieces.close()
         self._engine.cancel()
 

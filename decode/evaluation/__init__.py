@@ -1,1 +1,1 @@
-"""Measuring: what runs, in which order, how it is tuned, timed and recorded."""
+"""Measurements: which methods run and in which order, tuning, timing, records and reports."""

@@ -1,4 +1,4 @@
-"""Which draft size is fastest at a batch size, context and temperature."""
+"""Finds the fastest draft size by batch size, context and temperature."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Advice:
 
 
 def advise(costs: DecodingCosts, contexts: Sequence[int], batch: int) -> list[Advice]:
-    """For every context and measured temperature, at all batches up to `batch`."""
+    """Advice for every context and measured temperature, for all batch sizes up to `batch`."""
 
     def find_best(b: int, context: int, temperature: float) -> tuple[DraftSize, float]:
         plain = costs.speed(PLAIN, b, context, temperature)
@@ -43,18 +43,18 @@ def advise(costs: DecodingCosts, contexts: Sequence[int], batch: int) -> list[Ad
 
 
 def summarize(advice: Sequence[Advice]) -> str:
-    """One sentence: the draft size that is fastest most often where drafting pays, and up to which
-    batch."""
+    """One sentence: the draft size that is most often fastest where drafting pays off, and up to
+    which batch size."""
     limits = sorted({a.pays_up_to for a in advice})
     best = [a.gains[1][0] for a in advice if a.pays_up_to]
     if not best:
-        return "Leave drafting off: it is nowhere faster than plain decoding"
+        return "Do not use drafting: it is never faster than plain decoding here"
     size = max(best, key=best.count)
     off = f"switch it off above batch {limits[0]}"
     if len(limits) > 1:
         off += f" to {limits[-1]}, depending on context and temperature"
     elif limits == [max(advice[0].gains)]:
-        off = f"it pays up to batch {limits[0]} everywhere that was measured"
+        off = f"it pays off up to batch {limits[0]} in every measured case"
     chain = "" if size.nodes else f"--draft-tokens {size.tokens} "
     return f"Use {size.label} ({chain}--tree-nodes {size.nodes}); {off}"
 
@@ -77,11 +77,11 @@ def render(costs: DecodingCosts, advice: Sequence[Advice]) -> str:
         limit = "the largest measured" if a.pays_up_to == largest else str(a.pays_up_to or "never")
         gains.append([str(a.context), f"{a.temperature:g}", *cells, limit])
     times = ["drafting, ms", "round without the forward pass, ms", "each further request, ms"]
-    columns = ["context", "temperature", *(f"batch {b}" for b in batches), "pays up to batch"]
+    columns = ["context", "temperature", *(f"batch {b}" for b in batches), "pays off up to batch"]
     blocks = [
         "## Forward pass of the target, ms",
         markdown_table(["batch", *(f"{n} rows" for n in widths)], passes),
-        f"A token of context adds per request: {slopes or 'unknown'}.",
+        f"Each token of context adds, per request: {slopes or 'unknown'}.",
         "## Drafting",
         markdown_table(["drafts", "temperature", "τ", *times], rounds),
         "## Fastest draft size",

@@ -1,6 +1,6 @@
-"""Recipes side by side: the drafters that their trainings saved (`trainer.milestones`) decode the
-same prompts. Each recipe is read and trained by `align.train` in its own process. Records survive
-an interruption; those of a drafter that has changed since are measured again."""
+"""Compares recipes: the drafters saved during training (`trainer.milestones`) decode the same
+prompts. Each recipe is read and trained by `align.train` in its own process. Records survive an
+interruption; those of a drafter that has changed since are measured again."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ComparedRecipe:
         return [m for m in self.milestones if (self.folder(m) / _WEIGHTS).is_file()]
 
     def folder(self, milestone: Milestone) -> Path:
-        """Where the drafter of a milestone is."""
+        """The folder of a milestone's drafter."""
         return Path(self.values["output"]) / "milestones" / str(milestone.tokens)
 
     @property
@@ -107,15 +107,15 @@ def _run_align(*words: str, capture: bool = False) -> str:
 
 
 def read_candidates(recipes: Sequence[str], words: Sequence[str]) -> list[ComparedRecipe]:
-    """Read the recipes, each with the same `words`. Raises UserError for recipes without milestones,
-    or that differ in more than what is compared, or that `align.train` refuses."""
+    """Read the recipes, each with the same `words`. Raises UserError for recipes without
+    milestones, or that differ in more than what is compared, or that `align.train` refuses."""
     found: list[ComparedRecipe] = []
     for recipe in recipes:
         arguments = (f"recipe={recipe}", *words)
         values = parse_yaml(_run_align(*arguments, "--print", capture=True), recipe)
         if not values["trainer"].get("milestones"):
             raise UserError(
-                f"{recipe}: trainer.milestones is empty: after how many tokens is it measured?"
+                f"{recipe}: trainer.milestones is empty: list the token counts at which to measure"
             )
         found.append(ComparedRecipe(arguments, values))
     first = found[0]
@@ -128,7 +128,7 @@ def read_candidates(recipes: Sequence[str], words: Sequence[str]) -> list[Compar
             if other.shared[key] != value:
                 raise UserError(
                     f"{other.name}: {key}={other.shared[key]}, {first.name} has {value}: compared "
-                    "recipes must share it"
+                    "recipes must use the same value"
                 )
     return found
 
@@ -139,7 +139,7 @@ def check_method(method: Method, candidates: Sequence[ComparedRecipe]) -> None:
     for candidate in candidates:
         if method.needs not in ((ANY,), (candidate.kind,)):
             raise UserError(
-                f"--method {method.name} needs other drafters than the {candidate.kind} drafter "
+                f"--method {method.name} can't use the {candidate.kind} drafter "
                 f"that {candidate.name} trains: try --method drafter"
             )
 
@@ -213,7 +213,7 @@ def _open_folder(folder: Path, drafters: dict[str, Path], settings: JsonObject) 
         for key, value in settings.items():
             if before.get(key) != value:
                 raise UserError(
-                    f"{folder} holds a comparison with another {key}: give another --out"
+                    f"{folder} contains a comparison with another {key}: choose another --out"
                 )
         old = before["drafters"]
         valid = {PLAIN, *(method for method, value in hashes.items() if old.get(method) == value)}

@@ -1,4 +1,4 @@
-"""What decoding costs: forward passes, drafting and acceptance, measured.
+"""Measures the costs of decoding: forward passes, drafting and acceptance.
 
 A round takes one forward pass over all requests and, per request, drafting and the host's work. It
 commits τ tokens per request. Plain decoding is the same with one row and nothing drafted.
@@ -75,7 +75,7 @@ class MeasuredRounds:
 
 @dataclass(frozen=True)
 class MeasurementOptions:
-    """What is tried. chain: the longest chain. trees: tree sizes. context, batch: the largest."""
+    """What to measure. chain: the longest chain. trees: tree sizes. context, batch: the largest."""
 
     prompts: Sequence[Prompt]
     temperatures: Sequence[float]
@@ -241,7 +241,7 @@ def time_rounds(
     outputs = [decoder.generate(prompt, limit, sampling=sampling) for prompt in prompts]
     calls = sum(out.calls for out in outputs)
     if not calls:
-        raise UserError("every output ended at its first token: give other prompts (--prompts)")
+        raise UserError("every output ended at its first token: use other prompts (--prompts)")
     context = sum(_mean_context(out) * out.calls for out in outputs) / calls
     draft = sum(out.draft_seconds for out in outputs) / calls
     per_round = sum(out.seconds for out in outputs) / calls

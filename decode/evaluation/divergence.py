@@ -161,8 +161,8 @@ class TokenChoices:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Within it the routers' choices are noted or, `again`, replaced by those that were noted
-        of the same place."""
+        """Context manager in which the routers' choices are recorded or, with `again`, replaced by
+        those recorded at the same place."""
         hooks = [
             module.register_forward_pre_hook(partial(self._route, layer, names), with_kwargs=True)
             for layer, (module, names) in enumerate(self.modules)

@@ -112,8 +112,8 @@ def hide_frame(axes: Axes) -> None:
 
 @contextmanager
 def literal_text() -> Iterator[None]:
-    """Within it pictures show names literally (`$` begins no formula), and a user's matplotlibrc
-    has no effect."""
+    """Context manager in which plots show names literally (`$` starts no formula) and ignore the
+    user's matplotlibrc."""
     with rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # characters that the font lacks
         rcdefaults()

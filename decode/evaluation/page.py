@@ -34,13 +34,13 @@ _DIVERGENCE = (
 
 _DEFINITIONS = (
     "Speed-up: plain decoding's time per token, averaged over prompts, divided by the method's, "
-    "both without the prefill and its token. The interval is a paired bootstrap over prompts "
+    "both excluding the prefill and its token. The interval is a paired bootstrap over prompts "
     "(95%).",
-    "τ: tokens committed per verifying target forward pass, that is the accepted drafts and the "
-    "target's own token, without the prefill's token and whatever follows an end of sequence or a "
-    "limit. Its interval is over the same resamples.",
-    "Acceptance at position k: of the rounds that drafted at least k tokens, the share that "
-    "accepted the k-th; dashed, of those that accepted all before it.",
+    "τ: tokens committed per verifying target forward pass (accepted drafts and the target's own "
+    "token), excluding the prefill's token and anything after an end of sequence or a limit. Its "
+    "interval uses the same resamples.",
+    "Acceptance at position k: the share of rounds with at least k drafted tokens in which the "
+    "k-th was accepted; dashed: among rounds in which all earlier tokens were accepted.",
 )
 
 
@@ -84,7 +84,7 @@ def page(summary: Summary, records: Sequence[Record], png: bytes) -> str:
     baseline = tables.baseline_line(summary.run.baseline)
     gains = tables.against_first(summary).items()
     parts = [
-        "<h1>How much faster, and is it the same?</h1>",
+        "<h1>Speed-up and losslessness</h1>",
         f"<p>{html_text(tables.headline(summary))}</p>",
         f'<p class="verdict">{html_text(summary.verdict)}</p>',
         _table(*tables.overview(summary)) if len(summary.suites) > 1 else "",
@@ -118,7 +118,7 @@ def _losslessness(summary: Summary, records: Sequence[Record]) -> str:
     warning = ""
     if lossy:
         which = html_text(", ".join(lossy))
-        warning = f'<p class="bug">Not lossless, by the verifier that was asked for: {which}.</p>'
+        warning = f'<p class="bug">Not lossless, because of the requested verifier: {which}.</p>'
     if not summary.greedy:
         return (
             f"{warning}<p>Sampled outputs are random and not compared. Exact verifiers keep the "
@@ -138,7 +138,7 @@ def _losslessness(summary: Summary, records: Sequence[Record]) -> str:
     style = ' class="bug"' if summary.bugs else ""
     found = (
         f"<p{style}>{len(body)} outputs differ from plain decoding's. Where the gap is within the "
-        "bound, rounding explains the difference; any other is a bug.</p>"
+        "bound, rounding explains the difference; any other difference is a bug.</p>"
     )
     return warning + found + _table(_DIVERGENCE, body)
 
@@ -147,7 +147,7 @@ def _method_notes(summary: Summary) -> list[str]:
     settings = summary.settings
     tuned = settings.get("tuned")
     order = (
-        "Every method runs on a prompt before the next prompt begins, in changing order; "
+        "All methods run on a prompt, in varying order, before the next prompt begins; "
         f"{settings.get('repeats', 1)} repeat(s) of each prompt, after "
         f"{settings.get('warmup', 0)} untimed round(s)."
     )

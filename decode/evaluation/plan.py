@@ -1,4 +1,4 @@
-"""What is measured: the methods that were asked for, and a decoder for each, all on one target."""
+"""The methods to measure, and a decoder for each, all sharing one target."""
 
 from __future__ import annotations
 
@@ -71,8 +71,9 @@ def _options_of_any(methods: Sequence[Method], config: EvalConfig) -> dict[str, 
     unread = [*options, *(["drafter_tokenizer"] if config.drafter_tokenizer else [])]
     if unread and not any(ANY in method.needs for method in methods):
         raise UserError(
-            f"--{unread[0].replace('_', '-')} is read by the methods drafter and combined, and "
-            "neither is measured; other methods take options after colons (specdiff:steps=2)"
+            f"--{unread[0].replace('_', '-')} applies only to the methods drafter and combined, "
+            "and neither is measured; give other methods their options after colons "
+            "(specdiff:steps=2)"
         )
     return options
 

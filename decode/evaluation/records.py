@@ -25,8 +25,8 @@ _OWN = (RECORDS, SUMMARY, "report.png", "report.html", "tuning")
 
 @dataclass
 class Divergence:
-    """Where a greedy output first leaves the plain one, at position `index`, and why: `rounding tie`
-    or `BUG` (decode/evaluation/divergence.py).
+    """Where a greedy output first leaves the plain one, at position `index`, and why: `rounding
+    tie` or `BUG` (decode/evaluation/divergence.py).
 
     plain_token: None where the plain output has ended. gap: plain decoding's logit of its own token
     minus that of the other one. bound: the largest gap that the measured rounding can close. top2:
@@ -157,8 +157,8 @@ def add(folder: Path, earlier: list[Record], new: list[Record]) -> list[Record]:
 
 
 def read_records(folder: Path, mend: bool = False) -> list[Record]:
-    """All records of the folder; of several of the same generation the last. An incomplete last
-    line, which a killed run leaves, is ignored; `mend` also removes it from the file.
+    """All records of the folder; for duplicates of a generation, the last one. An incomplete last
+    line, left by a killed run, is ignored; `mend` also removes it from the file.
 
     Raises:
         UserError: a broken line in the middle, or one that is not a record.
@@ -222,13 +222,13 @@ def _empty(folder: Path) -> None:
 
 def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     changes = [
-        f"{key}: {cut(str(old.get(key)), 40)} there, {cut(str(new.get(key)), 40)} now"
+        f"{key}: {cut(str(old.get(key)), 40)} before, {cut(str(new.get(key)), 40)} now"
         for key in dict.fromkeys([*new, *old])
         if old.get(key) != new.get(key)
     ]
     if changes:
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise UserError(
-            f"--out={str(folder)!r} holds a measurement under other settings "
+            f"--out={str(folder)!r} contains a measurement with other settings "
             f"({'; '.join(changes[:3])}{more}): choose another folder, or --no-resume to replace it"
         )

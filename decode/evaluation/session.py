@@ -1,4 +1,5 @@
-"""A measurement: its folder is created or continued, the missing tasks run, the report is made."""
+"""Runs a measurement: creates or resumes its folder, runs the missing tasks and writes the
+report."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ def describe_settings(
     methods: Sequence[str],
     suites: Mapping[str, TokenizedPrompts],
 ) -> JsonObject:
-    """Everything that a figure depends on."""
+    """All settings that the figures depend on."""
     prompts = [(name, prompt.id, ids) for name, pairs in suites.items() for prompt, ids in pairs]
     folders = {kind: local_path(folder) for kind, folder in plan.drafters.items()}
     systems = [method.system for method in plan.methods.values()]
@@ -145,7 +146,7 @@ def _run_missing(
     done = len(tasks) - len(missing)
     if records:
         note = "" if missing else " (--no-resume measures again)"
-        console.say(f"continuing {folder}: {done} of {len(tasks)} rounds are there{note}")
+        console.say(f"resuming {folder}: {done} of {len(tasks)} rounds are done{note}")
     if not missing:
         return
     tokens = list(missing[0].tokens)

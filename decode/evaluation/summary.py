@@ -102,7 +102,7 @@ class Summary:
         return {source["name"]: source["title"] for source in self.run.suites}
 
     def as_json(self) -> JsonObject:
-        """What summary.json holds."""
+        """The contents of summary.json."""
         own = ("bugs", "plain_spread", "load_average", "records", "verdict")
         suites = self.suites.items()
         return {

@@ -1,5 +1,5 @@
-"""A summary as text: tables for the terminal, the page and Markdown, the sources of the prompts,
-the baseline."""
+"""Renders a summary as text: tables for the terminal, HTML and Markdown, prompt sources, and the
+baseline check."""
 
 from __future__ import annotations
 
@@ -166,7 +166,11 @@ def baseline_line(check: Mapping[str, Any] | None) -> str:
         return ""
     if "error" in check:
         return f"transformers' own generate could not be timed: {check['error']}"
-    same = "the same tokens" if check["identical"] else "other tokens: the two round differently"
+    same = (
+        "the same tokens"
+        if check["identical"]
+        else "different tokens, because the two round differently"
+    )
     ratios: Sequence[float] = check.get("ratios") or []
     each = f", {min(ratios):.2f} to {max(ratios):.2f} each" if ratios else ""
     fair = [ratio >= FAIR for ratio in (check["ratio"], *ratios)]

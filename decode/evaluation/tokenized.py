@@ -1,4 +1,4 @@
-"""A suite's prompts as the target's tokens."""
+"""Tokenizes a suite's prompts for the target."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tokenize_suites(
         if refused:
             count = f"{len(refused)} of {plural(len(suite.prompts), 'prompt')}"
             lines.append(
-                f"{suite.name}: {count}, which this target can't take; the first is {refused[0]}"
+                f"{suite.name}: {count} can't be used with this target; the first is {refused[0]}"
             )
     if not any(tokenized.values()):
         raise UserError(f"no prompt can be answered: {lines[0]}")

@@ -1,5 +1,5 @@
-"""`decode.eval --tune`: the fastest options of every system, measured on other prompts, in a separate
-measurement, which resumes like any other."""
+"""`decode.eval --tune`: the fastest options of every system, measured on other prompts, in a
+separate measurement, which resumes like any other."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def _find_fastest(
     console: PlainConsole,
     command: str,
 ) -> tuple[dict[str, str], int]:
-    """Of each group the method with the least mean of seconds per token over prompts, and the
-    number of these."""
+    """For each group, the method with the lowest mean seconds per token over prompts, and the
+    number of prompts."""
     settings = plural(len(decoders) - 1, "setting")
     console.say(f"tuning: {settings} of {plural(len(groups), 'method')}")
     config = replace(

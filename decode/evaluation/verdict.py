@@ -1,4 +1,4 @@
-"""The verdict of a measurement in plain words: how fast, how certain, and whether the output
+"""The verdict of a measurement in sentences: the speed-up, its uncertainty, and whether the output
 changed."""
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ token of its fastest one: 1.4 and 1.5 over MT-Bench, 4 to 10 next to another pro
 
 
 def verdict(summary: Summary) -> str:
-    """One paragraph."""
+    """The verdict as one paragraph."""
     settings, overall = summary.settings, summary.overall
     others = [method for method in overall if method != PLAIN]
     if not others:
-        return "Only plain decoding was measured: nothing to compare it with."
+        return "Only plain decoding was measured: there is nothing to compare it with."
     if settings.get("tuning"):
-        return "Tuning, not a measurement: the fastest settings were chosen by these same figures."
+        return (
+            "Tuning, not a measurement: the fastest settings were chosen from these same figures."
+        )
     best = max(others, key=lambda m: (m == MAIN, value_of(overall[m].speedup) or 0.0))
     count = overall[best].prompts
     titles = ", ".join(source["title"] for source in summary.run.suites if source["prompts"])
@@ -61,8 +63,8 @@ def _describe_speed(figures: Figures) -> str:
     interval = f"{speedup.value:.2f}× (95% interval {speedup.lo:.2f} to {speedup.hi:.2f})"
     if (figures.mean_accepted or 0.0) < 0.005 and speedup.hi >= 1:
         return (
-            "can't make the target faster: hardly any draft was accepted, the difference is noise: "
-            f"{interval}"
+            "can't make the target faster: hardly any drafts were accepted; the difference is "
+            f"noise: {interval}"
         )
     if speedup.lo > 1:
         return f"makes the target faster by {interval}"
@@ -74,14 +76,14 @@ def _describe_speed(figures: Figures) -> str:
 def _describe_losslessness(summary: Summary, methods: Sequence[str]) -> str:
     if not summary.greedy:
         return (
-            "Sampled outputs differ from draw to draw, so identity does not apply; "
-            f"{', '.join(methods)}: verified exactly, which keeps the target's distribution."
+            "Sampled outputs differ from draw to draw, so they are not compared; "
+            f"{', '.join(methods)}: exact verification keeps the target's distribution."
         )
     figures = {method: summary.overall[method] for method in methods}
     if summary.bugs:
         count = plural(summary.bugs, "difference")
         who = ", ".join(method for method, f in figures.items() if f.bugs)
-        return f"OUTPUT CHANGED by {who}: {count} that rounding does not explain. Don't use it."
+        return f"OUTPUT CHANGED by {who}: {count} that rounding does not explain. Do not use it."
     counts = {method: f"{f.identical} of {f.prompts} prompts" for method, f in figures.items()}
     where = counts[methods[0]]
     if len(set(counts.values())) > 1:
@@ -108,7 +110,7 @@ def _describe_lossy(method: str, figures: Figures) -> str:
 
 
 def _warnings(summary: Summary, count: int) -> Iterator[str]:
-    """What makes the figures doubtful. `count`: prompts of the best method."""
+    """Reasons to doubt the figures. `count`: prompts of the best method."""
     faster = [
         f"{method} {f.speedup.value:.2f}× at τ {f.tau.value:.2f}"
         for method, f in summary.overall.items()
@@ -122,21 +124,21 @@ def _warnings(summary: Summary, count: int) -> Iterator[str]:
         )
     expected = sum(source["prompts"] for source in summary.run.suites)
     if 0 < count < expected:
-        yield f"UNFINISHED: {count} of {plural(expected, 'prompt')}; the same command continues."
+        yield f"UNFINISHED: {count} of {plural(expected, 'prompt')}; rerun the command to continue."
     if 1 < count < FEWEST:
-        yield "So few prompts say little about others."
+        yield "With so few prompts, the result may not generalize."
     spread = summary.plain_spread
     if spread is not None and spread > STEADY:
         yield (
-            f"The machine was disturbed (plain decoding's own speed varied {spread:.1f}-fold "
-            "between prompts): do not trust the ratios; repeat on an idle one."
+            f"The machine was busy (plain decoding's own speed varied {spread:.1f}-fold between "
+            "prompts): do not trust the ratios; repeat the measurement on an idle machine."
         )
     load = (summary.load_average or {}).get("median", 0.0)
     if load > max(int(summary.settings.get("threads") or 1), 1) + 0.5:
         cores = plural(summary.run.machine.get("cores") or 1, "core")
         yield (
-            f"The machine was not idle (load {load:.1f} on {cores}): repeat on an idle one before "
-            "quoting the speed."
+            f"The machine was not idle (load {load:.1f} on {cores}): repeat the measurement on an "
+            "idle one before quoting the speed."
         )
 
 

@@ -1,1 +1,1 @@
-"""What proposes tokens: one file per system."""
+"""Proposers of draft tokens: one file per drafting method."""

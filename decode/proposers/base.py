@@ -69,7 +69,7 @@ class Request:
 
 
 class Proposer:
-    """What makes proposals; by default its tokens are chosen, not drawn.
+    """Base class of proposers; by default, tokens are chosen, not sampled.
 
     For `decode.verify`, a class sets `in_background` if it drafts in another thread, `by_clock` if
     measured times change its drafts, `in_rounds` if it uses more random numbers than drafts.
@@ -79,7 +79,7 @@ class Proposer:
     draft_tokens: int
     """K: the most tokens that it drafts per round; of a tree, its levels."""
     draft_nodes: int
-    """The most tokens in one proposal: `draft_tokens` unless it drafts trees."""
+    """The largest number of tokens in one proposal: `draft_tokens` unless it drafts trees."""
     session: type[DraftSession]
 
     def law(self, sampling: Sampling) -> Law:

@@ -33,8 +33,9 @@ from specalign.models.block_session import BlockSession
 
 
 class WrittenTokens(NamedTuple):
-    """Of every token that was filled in: the penalised logits (R, Vd), for drawn tokens without the
-    Markov bias; what it was drawn from, None where it was chosen; its block and position."""
+    """For every token that was filled in: the penalised logits (R, Vd), without the Markov bias for
+    drawn tokens; the distribution it was drawn from, None if it was chosen; its block and
+    position."""
 
     logits_RV: Tensor
     q: DraftProbs | None

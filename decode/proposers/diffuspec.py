@@ -1,9 +1,9 @@
-"""DiffuSpec (arXiv 2510.02358): a standalone diffusion drafter's one-pass distributions are searched
-for the best path, and the draft is as long as recent rounds suggest. No training.
+"""DiffuSpec (arXiv 2510.02358): a standalone diffusion drafter's one-pass distributions are
+searched for the best path, and the draft is as long as recent rounds suggest. No training.
 
 The path search (CPS, section 4.2) takes a few candidates per position; a beam search finds the path
-with the best mixture of q and an n-gram model of prompt, output and perhaps a corpus. Adaptive draft
-length (ADL): `decode.proposers.adaptive.AdaptiveLength`. Law `point`.
+with the best mixture of q and an n-gram model of prompt, output and perhaps a corpus. Adaptive
+draft length (ADL): `decode.proposers.adaptive.AdaptiveLength`. Law `point`.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class SuffixAutomaton(ABC):
 
     @abstractmethod
     def count(self, state: int) -> int:
-        """At how many positions the state's strings end."""
+        """The number of positions at which the state's strings end."""
 
     def continuations(self, state: int, shortest: int) -> list[Continuation]:
         """What followed the state's strings, the most frequent first, the most recent first among
@@ -127,7 +127,8 @@ class SuffixAutomaton(ABC):
 
 
 class TextAutomaton(SuffixAutomaton):
-    """Of one growing text. Most matches have one continuation, so counting on demand is rare."""
+    """The automaton of one growing text. Most matches have one continuation, so counting on demand
+    is rare."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +156,7 @@ class TextAutomaton(SuffixAutomaton):
 
 
 class Datastore(SuffixAutomaton):
-    """Of fixed texts, built once and shared by all requests."""
+    """The automaton of fixed texts, built once and shared by all requests."""
 
     def __init__(self, texts: Iterable[Sequence[int]]) -> None:
         super().__init__()

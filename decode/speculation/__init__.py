@@ -1,2 +1,2 @@
-"""Speculative decoding as tensors: sampling, proposals, trees, verification. No model is known
-here."""
+"""Speculative decoding on tensors: sampling, proposals, trees, verification. Independent of any
+model."""

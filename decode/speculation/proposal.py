@@ -72,7 +72,7 @@ class DraftProbs:
         return replace(self, probs=self.probs[rows])
 
     def dense(self, vocab_size: int) -> Tensor:
-        """Over the whole vocabulary, (K, V)."""
+        """q over the whole vocabulary, (K, V)."""
         if self.ids is None:
             return self.probs
         dense_KV = self.probs.new_zeros(len(self), vocab_size)

@@ -23,8 +23,8 @@ _TOP_P_WIDTHS = (256, 4096)
 
 
 class ProcessorState(NamedTuple):
-    """What the processors need to know of each row's prefix, drafts on its path included: bool
-    masks over the vocabulary, (V,) for all rows or (R, V); None = no token."""
+    """State of the processors for each row's prefix, including the drafts on its path: bool masks
+    over the vocabulary, (V,) for all rows or (R, V); None = no token."""
 
     seen: Tensor | None = None
     """Tokens in prompt or output: for the repetition penalty."""
@@ -96,7 +96,7 @@ def best(
 
 
 def _argmax(logits: Tensor) -> Tensor:
-    """On a CPU in C, because torch's own takes a number at a time."""
+    """argmax; in C on a CPU, because torch's own is not vectorized."""
     if not logits.numel() or not choice.takes(logits):
         return logits.argmax(dim=-1)
     return choice.largest(logits.view(-1, logits.shape[-1])).view(logits.shape[:-1])

@@ -1,4 +1,4 @@
-"""The settings by which tokens are chosen. No torch, so that commands refuse a number at once."""
+"""Sampling settings. Does not import torch, so commands can reject invalid values quickly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specalign.common.text import say_once, short
 
 MIN_TEMPERATURE = 1e-3
 MOST_NODES = 512
-"""The largest tree of one target forward."""
+"""The largest draft tree per target forward pass."""
 MOST_PENALTY = 100.0
 """Larger penalties leave fp32 no digits to tell the other tokens apart."""
 _FLOATS = {
@@ -27,37 +27,36 @@ _FLOATS = {
 
 @dataclass(frozen=True)
 class Sampling:
-    """The settings by which tokens are chosen.
+    """How tokens are chosen.
 
     Applied in this order: repetition penalty, presence penalty, banned tokens and minimum length,
     temperature, top-k, top-p, min-p (the order of transformers' `generate`).
 
     Raises:
-        UserError: a value outside its range.
+        UserError: a value is out of range.
     """
 
     temperature: float = 0.0
-    """0 = always the most probable token, else at least 0.001."""
+    """0 = greedy; otherwise at least 0.001."""
     top_p: float = 1.0
-    """Keep the most probable tokens until their mass reaches this; 1 = all."""
+    """Keep the most probable tokens until their total probability reaches this; 1 = all."""
     top_k: int = 0
-    """Keep this many most probable tokens; 0 = all."""
+    """Keep only this many most probable tokens; 0 = all."""
     repetition_penalty: float = 1.0
     """Logits of tokens already in the text (prompt included) are divided by this if positive, else
     multiplied; 1 = off."""
     seed: int | None = None
-    """Seeds a request's random generator, 0 to 2**63 - 1: the same seed and settings give the same
-    output, unless the drafter looks at the clock (`controller=cost`). None: a new one for each
+    """Seed of a request's random generator, 0 to 2**63 - 1: the same seed and settings give the
+    same output, unless drafting depends on timing (`controller=cost`). None: a new seed for each
     request, recorded in `Generation.seed`."""
     min_p: float = 0.0
-    """Keep the tokens at least this many times as probable as the most probable one; 0 = all."""
+    """Keep tokens whose probability is at least this fraction of the highest one; 0 = all."""
     presence_penalty: float = 0.0
-    """Subtracted from the logits of tokens that the output (without the prompt) already holds; 0 =
-    off."""
+    """Subtracted from the logits of tokens already in the output (not the prompt); 0 = off."""
     banned: tuple[int, ...] = ()
-    """Token ids that are never chosen."""
+    """Token ids that are never generated."""
     min_new_tokens: int = 0
-    """No end of sequence before the output holds this many tokens."""
+    """The output does not end before it has this many tokens."""
 
     def __post_init__(self) -> None:
         for name, (least, most) in _FLOATS.items():
@@ -125,8 +124,7 @@ def read_sampling(sampling: Sampling | None, options: Mapping[str, Any]) -> Samp
     ]
     if chosen.greedy and unused:
         say_once(
-            f"note: {', '.join(unused)} without effect: temperature=0 is greedy (temperature=1 "
-            "samples)"
+            f"note: {', '.join(unused)} ignored: temperature=0 is greedy (temperature=1 samples)"
         )
     return chosen
 

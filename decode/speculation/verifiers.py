@@ -212,7 +212,7 @@ def _check(
     exact = ", ".join(v.name for v in VERIFIERS.values() if is_exact(v) and not v.lossy)
     raise UserError(
         f"verifier {name!r} would change the output's distribution with {drafts} at temperature "
-        f"{temperature:g}; these fit: {exact}"
+        f"{temperature:g}; exact verifiers: {exact}"
     )
 
 

@@ -1,2 +1,1 @@
-"""Systems: named ways to decode. Their declaration, how they are written, and their
-construction."""
+"""Systems (named ways to decode): their declaration, parsing and construction."""

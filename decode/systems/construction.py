@@ -1,5 +1,5 @@
-"""Decoders from methods: opens drafters, and puts the system's proposer, controller and verifier on
-a target."""
+"""Builds decoders from methods: opens drafters and combines a system's proposer, controller and
+verifier with a target."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def assemble(method: Method, drafters: OpenDrafters, draft_tokens: int | None = 
     target, asked = drafters.target, method.typed("draft_tokens") or draft_tokens
     if target.chains_only and method.branches:
         why = f"target {target.spec!r} {target.why_chains_only}"
-        raise UserError(f"{why}, so drafts may not branch")
+        raise UserError(f"{why}, so drafts can't branch")
     if draft_tokens is not None:
         method = method.with_defaults({"draft_tokens": draft_tokens})
     system = method.system
@@ -185,9 +185,9 @@ def make_given(system: GivenDrafter, drafters: OpenDrafters) -> Proposer:
 def check_options(system: GivenDrafter, trees: bool) -> None:
     """Raises UserError for options that only other drafters have."""
     if system.steps != 1 or system.order != ORDERS[0]:
-        raise UserError("steps and order belong to standalone diffusion drafters")
+        raise UserError("steps and order apply only to standalone diffusion drafters")
     if system.tree_nodes and not trees:
-        raise UserError("tree_nodes belongs to block and standalone diffusion drafters")
+        raise UserError("tree_nodes applies only to block and standalone diffusion drafters")
 
 
 def open_drafters(
@@ -239,7 +239,7 @@ def open_one(folder: str, kind: str, target: Target) -> BlockDrafter | Diffusion
     check_there(folder)
     drafter = open_drafter(folder, target)
     if isinstance(drafter, DiffusionDrafter) != (kind == DIFFUSION):
-        raise UserError(f"--drafter {kind}={folder}: that is no drafter of the kind {kind}")
+        raise UserError(f"--drafter {kind}={folder}: not a drafter of kind {kind}")
     if isinstance(drafter, BlockDrafter):
         drafter = drafter.to(target.dtype)
     if target.fast:

@@ -45,8 +45,8 @@ _LOCK = RLock()
 
 
 class OpenModel:
-    """A model as a target, with its drafters; `weights`: their state when it was opened. Copies of a
-    model open their own."""
+    """A model as a target, with its drafters; `weights`: their state when it was opened. Copies of
+    a model open their own."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         offloaded = next((name for name, weight in model.named_parameters() if weight.is_meta), "")
@@ -109,13 +109,13 @@ def custom_generate(
     **model_kwargs: Any,
 ) -> Any:
     """The decoding loop that `generate` runs; returns what `generate` returns. Raises UserError for
-    what drafts can't honour, as in `check_call`, or a drafter that does not fit.
+    options that are not supported with drafts (see `check_call`), or for a drafter that does not
+    fit.
 
     Args:
-        drafter: None (plain decoding); else as `decode.load` takes it: a folder or hub id, `auto`,
-            `lookup`, or one already loaded.
-        method: a system by name, as `decode.load` takes it. It drafts; the choice of tokens stays
-            `generate`'s.
+        drafter: None (plain decoding), or as in `decode.load`: a folder or hub id, `auto`,
+            `lookup`, or a loaded drafter.
+        method: a system, as in `decode.load`. It only drafts; `generate` still chooses the tokens.
     """
     given = _find_arguments(model, inspect.currentframe())
     for name in ("assistant_model", "synced_gpus"):

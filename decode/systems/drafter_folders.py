@@ -1,4 +1,5 @@
-"""Drafters as they are typed (`--drafter FOLDER,KIND=FOLDER`), and their kinds. No torch."""
+"""Parses drafter arguments (`--drafter FOLDER,KIND=FOLDER`) and determines their kinds. Does not
+import torch."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def read_drafters(text: str | None) -> tuple[NamedDrafter, ...]:
         elif kind not in ROLES:
             raise UserError(f"--drafter: unknown kind {kind!r}{nearest(kind, ROLES)}")
         if folder in NO_FOLDERS:
-            raise UserError(f"--drafter={folder!r}: give a folder; lookup and plain are --methods")
+            raise UserError(
+                f"--drafter={folder!r}: must be a folder (lookup and plain are methods: --methods)"
+            )
         if kind != AUTOREGRESSIVE:  # which may be any target: a package or a GGUF file too
             check_there(folder)
         found.append(NamedDrafter(folder, kind or None))
@@ -71,14 +74,14 @@ def drafters_by_kind(
         if drafter.kind and (local_path(folder) / "config.json").is_file():
             own = kind_of(folder)
             if (kind in BLOCKS) != (own in BLOCKS) or (kind, own) == (DIFFUSION, AUTOREGRESSIVE):
-                raise UserError(f"--drafter {kind}={folder}: that is a drafter of the kind {own}")
+                raise UserError(f"--drafter {kind}={folder}: that drafter is of kind {own}")
             if kind == VARIABLE_PREFIX != own:
                 note(
                     f"note: {folder} was not trained to continue a drafted prefix "
                     "(recipe=variable_prefix)"
                 )
         if kind in found:
-            both = f"{found[kind]} and {folder} are both of the kind {kind}"
+            both = f"{found[kind]} and {folder} are both of kind {kind}"
             raise UserError(f"--drafter: {both}: use KIND=FOLDER")
         found[kind] = folder
     return found
@@ -160,6 +163,6 @@ def target_for(given: str | None, drafter: str) -> str:
         if not given:
             check_name(named)
     except UserError as error:
-        made = f"drafter {drafter!r} was made for it: --target names another"
+        made = f"drafter {drafter!r} was trained for it; use --target to choose another"
         raise UserError(f"{error}; {made}") from None
     return named

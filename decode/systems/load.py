@@ -1,4 +1,4 @@
-"""`decode.load`: open a target and its drafter, and make a decoder of them."""
+"""`decode.load`: opens a target and its drafter and builds a decoder."""
 
 from __future__ import annotations
 
@@ -58,27 +58,27 @@ def load(
     """Load a target and its drafter as a decoder.
 
     Args:
-        target: hub id, folder, GGUF file or `debug`; or one already loaded.
+        target: hub id, folder, GGUF file or `debug`; or a loaded target.
         drafter: `auto` (the shipped drafter for the default target, `lookup` for others), a trained
-            drafter's folder or hub id, `lookup`, None or `none` (plain decoding), or one already
-            loaded.
+            drafter's folder or hub id, `lookup`, None or `none` (plain decoding), or a loaded
+            drafter.
         verifier: see `Decoder`.
         dtype, device: of the target: float32, bfloat16 or float16; cpu, cuda or cuda:N.
-        draft_tokens: draft at most this many tokens ahead; default: the drafter's own number.
-        tree_nodes: drafted tokens verified per round, as a tree; 0 = a chain. Default: by
+        draft_tokens: maximum number of tokens to draft ahead; default: the drafter's block size.
+        tree_nodes: size of the draft tree verified per round; 0 = a chain. Default: depends on the
             temperature.
-        copying: copy instead of drafting where the text repeats itself. Default: yes with a trained
-            drafter, no with `method`.
-        steps, order: of standalone drafters: passes that unmask a draft, and in which order.
-        drafter_tokenizer: of a standalone drafter with its own vocabulary: hub id or folder.
-        method: a system with its options, `specdiff:steps=4`. `drafter` then names its drafters,
-            FOLDER or KIND=FOLDER,….
-        trust_remote_code: run Python code that comes with these models.
-        template_kwargs, system: variables of the target's chat template, system prompt of
-            conversations that have none.
+        copying: copy instead of drafting where the text repeats itself. Default: True with a
+            trained drafter, False with `method`.
+        steps, order: for standalone drafters: number of denoising passes, and the unmasking order.
+        drafter_tokenizer: for a standalone drafter with its own vocabulary: hub id or folder.
+        method: a system with its options, such as `specdiff:steps=4`. `drafter` then lists its
+            drafters, as FOLDER or KIND=FOLDER,….
+        trust_remote_code: run Python code shipped with the models.
+        template_kwargs, system: variables of the target's chat template, and the system prompt for
+            conversations without one.
 
     Raises:
-        UserError: a file or model that can't be found, read or combined, or a wrong option.
+        UserError: a file or model can't be found, read or combined, or an option is invalid.
     """
     options = GivenDrafter(
         verifier=None if verifier == "auto" else verifier,
@@ -125,7 +125,9 @@ def _make_decoder(
     if not isinstance(target, Target):
         target = load_target(spec, *place, decoding=True, **model)
     elif model["template_kwargs"] or model["system"] is not None:
-        raise UserError("template_kwargs and system belong to load_target: the target is loaded")
+        raise UserError(
+            "pass template_kwargs and system to load_target: the target is already loaded"
+        )
     if note:
         say(note, error=True)
     if given is None or isinstance(given, str):
@@ -159,7 +161,7 @@ def _resolve_drafter(
     if shipped is not None or by_name:
         return shipped, ""
     where = f"at {DEFAULT_DRAFTER}" if is_default(spec) else f"is shipped for {spec}"
-    return LOOKUP, f"note: no drafter {where}: drafting by prompt lookup"
+    return LOOKUP, f"note: no drafter {where}; drafting with prompt lookup"
 
 
 def _choose_by_name(
@@ -185,7 +187,7 @@ def _choose_by_drafter(
     if drafter is None or drafter in NO_FOLDERS:
         check_options(options, trees=False)
         if tokenizer is not None:
-            raise UserError("drafter_tokenizer belongs to a trained drafter, and none is given")
+            raise UserError("drafter_tokenizer needs a trained drafter, and none is given")
         return read_method(LOOKUP if drafter == LOOKUP else PLAIN), {}
     if not isinstance(drafter, str):
         return read_method(DRAFTER), {}

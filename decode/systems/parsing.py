@@ -1,4 +1,4 @@
-"""Methods as they are typed: a system's name with options.
+"""Parses methods: a system's name with options.
 
 specdiff:draft_tokens=16:steps=4          a method: a name, and options after colons
 --methods a,b:key=value,all               several, or every system whose drafters are given
@@ -102,7 +102,7 @@ class MethodList:
             if kind is None:
                 methods.append(read_method(name))
             else:
-                missing.append(f"{name}: no drafter of the kind {kind} (--drafter {kind}=FOLDER)")
+                missing.append(f"{name}: no drafter of kind {kind} (--drafter {kind}=FOLDER)")
         return methods, missing
 
 
@@ -189,7 +189,7 @@ def check_drafters(methods: Sequence[Method], drafters: Mapping[str, Any]) -> No
         kind = find_missing(method.needs, drafters)
         if kind is None:
             continue
-        what = ", and none is shipped for this target" if kind == ANY else f" of the kind {kind}"
+        what = ", and none is shipped for this target" if kind == ANY else f" of kind {kind}"
         name = "FOLDER" if kind == ANY else f"{kind}=FOLDER"
         given = f"; given: {', '.join(drafters)}" if drafters else ""
         raise UserError(f"method {method.name!r} needs a drafter{what} (--drafter {name}{given})")

@@ -27,9 +27,9 @@ VERIFIERS = (
 )  # fmt: skip
 """The keys of `decode.speculation.verifiers.VERIFIERS`."""
 ORDERS = ("left_to_right", "random", "confidence")
-"""In which order masked positions are filled (decode/proposers/diffusion.py)."""
+"""The order in which masked positions are filled (decode/proposers/diffusion.py)."""
 CONTROLLERS = ("fixed", "adl", "cost")
-"""Draft lengths: fixed; DiffuSpec's adaptive one; the one with the most tokens per second."""
+"""How the draft length is chosen: fixed; DiffuSpec's adaptive length; most tokens per second."""
 
 BLOCK, VARIABLE_PREFIX, DIFFUSION, AUTOREGRESSIVE = ROLES = (
     "block",
@@ -194,7 +194,7 @@ class GivenDrafter(DraftingSystem, name=DRAFTER, needs=(ANY,), in_all=False):
 
 
 class Combined(GivenDrafter, name=COMBINED, needs=(ANY,), in_all=False):
-    """the same drafter, copying where the text repeats itself"""
+    """the same drafter plus prompt lookup where the text repeats itself"""
 
     copying: bool = option(True, bool)
 
@@ -207,8 +207,8 @@ class Lookup(DraftingSystem, name=LOOKUP, grid=_TO_16):
 
 
 class Retrieval(CorpusSystem, name="retrieval", grid=_TO_16):
-    """what most often followed the longest earlier occurrence of the ending, in the text or a
-    corpus (arXiv 2411.10666, 2311.08252)"""
+    """copies what most often followed the longest earlier occurrence of the text's ending, in the
+    text or a corpus (arXiv 2411.10666, 2311.08252)"""
 
     draft_tokens: int = count_option(8)
     shortest: int = count_option(2)
@@ -227,7 +227,7 @@ class Autoregressive(
 
 
 class BlockSystem(DraftingSystem, name=BLOCK, needs=(BLOCK,), grid=_TO_16):
-    """the block drafter, a chain, which its confidence head may stop early"""
+    """a chain from the block drafter; its confidence head can stop it early"""
 
     draft_tokens: int | None = count_option()
     confidence: float = option(0.0, float, least=0, most=1)
@@ -236,7 +236,7 @@ class BlockSystem(DraftingSystem, name=BLOCK, needs=(BLOCK,), grid=_TO_16):
 class BlockTree(
     DraftingSystem, name="block_tree", needs=(BLOCK,), grid={"tree_nodes": (3, 5, 8, 16)}
 ):
-    """the block drafter, a tree of its most probable paths"""
+    """a tree of the block drafter's most probable paths"""
 
     draft_tokens: int | None = count_option()
     tree_nodes: int = count_option(5, least=0)
@@ -248,7 +248,7 @@ class SpecDiff(
     needs=(DIFFUSION,),
     grid={**_TO_8, "steps": (1, 2), "tree_nodes": (0, 5)},
 ):
-    """SpecDiff: masks after the text, unmasked in a few steps (arXiv 2408.05636)"""
+    """SpecDiff: masks appended to the text, unmasked in a few steps (arXiv 2408.05636)"""
 
     draft_tokens: int | None = count_option()
     steps: int = count_option(1)
@@ -288,7 +288,7 @@ class DiffuSpec(CorpusSystem, name="diffuspec", needs=(DIFFUSION,), grid=_TO_16)
 class D2SD(
     DraftingSystem, name="d2sd", needs=(BLOCK, VARIABLE_PREFIX), grid={"boundaries": (1, 2, 4)}
 ):
-    """D²SD: a second block drafter drafts again after the first one's likeliest mistakes (arXiv
+    """D²SD: a second block drafter continues after the first one's likeliest mistakes (arXiv
     2606.04446)"""
 
     draft_tokens: int | None = count_option()
@@ -320,8 +320,8 @@ class Double(
 
 
 class Duo(DraftingSystem, name="duo", needs=(AUTOREGRESSIVE,), grid=_TO_8):
-    """DuoDecoding: the smaller model drafts ahead on its own device, as long a draft as pays (arXiv
-    2503.00784)"""
+    """DuoDecoding: the smaller model drafts ahead on its own device; the draft length follows
+    measured costs (arXiv 2503.00784)"""
 
     controller: str = option("cost", str, choices=CONTROLLERS)
     draft_tokens: int = count_option(8)
@@ -331,7 +331,7 @@ class Duo(DraftingSystem, name="duo", needs=(AUTOREGRESSIVE,), grid=_TO_8):
 class Tolerator(
     DraftingSystem, name="tolerator", needs=(DIFFUSION,), grid={**_TO_8, "rounds": (1, 2)}
 ):
-    """Tolerator: drafts are filled in, then masked again in part and refined (arXiv 2510.05090)"""
+    """Tolerator: drafts are filled in, then partly masked again and refined (arXiv 2510.05090)"""
 
     draft_tokens: int | None = count_option()
     steps: int = count_option(1)
@@ -360,7 +360,7 @@ def list_systems() -> str:
             options = [f"{key}={_format(value)}" for key, value in system().own_options.items()]
             lines.append(f"      {', '.join(options)}")
     lines += [
-        f"  all that draft: verifier=auto, controller={'|'.join(CONTROLLERS)} (duo: cost), "
+        f"  all drafting methods: verifier=auto, controller={'|'.join(CONTROLLERS)} (duo: cost), "
         "copying=false (combined: true): where the text repeats itself, copy instead of drafting",
     ]
     return "\n".join(lines)

@@ -1,2 +1,2 @@
-"""Is a pair lossless? Six exact checks on rounds that decoding really ran, and where two outputs
-part."""
+"""Checks losslessness: six exact checks on recorded decoding rounds, and where two outputs
+diverge."""

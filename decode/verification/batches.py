@@ -1,5 +1,5 @@
-"""The requests that are decoded and checked: at every option of a request, at every kind of end,
-over long contexts and texts."""
+"""The requests that are decoded and checked: every request option, every stopping condition, long
+contexts and long texts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Asked:
 
     @property
     def ending(self) -> tuple[tuple[int, ...] | None, int | None, tuple[str, ...]]:
-        """What requests of one call have in common."""
+        """Settings shared by the requests of one call."""
         return self.eos, self.context, self.stop
 
 
@@ -65,8 +65,8 @@ class RequestBatch:
 
 
 def settings(seed: int, common: Sequence[int]) -> list[Sampling]:
-    """Every option of a request at two values or more, and all together. `common`: tokens that the
-    target likes to say."""
+    """Every request option with at least two values, and all options together. `common`: tokens
+    that the target generates often."""
     options: list[JsonObject] = [
         {"temperature": 0.3}, {}, {"temperature": 1.7}, {"top_k": 4}, {"top_k": 50},
         {"top_p": 0.5}, {"top_p": 0.9}, {"min_p": 0.02}, {"min_p": 0.3},

@@ -1,5 +1,4 @@
-"""What `decode.verify` compares with plain decoding: one drafter under several options, or methods
-by their names."""
+"""The cases that `decode.verify` checks: one drafter with several options, or methods by name."""
 
 from __future__ import annotations
 

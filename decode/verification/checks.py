@@ -91,8 +91,8 @@ def _check_logits(
 
 
 def _check_processed(one: RecordedRound, node: int, tally: Tally) -> None:
-    """What the rule received at a node, against transformers' processors over the node's own
-    prefix."""
+    """Compare the distribution that the rule received at a node with transformers' processors
+    applied to the node's prefix."""
     request, row_V = one.request, one.logits_MV[node]
     count, sampling = len(request.asked.prompt), request.asked.sampling
     z_V = scores(
@@ -219,7 +219,8 @@ def _check_rule_decision(one: RecordedRound, u_2: Sequence[float], tally: Tally)
 
 
 def _check_own_decision(one: RecordedRound, u_M: Sequence[float], tally: Tally) -> None:
-    """Where the target chooses its own tokens, and drafts are accepted that equal them."""
+    """Check rounds in which the target chooses its own tokens and accepts drafts that equal
+    them."""
     tokens = [*one.end.accepted, one.end.following]
     for depth, (node, token) in enumerate(zip(one.end.rows, tokens, strict=True)):
         if one.sampling.greedy:

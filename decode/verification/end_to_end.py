@@ -103,7 +103,7 @@ def _is_greedy(prompt: list[int], text: list[int], reference: Reference, tally: 
 
 
 def _generate(reference: Reference, prompt: Sequence[int], new: int) -> list[int]:
-    """What transformers' own `generate` writes at temperature 0."""
+    """The greedy output of transformers' own `generate`."""
     target = reference.target
     tokens_1L = torch.tensor([list(prompt)], device=target.device)
     config = hf.GenerationConfig(

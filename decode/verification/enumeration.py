@@ -93,7 +93,7 @@ class Toy:
 
 @dataclass(frozen=True)
 class RuleCase:
-    """Everything that a drafter may propose, with its probability."""
+    """All possible proposals of a drafter, with their probabilities."""
 
     weight_B: Tensor
     drafts: Drafts

@@ -45,14 +45,14 @@ class VerifyConfig:
         that changes the distribution, a drafter that is not there, or no prompts."""
         if self.methods is not None:
             if self.drafter_tokenizer:
-                raise UserError("--drafter-tokenizer belongs to --drafter alone, not to --methods")
+                raise UserError("--drafter-tokenizer can't be combined with --methods")
             methods = read_methods(self.methods).methods
             for method in methods:
                 if reason := unverifiable(method):
                     raise UserError(reason)
             check_methods(methods, read_drafters(self.drafter), self.target)
         elif self.drafter == "none":
-            what = "--drafter=none drafts nothing, so there is nothing to verify"
+            what = "--drafter=none: there are no drafts to verify"
             raise UserError(f"{what}: name a drafter, or lookup")
         elif self.drafter is not None:
             check_there(self.drafter)

@@ -1,8 +1,8 @@
-"""Records what decoding runs: every round as the verifier received it, and every random number.
+"""Records decoding: every round as the verifier received it, and every random number.
 Recording changes no result.
 
 The recorder replaces attributes of the engine's modules, and torch's random operators, for as long
-as it is entered. Production code knows nothing of it.
+as it is entered. Production code does not depend on it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class RecordedRound:
 
 
 class Recorder:
-    """Within it, everything that a decoder runs is recorded.
+    """Context manager that records everything a decoder runs.
 
     Args:
         asked: the requests, in their order. Every second one is streamed.

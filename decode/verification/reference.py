@@ -179,7 +179,7 @@ def law(scores_V: Tensor, sampling: Sampling) -> Tensor:
 
 
 def interval(weights_V: Tensor, token: int) -> tuple[float, float]:
-    """Which u in [0, 1) draw the token by inverse transform."""
+    """The interval of u in [0, 1) that yields the token by inverse transform sampling."""
     running_V = weights_V.double().cumsum(0)
     total = float(running_V[-1])
     return (float(running_V[token - 1]) if token else 0.0) / total, float(running_V[token]) / total
@@ -206,8 +206,8 @@ def end_of(
     eos: Sequence[int],
     stops: Sequence[str],
 ) -> tuple[int, str, str]:
-    """Where a text of these new tokens ends: how many belong to it, why, and the text, which the
-    tokenizer decodes as a whole."""
+    """Where a text of these new tokens ends: the number of its tokens, the reason, and the text,
+    decoded as a whole."""
     names = getattr(target.tokenizer, "all_special_tokens", ()) if stops else ()
     with_special = [stop for stop in stops if any(name in stop for name in names)]
     spelt, before = "", ""  # the text with its special tokens, and without

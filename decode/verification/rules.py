@@ -73,7 +73,7 @@ def check_rules(
     seeds: int = SEEDS,
     names: Collection[str] = tuple(VERIFIERS),
 ) -> None:
-    """Every exact verifier (of those named) with every kind of drafts that it may have."""
+    """Check every exact verifier (of those named) with every kind of drafts that it accepts."""
     pool = pool_of(rounds)
     for verifier, drafter in pairs():
         if verifier not in names:

@@ -1,5 +1,5 @@
-"""Runs the six checks over a pair: batches of requests are decoded and recorded, and every round is
-checked."""
+"""Runs the six checks on a target and drafter: decodes and records batches of requests, and checks
+every round."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Say = Callable[[str], object]
 
 
 class VerificationRun:
-    """The checks of one pair.
+    """The checks of one target and drafter.
 
     Args:
         own: the target's model as transformers runs it; None = loaded again.
@@ -103,7 +103,9 @@ class VerificationRun:
             decoder = self.cases.open(case)
             with self.tallies["end_to_end"].measure_time() as tally:
                 if drafts_so(decoder.drafter, "by_clock"):
-                    tally.counts["joint laws left out, because drafts depend on the clock"] += 1
+                    tally.counts[
+                        "joint distributions left out, because drafts depend on timing"
+                    ] += 1
                     continue
                 given = (decoder, prompt, self.reference, tally, sampling)
                 end_to_end.check_joint_law(case.name, *given)
@@ -121,13 +123,13 @@ class VerificationRun:
         with self.tallies["randomness"].measure_time() as tally:
             checks.check_decisions(recorder, tally)
             if background:
-                what = "whose drafts' random numbers are not followed"
+                what = "whose draft random numbers are not checked"
                 tally.counts[f"batches drafted in the background, {what}"] += 1
             else:
                 checks.check_randomness(recorder, tally)
             if background or drafts_so(batch.decoder.drafter, "by_clock"):
                 what = "not compared with requests alone"
-                tally.counts[f"batches whose drafts depend on the clock, {what}"] += 1
+                tally.counts[f"batches whose drafts depend on timing, {what}"] += 1
             elif batch.size > 1:
                 self._check_company(recorder, batch, tally)
         with self.tallies["commit"].measure_time() as tally:
@@ -183,8 +185,8 @@ class VerificationRun:
             first = next((pair for pair in pairs if _differ(*pair)), None)
             right = first is not None and self._rounding_alone(*first)
             tally.counts["rounding ties"] += right
-        what = f"request {among.number} writes {b[:12]} alone and {a[:12]} among others"
-        tally.expect("requests alone and among others", right, what)
+        what = f"request {among.number} produces {b[:12]} alone and {a[:12]} in a batch"
+        tally.expect("requests alone and in a batch", right, what)
 
     def _rounding_alone(self, one: RecordedRound, other: RecordedRound) -> bool:
         """Whether two rounds with the same random numbers differ by no more than rounding
@@ -241,8 +243,8 @@ def verify(
         raise UserError(f"no prompt can be answered: {why}")
     tallies = VerificationRun(config, cases, prompts, say, only=only).run()
     if not only and not tallies[-1].counts["tokens drafted"]:
-        what = "nothing was drafted on these prompts, so nothing is shown"
-        raise UserError(f"{what}: take more of them, or longer outputs")
+        what = "nothing was drafted on these prompts, so there is nothing to verify"
+        raise UserError(f"{what}: use more prompts, or longer outputs")
     target = cases.target
     on_cpu = target.device.type == "cpu"
     return tallies, {

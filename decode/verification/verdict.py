@@ -1,5 +1,5 @@
-"""What the checks of `decode.verify` compared and found, as a page and as JSON, and the file that
-replays the first difference."""
+"""Writes the results of `decode.verify` as a page and as JSON, and the file for replaying the first
+difference."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ from specalign.common.schema import JsonObject, read_object
 from specalign.common.text import markdown_text
 
 TITLES = {
-    "rows": "The distribution that verification received is that of a fresh, cache-less forward "
-    "pass, processed by transformers",
-    "proposals": "Drafts are distributed as the q that is reported with them",
-    "rule": "The verifier turns any p and q into exactly p",
+    "rows": "The distribution used in verification equals that of a fresh forward pass without a "
+    "cache, processed by transformers",
+    "proposals": "Drafts follow the distribution q that is reported with them",
+    "rule": "For any p and q, the verifier's output follows exactly p",
     "randomness": "Every random number comes from the request's own generator and is used once",
-    "commit": "The text is prompt, accepted path and next token of each round, and ends where it "
-    "must",
-    "end_to_end": "Greedy text equals plain decoding's and transformers' generate",
+    "commit": "The text consists of the prompt and each round's accepted path and next token, and "
+    "ends where it must",
+    "end_to_end": "Greedy outputs equal those of plain decoding and of transformers' generate",
 }
 """The six checks, in their order."""
 SHOWN = 5
 """Differences of a check that the page lists."""
 NOT_COVERED = (
-    "systems that change the distribution on purpose; the random numbers of drafts that are made "
-    "in the background (everything else of their rounds is compared); the length of drafts that a "
-    "drafter chooses by the clock: any length is exact, and a seed does not repeat it; positions "
-    "beyond the texts that were decoded; other devices, data types and versions than those named "
-    "above"
+    "systems that change the distribution on purpose; the random numbers of drafts made in the "
+    "background (everything else in their rounds is compared); draft lengths chosen by timing "
+    "(every length is exact, but a seed does not reproduce it); positions beyond the decoded "
+    "texts; devices, data types and versions other than those named above"
 )
 
 
@@ -193,7 +192,9 @@ def _section(number: int, tally: Tally) -> list[str]:
 
 def _self_test(tested: Sequence[PlantedBug]) -> list[str]:
     if not tested:
-        return ["`--self-test` plants classic bugs, one at a time: do these checks catch them?"]
+        return [
+            "`--self-test` plants classic bugs, one at a time, to test that the checks catch them."
+        ]
     caught = sum(bool(one.caught) for one in tested)
     lines = [f"## Self-test: {caught} of {len(tested)} planted bugs caught", ""]
     lines += ["| bug | caught by | first difference |", "|---|---|---|"]

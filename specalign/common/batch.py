@@ -78,7 +78,7 @@ class Anchors:
 
 @dataclass
 class Step:
-    """What one process sees in one micro-batch of training.
+    """The data of one process in one training micro-batch.
 
     scale: the sum of its losses times this, averaged over processes and micro-batches, is the
     step's mean loss per anchor. kind: the text's temperature, for validation (`greedy`, `sampling`,

@@ -1,4 +1,4 @@
-"""Checksums of the files of a folder, in a file next to them that other loaders ignore."""
+"""Checksums of a folder's files, in a separate file that other loaders ignore."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
 def write_checksums(folder: Path, names: str = "*.safetensors") -> None:
-    """Of the files in the folder with such names; by default of the weights."""
+    """Write checksums of the files in the folder that match these names; by default of the
+    weights."""
     files = sorted(path for path in folder.glob(names) if path.is_file() and path.name != CHECKSUMS)
     write_json(folder / CHECKSUMS, {path.name: sha256_file(path) for path in files})
 
@@ -33,8 +34,8 @@ def check_checksums(folder: Path) -> None:
     for file, sha256 in _read_checksums(folder).items():
         if file.is_file() and sha256_file(file) != sha256:
             raise UserError(
-                f"{file}: has changed since it was saved; fetch or train it again, or remove "
-                f"{CHECKSUMS} if that was you"
+                f"{file}: has changed since it was saved; fetch or train it again, or delete "
+                f"{CHECKSUMS} if the change is intended"
             )
 
 

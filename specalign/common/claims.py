@@ -1,4 +1,4 @@
-"""One process at a time writes into an output folder."""
+"""Locks an output folder, so that only one process at a time writes to it."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Claim:
             self._lock.acquire()
         except Timeout:
             raise FolderInUse(
-                f"{key}={folder}: another process writes there; wait until it ends, or choose "
-                "another folder"
+                f"{key}={folder}: another process is writing there; wait until it finishes, or "
+                "choose another folder"
             ) from None
         except (OSError, RuntimeError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
@@ -77,7 +77,7 @@ def claim_when_free(folder: Path, key: str, report: Callable[[str], object]) -> 
     before the wait. Raises UserError: the folder can't be written."""
     with suppress(FolderInUse):
         return Claim(folder, key)
-    report(f"note: {key}={folder}: another process writes there; this one waits for it")
+    report(f"note: {key}={folder}: another process is writing there; waiting for it")
     while True:
         with suppress(FolderInUse):
             return Claim(folder, key)

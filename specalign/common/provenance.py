@@ -1,4 +1,4 @@
-"""Where and with what something was made: machine, package versions, commit. Without torch."""
+"""Records how a result was produced: machine, package versions, commit. Does not import torch."""
 
 from __future__ import annotations
 

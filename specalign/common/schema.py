@@ -50,7 +50,7 @@ def parse_json(text: str, where: str) -> Any:
     """The value of a JSON text. Raises UserError for broken JSON, NaN, half a surrogate."""
 
     def refuse(name: str) -> NoReturn:
-        raise ValueError(f"{name} is no number")
+        raise ValueError(f"{name} is not a number")
 
     try:
         value = json.loads(text, parse_constant=refuse)

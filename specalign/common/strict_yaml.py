@@ -1,4 +1,4 @@
-"""YAML without its traps: a SafeLoader that refuses what people write by accident.
+"""A strict YAML SafeLoader that rejects common mistakes.
 
 A key given twice and keys that are not names are errors. Plain scalars are of YAML 1.2's core types
 only: 1e-3 is a number; `yes`, `on`, 010, 1:30 and dates are text.
@@ -44,7 +44,7 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str) or key in result:
-            problem = f"key {key!r} {'stands twice' if isinstance(key, str) else 'is not a name'}"
+            problem = f"key {key!r} {'occurs twice' if isinstance(key, str) else 'is not a name'}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
         result[key] = loader.construct_object(value_node, deep=True)
     return result

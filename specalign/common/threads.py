@@ -1,4 +1,4 @@
-"""How torch's threads wait for one another. To be decided before torch is imported."""
+"""How torch's threads wait for one another. Must be set before torch is imported."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a model's files say before its weights are read: template, tokenizer, quantisation."""
+"""Model folders without their weights: chat template, tokenizer, quantisation."""

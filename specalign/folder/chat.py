@@ -1,4 +1,4 @@
-"""How a target is prompted: its chat template's switches (`enable_thinking`) and system prompt."""
+"""Chat template variables (such as `enable_thinking`) and the system prompt of a target."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Chat:
 
     @property
     def description(self) -> str:
-        """For titles: `enable_thinking=false · system prompt "Be brief."`"""
+        """A short description for titles: `enable_thinking=false · system prompt "Be brief."`"""
         parts = [f"{key}={_format(value)}" for key, value in self.kwargs.items()]
         if self.system is not None:
             parts.append(f"system prompt {json.dumps(cut(self.system, 60), ensure_ascii=False)}")
@@ -100,10 +100,10 @@ class Chat:
         for name, value in others.items():
             if name not in known:
                 raise UserError(
-                    f"template_kwargs: the chat template of target {spec!r} has no switch "
+                    f"template_kwargs: the chat template of target {spec!r} has no variable "
                     f"{short(name)}{nearest(name, known)}"
                 )
-            with in_one_line(f"template_kwargs: {name}={short(value)} is no JSON value"):
+            with in_one_line(f"template_kwargs: {name}={short(value)} is not a JSON value"):
                 json.dumps(value, allow_nan=False)
 
     def _check_system(self, tokenizer: PreTrainedTokenizerBase, spec: str) -> None:
@@ -117,9 +117,9 @@ class Chat:
         try:
             text = render(tokenizer, conversation, self.kwargs, spec)
         except TemplateRefusal as refusal:
-            raise UserError(f"{where} takes no system prompt: {refusal.reason}") from None
+            raise UserError(f"{where} rejects a system prompt: {refusal.reason}") from None
         if _MARK not in text:
-            raise UserError(f"{where} leaves a system prompt out")
+            raise UserError(f"{where} ignores the system prompt")
 
 
 def _format(value: object) -> str:
@@ -142,14 +142,16 @@ def read_kwargs(text: str) -> dict[str, JSON]:
     if text.lstrip().startswith("{"):
         kwargs = _parse(text)
         if not isinstance(kwargs, dict):
-            raise UserError(f"{short(text)} is no JSON object")
+            raise UserError(f"{short(text)} is not a JSON object")
         return kwargs
     key, equals, value = text.partition("=")
     if not equals or not key.isidentifier():
         raise UserError(f"{short(text)} is not key=value (enable_thinking=false)")
     in_json = {"True": "true", "False": "false", "None": "null"}
     if value in in_json:
-        raise UserError(f"{short(text)}: {value} is text here (did you mean {in_json[value]!r}?)")
+        raise UserError(
+            f"{short(text)}: {value} is read as text (did you mean {in_json[value]!r}?)"
+        )
     return {key: _parse(value)}
 
 

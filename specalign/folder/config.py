@@ -1,4 +1,5 @@
-"""What a model's config files say: end-of-text tokens, quantisation, changes to generated text."""
+"""Reads a model's config files: end-of-text tokens, quantisation, settings that change generated
+text."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def end_ids(value: object, where: str) -> set[int]:
     ids = value if isinstance(value, list | tuple) else [value]
     for i in ids:
         if type(i) is not int or i < 0:
-            raise UserError(f"{where}: eos_token_id: {short(i, 40)} is no token's id")
+            raise UserError(f"{where}: eos_token_id: {short(i, 40)} is not a token id")
     return set(ids)
 
 
@@ -63,10 +64,8 @@ def note_settings(
     note = f"note: {spec}: its generation config"
     if ends and of_tokenizer is not None and of_tokenizer not in ends:
         listed = ", ".join(map(str, ends[:8])) + ", …" * (len(ends) > 8)
-        say(
-            f"{note} ends a text at {listed}, and not at the tokenizer's {of_tokenizer}", error=True
-        )
+        say(f"{note} ends texts at {listed}, not at the tokenizer's {of_tokenizer}", error=True)
     values = {key: generation.get(key) for key in _CHANGES}
     found = [f"{k}={short(v, 40)}" for k, v in values.items() if v not in (None, 0, 1)]
     if found:
-        say(f"{note} asks for {', '.join(found)}: not applied here", error=True)
+        say(f"{note} sets {', '.join(found)}, which is not applied", error=True)

@@ -27,7 +27,7 @@ class TemplateRefusal(UserError):
     """A chat template raised an error over a conversation. reason: its message, in one line."""
 
     def __init__(self, spec: str, reason: str) -> None:
-        super().__init__(f"target {spec!r}: its chat template refuses this: {reason}")
+        super().__init__(f"target {spec!r}: its chat template rejects this: {reason}")
         self.reason = reason
 
 
@@ -36,7 +36,7 @@ def check_template_name(tokenizer: PreTrainedTokenizerBase, name: object, spec: 
     templates = tokenizer.chat_template
     start = f"template_kwargs: target {spec!r} has"
     if not isinstance(templates, Mapping):
-        raise UserError(f"{start} one chat template, without a name: omit {TEMPLATE}")
+        raise UserError(f"{start} a single chat template, without a name: omit {TEMPLATE}")
     if name not in templates:
         raise UserError(f"{start} no chat template {short(name)}{nearest(str(name), templates)}")
 

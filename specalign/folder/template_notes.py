@@ -1,4 +1,5 @@
-"""What a chat template adds to a conversation (the date, random choices), and what it leaves out."""
+"""Notes on what a chat template adds to a conversation (the date, random choices) and what it
+leaves out."""
 
 from __future__ import annotations
 
@@ -56,9 +57,9 @@ def note_readings(target: Templated, folder: str = "", date: str | None = None) 
         day = f"{datetime.date.fromisoformat(date):%d %b %Y}" if date else "today's date"
         texts = f"the samples of {folder}" if folder else "prompts"
         switch = f" (its variable {_DATE} sets it)" if _DATE in _source(target) else ""
-        say_once(f"{start} reads the clock; {texts} say {day}{switch}")
+        say_once(f"{start} inserts the date; {texts} use {day}{switch}")
     if draws_at_random(target):
-        say_once(f"{start} draws at random; the draw is the same in all prompts (fixed seed)")
+        say_once(f"{start} uses randomness; its seed is fixed, so all prompts get the same draw")
 
 
 def find_ignored(target: Templated, conversation: Conversation) -> tuple[str, ...]:

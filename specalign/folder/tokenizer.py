@@ -49,8 +49,8 @@ def text_ids(
     of_template = given is not None and name not in given and name in text
     place = "its chat template" if of_template else "the text"
     raise UserError(
-        f"{where}: its tokenizer knows {name!r} as token {beyond}, its embedding has {rows} rows: "
-        f"take that out of {place}"
+        f"{where}: its tokenizer maps {name!r} to token {beyond}, but its embedding has {rows} "
+        f"rows: remove it from {place}"
     )
 
 
@@ -80,12 +80,13 @@ def first_ids(
     first = next((i for i in (tokenizer.bos_token_id, *eos_ids) if i is not None), None)
     if first is None:
         raise UserError(
-            f"{where}: its files name no token that begins a text, and none that ends one"
+            f"{where}: its files define neither a beginning-of-text nor an end-of-text token"
         )
     _check_row(tokenizer, first, rows, where)
     say_once(
-        f"note: {where}: its tokenizer puts nothing in front of a text; whole texts for training "
-        f"begin with {tokenizer.convert_ids_to_tokens(first)!r}, as they need a first token"
+        f"note: {where}: its tokenizer adds no token at the start of a text; whole texts for "
+        f"training begin with {tokenizer.convert_ids_to_tokens(first)!r}, because they need a "
+        "first token"
     )
     return (first,)
 
@@ -94,7 +95,7 @@ def _check_row(tokenizer: PreTrainedTokenizerBase, token: int, rows: int, where:
     if token >= rows:
         name = tokenizer.convert_ids_to_tokens(token)
         raise UserError(
-            f"{where}: its tokenizer begins a text with {name!r}, token {token}, its embedding has "
-            f"{rows} rows: take bos_token out of tokenizer_config.json"
+            f"{where}: its tokenizer begins a text with {name!r}, token {token}, but its "
+            f"embedding has {rows} rows: remove bos_token from tokenizer_config.json"
         )
     return token

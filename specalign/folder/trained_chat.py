@@ -1,5 +1,5 @@
-"""The template switches and system prompt that a drafter was trained with, in a file in its folder;
-published layouts keep their own config.json."""
+"""The template variables and system prompt that a drafter was trained with, stored in a separate
+file in its folder, because published layouts have their own config.json."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def save_chat(folder: Path, chat: Chat) -> None:
 
 
 def read_chat(drafter: str) -> Chat | None:
-    """What a drafter was trained with; None if unknown. Raises UserError: a broken file."""
+    """The chat settings that a drafter was trained with; None if unknown. Raises UserError: a
+    broken file."""
     path = local_path(drafter) / RECORD
     if not path.is_file() and is_hub_id(drafter):
         cached = try_to_load_from_cache(drafter, RECORD)
@@ -59,7 +60,7 @@ def chat_note(drafter: str, now: Chat, tokenizer: PreTrainedTokenizerBase) -> st
         if len(texts) == 1:
             return None
     options = f" ({quote_arguments(trained.arguments).strip()})" if trained else ""
-    plain = "no template switches and no system prompt"
+    plain = "no template variables and no system prompt"
     return (
         f"note: drafter {short(drafter, 200)} was trained with {trained.description or plain}; "
         f"decoding uses {now.description or plain}: fewer drafts may be accepted{options}"

@@ -147,7 +147,7 @@ def _load_model(
         raise UserError(f"{path}: lacks {name!r} of a {architecture} model")
     for name in sorted(key[0] for key in report["mismatched_keys"]):
         raise UserError(
-            f"{path}: {name!r} has another shape than in a {architecture} model with this "
+            f"{path}: {name!r} has a different shape than in a {architecture} model with this "
             f"metadata; {HINT}"
         )
     stored = sum(
@@ -158,8 +158,8 @@ def _load_model(
     built = sum(tensor.numel() for tensor in tensors.values())
     if stored != built:
         raise UserError(
-            f"{path}: holds {stored:,} weights, the {architecture} model built from it {built:,}; "
-            f"{HINT}"
+            f"{path}: contains {stored:,} weights, but the {architecture} model built from it has "
+            f"{built:,}; {HINT}"
         )
     return model, tensors
 

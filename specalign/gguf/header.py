@@ -49,7 +49,7 @@ def gguf_of_folder(folder: Path) -> Path | None:
     paths = [path for path in _gguf_models(folder) if not _LATER_PART.search(path.stem)]
     if len(paths) > 1:
         names = ", ".join(path.name for path in paths)
-        raise UserError(f"{folder}: holds several GGUF models; name one of them: {cut(names, 200)}")
+        raise UserError(f"{folder}: contains several GGUF models; choose one: {cut(names, 200)}")
     return paths[0] if paths else None
 
 
@@ -142,7 +142,7 @@ class _HeaderReader:
             raise ValueError("it does not begin with GGUF")
         version = self.read_number("I")
         if version not in (2, 3):
-            raise ValueError(f"version {version}, supported are 2 and 3")
+            raise ValueError(f"version {version} is not supported (2 and 3 are)")
         tensor_count, value_count = self.read_number("Q"), self.read_number("Q")
         values = {self.read_text(): self.read_value() for _ in range(value_count)}
         stored = [self.read_tensor() for _ in range(tensor_count)]
@@ -218,13 +218,13 @@ def _check_tensors(path: Path, header: Header) -> None:
         end = tensor.start + math.prod(tensor.shape) // elements * block_bytes
         if end > file.stat().st_size:
             raise UserError(
-                f"{file}: truncated: tensor {name!r} ends at byte {end}, the file has "
-                f"{file.stat().st_size}"
+                f"{file}: truncated: tensor {name!r} ends at byte {end}, but the file has "
+                f"{file.stat().st_size} bytes"
             )
 
 
 def _find_contradictions(header: Header) -> Iterator[str]:
-    """What the metadata say and the tensors contradict, or no config can express."""
+    """Metadata that contradict the tensors, or that no config can express."""
     for name in ("block_count", "embedding_length", "context_length"):
         value = header.get(name)
         if type(value) is not int or value < 1:
@@ -234,7 +234,7 @@ def _find_contradictions(header: Header) -> Iterator[str]:
         yield f"{_shown(header, 'block_count')}: has tensors of {len(layers)} layers"
     tensor = header.tensors.get(EMBEDDING)
     if tensor is None or len(tensor.shape) != 2:
-        yield f"has no two-dimensional tensor {EMBEDDING!r}, so it holds no model"
+        yield f"has no two-dimensional tensor {EMBEDDING!r}, so it does not contain a model"
         return
     rows, width = tensor.shape
     if header.get("embedding_length") != width:
@@ -261,7 +261,7 @@ def _shown(header: Header, name: str) -> str:
 
 
 def rope_scale(header: Header) -> float:
-    """What positions are divided by; files of 2023 have another key."""
+    """The factor by which positions are divided; files from 2023 use another key."""
     scale = header.get("rope.scaling.factor")
     if scale is None:
         scale = header.get("rope.scale_linear")

@@ -1,1 +1,2 @@
-"""Products and layers for few rows on a CPU, in C: no model and no recipe is known here."""
+"""C kernels for matrix products and layers with few rows on a CPU. Independent of models and
+recipes."""

@@ -35,7 +35,7 @@ def fused_on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:  # of Dynamo, Inductor, Triton or the compiler that it calls
             compiled = function
             why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            warnings.warn(f"not fused on this GPU, and slower: {why[:160]}", stacklevel=2)
+            warnings.warn(f"not fused on this GPU, and therefore slower: {why[:160]}", stacklevel=2)
             return function(first, *others)
 
     return run

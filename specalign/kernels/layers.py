@@ -95,7 +95,7 @@ class Convolution:
 
 @dataclass
 class Weights:
-    """One layer's: matrices, norms (width,) or None, and convolutions, all contiguous."""
+    """One layer's weights: matrices, norms (width,) or None, and convolutions, all contiguous."""
 
     q: Matrix
     k: Matrix
@@ -113,9 +113,9 @@ class Weights:
 
 
 class Memory:
-    """Keys and values of one request in each layer: views (1, kv_heads, capacity, head_width) of one
-    shape, fp32. The first `turned` keys stand once more in `columns`, `TILE` side by side, which is
-    fastest for few rows."""
+    """Keys and values of one request in each layer: views (1, kv_heads, capacity, head_width) of
+    one shape, fp32. The first `turned` keys stand once more in `columns`, `TILE` side by side,
+    which is fastest for few rows."""
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         self._held = [t.detach() for t in (*keys, *values)]
@@ -197,7 +197,7 @@ class LayerStack:
             self.fields.state_norm = self._vector(norm, self.width)
         self.library = rows_library()
         if self.library.layers_layout() != _LAYOUT:
-            raise ValueError("the library was compiled from other files: make setup")
+            raise ValueError("the library was compiled from different sources: run make setup")
 
     def _layer(self, weights: Weights) -> _Layer:
         found, width, inner, head = _Layer(), self.width, self.inner, self.head_width

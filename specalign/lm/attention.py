@@ -37,7 +37,8 @@ def block_mask(
 
 
 def visible_mask(see_LL: Tensor | None, length: int, past: int, device: torch.device) -> Tensor:
-    """What each of `length` tokens sees, bool (L, past + L): the past, each other by `see_LL`."""
+    """The attention mask of `length` tokens, bool (L, past + L): the past, and each other by
+    `see_LL`."""
     see_LS = torch.ones(length, past + length, dtype=torch.bool, device=device)
     if see_LL is None:
         return see_LS.tril_(past)
@@ -55,7 +56,8 @@ def laid_out(see_LS: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
 
 
 def clean_then_noisy(clean: int, noisy: int, device: torch.device) -> Tensor:
-    """What clean tokens (causal) and a noisy block after them (all) see, bool (L, L)."""
+    """The attention mask of clean tokens (causal) and a noisy block after them (full), bool (L,
+    L)."""
     see_LL = torch.ones(clean + noisy, clean + noisy, dtype=torch.bool, device=device).tril()
     see_LL[clean:] = True
     return see_LL
@@ -137,7 +139,7 @@ def attend(
         raise UserError(f"attention backend {backend!r} is unknown{nearest(backend, BACKENDS)}")
     starts = None if mask is None else segment_starts(mask)
     if reason := _flash_refusal(query, starts is None and mask is not None):
-        raise UserError(f"attention backend 'flash_attn' {reason}; 'sdpa' does it")
+        raise UserError(f"attention backend 'flash_attn' {reason}; use 'sdpa'")
     import flash_attn  # an optional dependency
 
     inputs = [t.transpose(1, 2) for t in (query, key, value)]
@@ -150,8 +152,8 @@ def attend(
 
 
 def segment_starts(mask: Tensor) -> Tensor | None:
-    """Where the segments of a block-diagonal mask, bool (B, 1, L, L), begin (packed documents):
-    int32, cumulative over the concatenated rows, the end included. None = another kind of mask."""
+    """The starts of the segments (packed documents) of a block-diagonal mask, bool (B, 1, L, L):
+    int32, cumulative over the concatenated rows, including the end. None = another kind of mask."""
     if mask.dtype != torch.bool or mask.dim() != 4 or mask.shape[1:3] != (1, mask.shape[3]):
         return None
     see_BLL = mask[:, 0]
@@ -171,4 +173,4 @@ def _flash_refusal(query: Tensor, masked: bool) -> str:
         return f"needs a GPU, not {query.device.type}"
     if query.dtype not in (torch.float16, torch.bfloat16):
         return f"computes in float16 or bfloat16, not {str(query.dtype).removeprefix('torch.')}"
-    return "takes block-diagonal masks only" if masked else ""
+    return "supports block-diagonal masks only" if masked else ""

@@ -126,7 +126,8 @@ class FrozenModel:
     def overridden(
         self, eos_ids: tuple[int, ...] | None, context_limit: int | None
     ) -> Iterator[None]:
-        """Within it, it has these ends of text and this context; None = its own."""
+        """Context manager that overrides the end-of-text tokens and the context limit; None =
+        unchanged."""
         own = self.eos_ids, self.context_limit
         self.eos_ids = own[0] if eos_ids is None else eos_ids
         self.context_limit = own[1] if context_limit is None else context_limit
@@ -141,12 +142,12 @@ class FrozenModel:
 
     @property
     def dtype_name(self) -> str:
-        """As `load_target` takes it."""
+        """The dtype's name, as in `load_target`."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
     def attention(self) -> str:
-        """Which attention it runs, in words."""
+        """A description of the attention in use."""
         if not self.anatomy.attends:
             return "none"
         return "grouped" if self.anatomy.ours else "its own, eager"
@@ -207,8 +208,8 @@ class FrozenModel:
         return reads_clock(self)
 
     def chat_tokens(self, prompt: str | Sequence[JsonObject] | Conversation) -> list[int]:
-        """A user's text, messages or a conversation as tokens, up to where the answer begins; a base
-        model gets the plain text after its BOS. Raises UserError for malformed messages, or a
+        """A user's text, messages or a conversation as tokens, up to where the answer begins; a
+        base model gets the plain text after its BOS. Raises UserError for malformed messages, or a
         conversation that the chat template refuses."""
         conversation = as_conversation(prompt)
         ids = chat_ids(self.tokenizer, conversation, self.chat, len(self.embedding_VD), self.spec)

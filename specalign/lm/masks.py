@@ -129,7 +129,8 @@ _CURRENT: ContextVar[Layout | Together | None] = ContextVar("layout", default=No
 
 @contextmanager
 def laid(layout: Layout | Together) -> Iterator[None]:
-    """Within it, models with the attention of `specalign.lm.masks` attend by this layout."""
+    """Context manager in which models with the attention of `specalign.lm.masks` use this
+    layout."""
     token = _CURRENT.set(layout)
     try:
         yield

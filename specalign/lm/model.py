@@ -76,14 +76,14 @@ class Target(FrozenModel):
             taps: layers whose outputs are wanted; that of layer i is `hidden_states[i + 1]`.
             logits: False skips the head.
 
-        Raises ValueError if the cache has no room, UserError for branches of a target with recurrent
-        states.
+        Raises ValueError if the cache has no room, UserError for branches of a target with
+        recurrent states.
         """
         if cache is None or cache.recurrence is None:
             states = self._states(tokens_BL, cache, positions_BL, mask, see_LL, taps)
         elif see_LL is not None and not torch.equal(see_LL, torch.ones_like(see_LL).tril()):
             raise UserError(
-                f"target {self.spec!r} has recurrent states: drafts may not branch (tree_nodes=0)"
+                f"target {self.spec!r} has recurrent states: drafts can't branch (use tree_nodes=0)"
             )
         elif cache.slots_B is not None:
             states = self._states(tokens_BL, cache, positions_BL, mask, None, taps)

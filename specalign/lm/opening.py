@@ -47,11 +47,10 @@ def _opener(config: PreTrainedConfig, spec: str) -> Opener:
     what = f"target {spec!r}: architecture {config.model_type!r}"
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(
-            f"{what} is an encoder and a decoder: it continues no text; decoders alone can be "
-            "targets"
+            f"{what} is an encoder-decoder model; only decoder-only models can be targets"
         )
     if type(config) not in modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING:
-        raise UserError(f"{what} is no language model that writes text from left to right")
+        raise UserError(f"{what} is not a left-to-right language model")
     return AutoModelForMultimodalLM
 
 
@@ -72,13 +71,13 @@ def load_weights(
     lacking = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
     if lacking:  # transformers would go on with random numbers in their place
         raise UserError(
-            f"target {spec!r}: its checkpoint lacks {lacking[0]!r}, or has it in another "
+            f"target {spec!r}: its checkpoint lacks {lacking[0]!r}, or has it in a different "
             f"shape{_count_more(lacking)}"
         )
     if surplus := sorted(found["unexpected_keys"]):
         say(
-            f"note: {spec}: its checkpoint holds weights that the network has not, and that are "
-            f"left out: {surplus[0]!r}{_count_more(surplus)}",
+            f"note: {spec}: ignoring weights in its checkpoint that the network does not have: "
+            f"{surplus[0]!r}{_count_more(surplus)}",
             error=True,
         )
     there = model.device.type == place.type and place.index in (None, model.device.index)
@@ -122,8 +121,8 @@ def check_asked(what: str, spec: str | Path, error: Exception) -> None:
     """Raises UserError where the error asks for trust_remote_code."""
     if "trust_remote_code" in str(error):
         raise UserError(
-            f"{what} {str(spec)!r} comes with custom Python code, which is not run unless you "
-            "ask for it: read it, then give --trust-remote-code (of recipes: "
+            f"{what} {str(spec)!r} needs custom Python code, which is not run by default: review "
+            "it, then pass --trust-remote-code (in recipes: "
             "target.trust_remote_code=true)"
         ) from None
 

@@ -26,7 +26,7 @@ from specalign.lm.names import ModelSource
 
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 """The largest difference that is rounding, in standard deviations of the logits."""
-_CUSTOM_CACHE = "it keeps its past in a custom cache class"
+_CUSTOM_CACHE = "it uses a custom cache class"
 _UNSUPPORTED = {
     "doge": "it selects keys by the number of tokens in a forward pass",
     "minimax": _CUSTOM_CACHE,
@@ -64,11 +64,11 @@ def _check_supported(model: PreTrainedModel, spec: str) -> None:
     if kind in _UNSUPPORTED:
         reason = f"architecture {kind!r} is not supported: {_UNSUPPORTED[kind]}"
     elif model.dtype not in _TOLERANCE:
-        reason = f"its weights are {_name(model)}; float32, bfloat16 and float16 are run"
+        reason = f"its weights are {_name(model)}; only float32, bfloat16 and float16 are supported"
     elif any("quantized.dynamic" in type(part).__module__ for part in model.modules()):
         reason = (  # one scale for all rows of a pass
-            "it is quantised by torch.ao.quantization, so drafts would change the text; give the "
-            "model as it was before"
+            "it is quantised by torch.ao.quantization, so drafts would change the text; use the "
+            "unquantised model"
         )
     if reason:
         raise UserError(f"target {spec!r}: {reason}")
@@ -76,7 +76,8 @@ def _check_supported(model: PreTrainedModel, spec: str) -> None:
 
 @contextmanager
 def _choosing_few(model: PreTrainedModel) -> Iterator[None]:
-    """Within it, indexers select fewer keys than the proof has tokens (16 bits would tie)."""
+    """Context manager in which indexers select fewer keys than the proof has tokens (16 bits would
+    tie)."""
     modules: list[Any] = list(model.modules())
     indexers = [m for m in modules if isinstance(getattr(m, "index_topk", None), int)]
     own = [m.index_topk for m in indexers]
@@ -91,7 +92,7 @@ def _choosing_few(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _run_own(model: PreTrainedModel, tokenizer: Tokenizer, spec: str) -> OwnOutput:
-    """What the model computes by itself. Raises UserError where it does not run, or writes NaN."""
+    """The model's own output. Raises UserError if it does not run or produces NaN."""
     try:
         own = own_output(model, tokenizer)
     except Exception as error:  # a model's failures have no common class
@@ -101,7 +102,7 @@ def _run_own(model: PreTrainedModel, tokenizer: Tokenizer, spec: str) -> OwnOutp
     if bool((own.logits_LV.isnan() | (own.logits_LV == torch.inf)).any()):
         raise UserError(
             f"target {spec!r}: its logits are NaN or infinite: its weights are damaged, or "
-            f"{_name(model)} is too narrow for them (then: dtype float32)"
+            f"{_name(model)} is too narrow for them (if so, use dtype float32)"
         )
     return own
 
@@ -153,7 +154,7 @@ def _find_form(model: PreTrainedModel, own: OwnOutput) -> LogitForm:
     rounding = 1e-4 if model.dtype == torch.float32 else 0.03
     if error(best) > rounding * float(own.written_LV.abs().max()):
         raise NotImplementedError(
-            "its logits are not its head's product, scaled or capped as its config says"
+            "its logits are not its head's output, scaled or capped as its config says"
         )
     return best
 
@@ -171,7 +172,7 @@ def _difference(target: Target, own: OwnOutput) -> str:
         found = _after_rejection(target, own)
         if found > most / 10:  # the same sums twice: hardly any rounding
             return (
-                f"a rejected draft changes the logits behind it by {found:.2g} standard "
+                f"a rejected draft changes later logits by {found:.2g} standard "
                 "deviations: it keeps a state outside its cache"
             )
         target.restrict(stepwise=_in_pieces(target, own, False, torch.float32) > most)
@@ -179,7 +180,7 @@ def _difference(target: Target, own: OwnOutput) -> str:
         found = _in_pieces(target, own, False, dtype)
         if found > most:
             return (
-                f"through a cache its logits differ from the model's own by {found:.2g} standard "
+                f"with a cache, its logits differ from the model's own by {found:.2g} standard "
                 "deviations"
             )
     if target.together:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class LayerShape(NamedTuple):
-    """What a layer caches per token: heads, widths of key and value, and of an indexer's key."""
+    """The shape of what a layer caches per token: heads, widths of key and value, and of an
+    indexer's key."""
 
     heads: int
     key: int

@@ -226,7 +226,7 @@ class BlockDrafter(nn.Module):
         return self.confidence(hidden_BAKD.detach(), inputs.to(hidden_BAKD.dtype)).float()
 
     def confidence_inputs(self, previous: Tensor) -> Tensor:
-        """What the confidence head reads of the previous tokens, (…) → (…, w), constants."""
+        """The confidence head's inputs from the previous tokens, (…) → (…, w), constants."""
         kind = self.config.confidence_input
         if kind == "markov":
             assert isinstance(self.markov, VanillaHead)

@@ -185,7 +185,7 @@ class BlockLayer(nn.Module):
         return x + (self.mlp(normed) if self.mlp_conv is None else self.mlp_conv(normed, self.mlp))
 
     def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> KeysValues:
-        """Of a context, (…, L, D) → (…, Hkv, L, d) each."""
+        """Keys and values of a context, (…, L, D) → (…, Hkv, L, d) each."""
         return self.self_attn.keys_values(x, cos, sin)
 
 

@@ -202,7 +202,7 @@ def family_of(config: Mapping[str, Any], spec: str) -> Family:
         kinds = {f.model_type for f in FAMILIES.values()}
         raise UserError(
             f"{spec}: config.json has model_type={kind!r}, architectures={named}: not a "
-            f"masked-diffusion family that is supported{nearest(str(kind), kinds)}"
+            f"supported masked-diffusion family{nearest(str(kind), kinds)}"
         )
     family = next((f for f in fitting if f.published_as(spec)), fitting[0])
     for key, value in family.fixed.items():

@@ -13,7 +13,7 @@ from specalign.common.text import short
 
 Message = JsonObject
 """role: system, developer, user, assistant or tool. content: a string, "" if there is none. Keys
-that chat templates read (tool_calls, tool_call_id, name, reasoning_content) are kept."""
+used by chat templates (tool_calls, tool_call_id, name, reasoning_content) are kept."""
 
 ROLES = {
     "system": "system sys",
@@ -23,7 +23,7 @@ ROLES = {
     "function_call tool_call",
     "tool": "tool function ipython observation tool_response tool_result function_response",
 }
-"""Spellings in data sets by the role that chat templates know."""
+"""Role names used in data sets, by the corresponding chat template role."""
 ROLE_OF = {spelling: role for role, spellings in ROLES.items() for spelling in spellings.split()}
 
 
@@ -45,7 +45,7 @@ class UnusableRow(ValueError):
 
 
 class UnknownRole(UnusableRow):
-    """A row with a message whose role no chat template knows."""
+    """A row with a message whose role is unknown to chat templates."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def read_messages(values: Iterable[object]) -> list[Message]:
 
 def _read_message(value: Mapping[str, object], role: str) -> Message:
     if any(value.get(key) for key in _MEDIA_KEYS):
-        raise UnusableRow("with parts that are no text (images, sound)")
+        raise UnusableRow("with parts that are not text (images, audio)")
     message: Message = {"role": role, "content": read_text_parts(_first(value, CONTENT_KEYS))}
     for key in _COPIED_KEYS:
         if value.get(key) not in (None, "", []):
@@ -179,7 +179,7 @@ def read_text_parts(content: object) -> str:
         return ""
     parts = [content] if isinstance(content, dict) else content
     if not isinstance(parts, list):
-        raise UnusableRow("with content that is no text")
+        raise UnusableRow("with content that is not text")
     texts = []
     for part in parts:
         text = part
@@ -188,7 +188,7 @@ def read_text_parts(content: object) -> str:
         if isinstance(text, str):
             texts.append(text)
         elif part is not None:
-            raise UnusableRow("with parts that are no text (images, sound)")
+            raise UnusableRow("with parts that are not text (images, audio)")
     return "\n".join(texts)
 
 

@@ -55,14 +55,14 @@ def read_prompt_rows(
     reasons = _join_counts(skipped, "{count} {name}")
     if not found:
         if not number:
-            raise UserError(f"{where} holds no rows")
+            raise UserError(f"{where} contains no rows")
         raise UserError(f"{where}: {_explain_failure([*all_columns], reasons, column, column_key)}")
     notes = []
     if skipped:
         notes.append(f"{skipped.total()} of {plural(number, 'row')} skipped ({reasons})")
     if answered:
         ending = plural(answered, "row")
-        notes.append(f"the answers that end {ending} are left out: the target writes its own")
+        notes.append(f"the final answers of {ending} are dropped: the target generates its own")
     if later_turns:
         turns = plural(later_turns, "later turn")
         notes.append(f"{turns} left out (a list of messages keeps them)")
@@ -88,4 +88,4 @@ def _explain_failure(columns: list[str], reasons: str, column: str | None, colum
     if columns and column is None and not known:
         return f"no prompt among its columns ({listed}) ({column_key} chooses one)"
     columns_note = f"; its columns: {listed}" if columns else ""
-    return f"no row holds a prompt ({reasons}){columns_note}"
+    return f"no row contains a prompt ({reasons}){columns_note}"

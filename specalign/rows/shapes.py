@@ -93,7 +93,7 @@ def parse_row(row: object, column: str | None = None) -> ParsedRow:
     if isinstance(row, str | list):
         row = {"prompt": row}
     if not isinstance(row, dict):
-        raise UnusableRow(f"that are no text and no object but {type(row).__name__}")
+        raise UnusableRow(f"that are {type(row).__name__}, neither text nor an object")
     row = {str(name): value for name, value in row.items() if not _is_empty(value)}
     if column is not None:
         return _parse_column(row, column, chosen=True)
@@ -184,7 +184,9 @@ def _check_messages(messages: list[Message]) -> None:
     try:
         "".join(message["content"] for message in messages).encode()
     except UnicodeEncodeError:
-        raise UnusableRow("with text that is no Unicode (half of a surrogate pair)") from None
+        raise UnusableRow(
+            "with text that is not valid Unicode (half of a surrogate pair)"
+        ) from None
 
 
 def _finish(

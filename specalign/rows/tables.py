@@ -76,7 +76,7 @@ def check_plain_text(path: Path) -> None:
     first = next((line.strip() for line in read_lines(path) if line.strip()), "")
     if first == "[" or isinstance(decode_json(first), dict):
         suffix = ".json" if first == "[" else ".jsonl"
-        raise UserError(f"{path}: holds JSON; rename it to {suffix} to have its rows read")
+        raise UserError(f"{path}: contains JSON; rename it to {suffix} to read its rows")
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
@@ -94,13 +94,13 @@ def _read_csv(path: Path) -> Iterator[Row]:
                 continue
             if any(fields[len(names) :]):
                 raise UserError(
-                    f"{path}, line {reader.line_num}: {len(fields)} fields, and its header names "
-                    f"{len(names)}: quote a field that holds {delimiter!r}"
+                    f"{path}, line {reader.line_num}: {len(fields)} fields, but the header has "
+                    f"{len(names)}: quote fields that contain {delimiter!r}"
                 )
             yield {name: field for name, field in zip(names, fields, strict=False) if name}
     except csv.Error as error:
         where = f"{path}, line {reader.line_num}"
-        raise UserError(f"{where}: not CSV that can be read ({error})") from None
+        raise UserError(f"{where}: invalid CSV ({error})") from None
 
 
 def _find_delimiter(header: str) -> str:
@@ -163,7 +163,7 @@ def _parse(text: str, path: Path, line: int) -> Row:
         why = f"{error.msg.removesuffix(' at')} at column {error.colno}"
         raise UserError(f"{place}: not JSON ({why})") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}, line {line}: not JSON that can be read ({error})") from None
+        raise UserError(f"{path}, line {line}: invalid JSON ({error})") from None
 
 
 def find_rows(
@@ -187,7 +187,7 @@ def find_rows(
     if len(tables) > 1 and key != under:
         option = f", or choose one ({under_key})" if under_key else ""
         raise UserError(
-            f"{where}: holds rows under several keys ({', '.join(tables)}): keep one of "
+            f"{where}: contains rows under several keys ({', '.join(tables)}): keep one of "
             f"them{option}"
         )
     known = split_of(Path(under or ""))

@@ -36,7 +36,7 @@ def test_one_command_says_what_it_writes_and_refuses_other_keys_afterwards(
     out, err = capsys.readouterr()
     first = err.splitlines()[0]
     assert first.startswith(f"{output}/data lacks data: the target writes 2 samples, 2 at a time")
-    assert "(data.write=never refuses)" in first and "texts left out: " in out
+    assert "(data.write=never fails instead)" in first and "texts left out: " in out
     assert re.search(r"/python[\d.]* -m decode.eval --suite builtin --target debug --drafter ", out)
     before = (output / "recipe.yaml").read_bytes()
     with pytest.raises(SystemExit):
@@ -44,5 +44,5 @@ def test_one_command_says_what_it_writes_and_refuses_other_keys_afterwards(
     assert "other keys (trainer.learning_rate=0.0008 there, 0.01 now)" in capsys.readouterr().err
     assert (output / "recipe.yaml").read_bytes() == before
     main([*words, "trainer.log_every=3"])  # which changes no weight
-    assert f"{output} is finished (1 steps), nothing to train" in capsys.readouterr().err
+    assert f"{output} is already finished (1 steps); " in capsys.readouterr().err
     assert json.loads((output / "data/manifest.json").read_text())["samples"] == 2

@@ -60,14 +60,14 @@ EVAL = [
         "suite 'math500' is unavailable from the hub's HuggingFaceH4/MATH-500",
     ),
     (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
-    (["--prompts", "empty.jsonl"], "--prompts='empty.jsonl' holds no rows"),
+    (["--prompts", "empty.jsonl"], "--prompts='empty.jsonl' contains no rows"),
     (["--prompts", "bad.jsonl"], "bad.jsonl, line 2: not JSON"),
     (
         ["--prompts", "object.json"],
         "no prompt among its columns (a) (--prompts-column chooses one)",
     ),
-    (["--prompts", "null.jsonl"], "no row holds a prompt (1 without a user's text)"),
-    (["--prompts", "wide.csv"], "wide: 1 of 1 prompt, which this target can't take"),
+    (["--prompts", "null.jsonl"], "no row contains a prompt (1 without a user's text)"),
+    (["--prompts", "wide.csv"], "wide: 1 of 1 prompt can't be used with this target"),
     (["--prompts", "ok.txt", "--data-dir", "data"], "two sources of prompts"),
     (["--prompts", "ok.txt", "--threads", "100000"], "argument --threads: '100000' is more than"),
     (["--prompts", "long.txt"], "no prompt can be answered"),
@@ -94,7 +94,7 @@ EVAL = [
     (["--out", "file/inside"], "can't be written"),
     (["--out", "empty_run"], "holds other files (notes.txt): choose another folder"),
     (["--out", "old"], "run.json: not readable JSON"),
-    (["--out", "bare"], "holds a measurement under other settings"),
+    (["--out", "bare"], "contains a measurement with other settings"),
 ]
 REPORT = [
     (["nowhere"], "nowhere: no such folder"),

@@ -31,7 +31,7 @@ def test_transformers_reads_a_fresh_export_and_one_that_was_written(
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--engine", "transfomers"], "is no URL and none of them.*transformers"),
+        (["--engine", "transfomers"], "is neither a URL nor a known engine.*transformers"),
         (
             ["--engine", "vllm"],
             r"http://127.0.0.1:1/v1/models: no answer .* is the server up.*vllm serve",

@@ -1,2 +1,2 @@
-"""Training over several processes: DDP, FSDP2, DeepSpeed's ZeRO, and the end of all where one of
-them dies or hangs."""
+"""Training over several processes: DDP, FSDP2, DeepSpeed's ZeRO, and shutdown of all processes if
+one of them dies or hangs."""

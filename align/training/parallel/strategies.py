@@ -1,4 +1,4 @@
-"""Strategies of Lightning: DDP, FSDP2, and DeepSpeed's ZeRO, which no other file knows."""
+"""Lightning strategies: DDP, FSDP2 and DeepSpeed's ZeRO. Only this file imports DeepSpeed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _import_deepspeed() -> Any:
 
 
 class Zero(DeepSpeedStrategy):
-    """DeepSpeed's ZeRO, also with gloo on CPUs, which Lightning refuses."""
+    """DeepSpeed's ZeRO, also with gloo on CPUs, which Lightning does not support."""
 
     def setup_environment(self) -> None:
         if not _on_cpu():

@@ -1,1 +1,1 @@
-"""What a target is made of, found by looking at its modules and by running them."""
+"""Inspects a target's architecture by examining its modules and by running them."""

@@ -124,7 +124,7 @@ def inspect_model(model: PreTrainedModel, body: PreTrainedModel) -> Anatomy:
     states = [isinstance(layer, LinearAttentionLayer) for layer in cache.layers]
     recurrent = any(states)
     if not recurrent and all(shape is None for shape in shapes):
-        raise NotImplementedError("it keeps nothing in a cache")
+        raise NotImplementedError("it does not use a cache")
     by_blocks = _BY_BLOCKS in kinds
     alibi = config.model_type in ("bloom", "mpt") or bool(getattr(config, "alibi", False))
     # GPT-Neo's local layers select cache entries, not positions
@@ -153,7 +153,7 @@ def find_body(model: PreTrainedModel) -> Any:
     if body is model or not isinstance(body, PreTrainedModel):
         inner = [child for child in model.children() if isinstance(child, PreTrainedModel)]
         if not inner:
-            raise NotImplementedError("it has no decoder apart from its head")
+            raise NotImplementedError("its decoder can't be separated from its head")
         body = inner[0]
     if body.get_output_embeddings() is not None:  # a causal LM in a wrapper
         return find_body(body)

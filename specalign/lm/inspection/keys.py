@@ -122,11 +122,11 @@ def _find_rotaries(target: Target) -> list[RotaryTable | str]:
         at_start = _run_layers(target, 0, inputs)
         moved = {p: _run_layers(target, p, inputs) for p in _POSITIONS if p < target.context_limit}
     except Exception:  # layers that are called in another way fail in many ways
-        return ["its layers are called in a way of their own"] * target.num_layers
+        return ["its layers have a non-standard call signature"] * target.num_layers
     found: list[RotaryTable | str] = []
     for i, pair in enumerate(at_start):
         others = {p: pairs[i] for p, pairs in moved.items()}
-        found.append("it caches no keys" if pair is None else _match(target, pair, others))
+        found.append("it does not cache keys" if pair is None else _match(target, pair, others))
     return found
 
 
@@ -138,7 +138,7 @@ def _match(
     others = {position: pair for position, pair in moved.items() if pair is not None}
     tolerance = _TOLERANCE[target.dtype]
     if max(_distance(values, pair[1]) for pair in others.values()) > tolerance:
-        return "what it keeps as values changes with the position, as compressed ones do"
+        return "its cached values depend on the position, as compressed ones do"
 
     def error(rotary: RotaryTable) -> float:
         return max(_distance(rotary.rotate_at(keys, p), pair[0]) for p, pair in others.items())
@@ -146,7 +146,7 @@ def _match(
     best = min(_candidates(target, keys.shape[-1]), key=error)
     if error(best) < tolerance:
         return best
-    return "its keys at two positions differ by no rotation that is known"
+    return "its keys at two positions do not differ by a known rotation"
 
 
 def _distance(one: Tensor, other: Tensor) -> float:

@@ -25,9 +25,8 @@ LENGTH, CUT = 14, 9
 
 @dataclass(frozen=True)
 class OwnOutput:
-    """What the model computes by itself.
-
-    head_input_LD: the decoder's last states. never_V: tokens that the model never writes.
+    """The model's own output. head_input_LD: the decoder's last states. never_V: tokens that the
+    model never writes.
     read_past: layers whose weights are read without calling them, without the head.
     """
 
@@ -77,8 +76,8 @@ def own_output(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Ow
             hook.remove()
     logits_LV, never_V = over_the_head(torch.cat(logits), len(head.weight))
     if read[0].shape[-1] != states[0].shape[-1]:
-        widths = f"of width {read[0].shape[-1]}, its layers write {states[0].shape[-1]}"
-        raise NotImplementedError(f"its head reads states {widths}")
+        widths = f"of width {read[0].shape[-1]}, its layers output {states[0].shape[-1]}"
+        raise NotImplementedError(f"its head expects states {widths}")
     if [x.shape for x in states] == [x.shape for x in read]:  # else scaled before (MiniCPM3)
         read = [x.to(y.dtype) for x, y in zip(states, read, strict=True)]
     hidden_LD = torch.cat([x[0] if x.dim() == 3 else x for x in read])

@@ -42,7 +42,7 @@ _LAST_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f", 
 
 
 def embedding_scale(target: Target) -> float:
-    """What the model multiplies embeddings by inside its embedding module (Gemma)."""
+    """The factor that the model applies to embeddings inside its embedding module (Gemma)."""
     scale = getattr(target.model.get_input_embeddings(), "embed_scale", None)
     return 1.0 if scale is None else float(scale)
 
@@ -159,12 +159,12 @@ def text_model(target: Target) -> TextModel:
         return TextModel(type(model).__name__, config, dict(model.state_dict()), embedding, head)
     base = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     if base is None:
-        raise NotImplementedError(f"transformers has no {config.model_type} of its text alone")
+        raise NotImplementedError(f"transformers has no text-only {config.model_type}")
     with torch.device("meta"):
         empty = getattr(transformers, base)(config)
     body = find_body(empty)
     if type(body) is not type(target.body):
-        raise NotImplementedError(f"{base} of its text alone is built in another way")
+        raise NotImplementedError(f"the text-only {base} is built differently")
     embedding, head = embedding_names(empty)
     inside = _name(empty, body).removesuffix("weight")
     tensors = {f"{inside}{name}": tensor for name, tensor in target.body.state_dict().items()}

@@ -89,7 +89,7 @@ def test_a_device_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
     """Lines are added to it while training runs; a pipe would be waited for."""
     name = "metrics.csv"
     (tmp_path / name).symlink_to("/dev/null")
-    with pytest.raises(OSError, match=f"is no ordinary file.*{name}"):
+    with pytest.raises(OSError, match=f"is not a regular file.*{name}"):
         check_training(load_recipe(["recipe=debug_block", f"output={tmp_path}"]))
-    with pytest.raises(OSError, match=f"is no ordinary file.*{name}"):
+    with pytest.raises(OSError, match=f"is not a regular file.*{name}"):
         check_file(tmp_path / name, "--json")

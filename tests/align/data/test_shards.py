@@ -34,7 +34,7 @@ def test_samples_of_several_shards(tmp_path: Path) -> None:
     assert [chosen[i].tolist() for i in range(2)] == [[5, 6], [70000]]
     assert chosen.temperature.tolist() == [1.0, 0.5] and chosen.token_count == 3
     assert [shard.tokens.dtype for shard in samples.shards] == [torch.uint16, torch.int32]
-    with pytest.raises(UserError, match="token 70000 is none of the target's 70000"):
+    with pytest.raises(UserError, match="token 70000 is not in the target's vocabulary of 70000"):
         read_samples(tmp_path, 70000)
 
 

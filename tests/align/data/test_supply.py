@@ -29,7 +29,7 @@ def recipe_of(folder: Path, *words: str) -> Recipe:
 def test_missing_samples_are_written(
     tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UserError, match="data are missing, and data.write=never"):
+    with pytest.raises(UserError, match="data is missing and data.write=never"):
         open_supply(recipe_of(tmp_path / "run", "data.write=never"), target)
     recipe = recipe_of(tmp_path / "run")
     supply = open_supply(recipe, target, quiet=True)

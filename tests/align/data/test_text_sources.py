@@ -38,7 +38,7 @@ def test_a_folder_in_the_order_of_its_names(tmp_path: Path) -> None:
     assert left_out == {
         "files that can't be read as text": 1,
         "files of other kinds": 1,
-        "rows whose column 'text' holds no text": 1,
+        "rows without text in column 'text'": 1,
     }
 
 
@@ -81,7 +81,7 @@ def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rows_and_tables_without_the_column(tmp_path: Path) -> None:
     (tmp_path / "mix.jsonl").write_text('{"text": "first"}\n{"content": "second"}\n3\n"third"\n')
-    expected = (["first", "third"], {"rows whose column 'text' holds no text": 2})
+    expected = (["first", "third"], {"rows without text in column 'text'": 2})
     assert read(tmp_path / "mix.jsonl") == expected
     (tmp_path / "d").mkdir()
     (tmp_path / "d/a.jsonl").write_text('{"content": "second"}\n')

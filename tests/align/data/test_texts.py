@@ -50,7 +50,7 @@ def test_mixed_by_weight_without_what_is_excluded(
     prose, code = (s["tokens"] for s in manifest["sources"])
     assert 1000 <= manifest["tokens"] < 1100 and 2.7 < prose / code < 3.3
     of = f"of {sources[0]}"
-    assert manifest["left_out"][f"documents with a passage of data.exclude {of}"] == 1
+    assert manifest["left_out"][f"documents that contain a passage of data.exclude {of}"] == 1
     assert manifest["left_out"][f"documents that were there before {of}"] == 1
     samples = texts.open_text(recipe, target)
     assert {int(samples[i][0]) for i in range(len(samples))} == {*first_tokens(target)}

@@ -56,8 +56,8 @@ def test_what_a_trained_drafter_keeps_and_gets(
     assert planned == sum(p.numel() for p in made.parameters())
     save_drafter(made, tmp_path / "again")
     make_block(target, options(init=str(tmp_path / "again")), None)
-    assert "its confidence head is dropped" in capsys.readouterr().err
-    with pytest.raises(UserError, match="block_layout=anchor_first: .* was trained in fill_in"):
+    assert "dropping its confidence head" in capsys.readouterr().err
+    with pytest.raises(UserError, match="block_layout=anchor_first: .* was trained with fill_in"):
         make_block(target, options(init=str(tmp_path), block_layout="anchor_first"), None)
 
 

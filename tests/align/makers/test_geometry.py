@@ -37,10 +37,10 @@ def test_more_layers_than_the_target_has_are_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("deepseek_v3", "what it keeps as values changes with the position, as compressed ones do"),
-        ("mamba", "it caches no keys"),
-        ("dory", "its layers are called in a way of their own"),
-        ("hunyuan_v1_dense", "its keys at two positions differ by no rotation that is known"),
+        ("deepseek_v3", "its cached values depend on the position, as compressed ones do"),
+        ("mamba", "it does not cache keys"),
+        ("dory", "its layers have a non-standard call signature"),
+        ("hunyuan_v1_dense", "its keys at two positions do not differ by a known rotation"),
     ],
 )
 def test_keys_that_cannot_be_shared_are_refused_in_one_line(kind: str, why: str) -> None:
@@ -54,13 +54,16 @@ def test_keys_that_cannot_be_shared_are_refused_in_one_line(kind: str, why: str)
 
 @pytest.mark.parametrize(
     ("kind", "instead"),
-    [("gemma3n_text", "use drafter.context=shared_kv"), ("hy_v4", "--methods lookup needs none")],
+    [
+        ("gemma3n_text", "use drafter.context=shared_kv"),
+        ("hy_v4", "--methods lookup needs no drafter"),
+    ],
 )
 def test_layers_of_several_states_are_refused_with_what_there_is_instead(
     kind: str, instead: str
 ) -> None:
     with pytest.raises(
         UserError,
-        match=f"drafter.context=taps: the layers of target '{kind}' do not write one .*{instead}",
+        match=f"drafter.context=taps: the layers of target '{kind}' do not output one .*{instead}",
     ):
         block_config(tiny_target(kind), options(context="taps"), None)

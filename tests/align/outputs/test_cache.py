@@ -84,7 +84,7 @@ def test_a_damaged_row_is_computed_again(
     for _ in range(2):
         cache = cache_of(tmp_path)
         assert all(equal(cache.row(text, 1.0), row) for text, row in zip(texts, fresh, strict=True))
-    assert capsys.readouterr().err.count("counts as not stored") == 1
+    assert capsys.readouterr().err.count("will be recomputed") == 1
 
 
 def test_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,9 +103,9 @@ def test_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_outputs_of_something_else_are_refused(tmp_path: Path) -> None:
     cache_of(tmp_path).row(rows(1)[0], 1.0)
-    with pytest.raises(UserError, match="dtype is 'fp16', here it would be 'bf16'; give another"):
+    with pytest.raises(UserError, match="dtype is 'fp16', this run needs 'bf16'; give another"):
         cache_of(tmp_path, "bf16")
-    with pytest.raises(UserError, match="context is 'shared_kv', here it would be 'taps'"):
+    with pytest.raises(UserError, match="context is 'shared_kv', this run needs 'taps'"):
         cache_of(tmp_path, context="taps")
     (tmp_path / "manifest.json").unlink()
     with pytest.raises(UserError, match="manifest.json is missing"):

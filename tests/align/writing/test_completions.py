@@ -56,10 +56,10 @@ def test_a_text_cut_by_the_engine_or_without_an_end_is_refused(
     ("change", "message"),
     [
         ({"choice": {"token_ids": [50, 9999]}}, "not the target's tokens"),
-        ({"choice": {"token_ids": [50, 60]}}, "ids and text that differ"),
-        ({"choice": {"prompt_token_ids": [1, 40]}}, "prompt read as other tokens"),
-        ({"usage": {"prompt_tokens": 4, "completion_tokens": 2}}, "prompt read as other tokens"),
-        ({"usage": {"prompt_tokens": 3, "completion_tokens": 3}}, "more or fewer ids"),
+        ({"choice": {"token_ids": [50, 60]}}, "ids and text disagree"),
+        ({"choice": {"prompt_token_ids": [1, 40]}}, "prompt tokenized differently"),
+        ({"usage": {"prompt_tokens": 4, "completion_tokens": 2}}, "prompt tokenized differently"),
+        ({"usage": {"prompt_tokens": 3, "completion_tokens": 3}}, "number of ids differs"),
     ],
 )
 def test_a_contradictory_reply_is_refused(
@@ -81,9 +81,9 @@ def test_text_is_tokenized_again(target: Target) -> None:
     assert read(OF_TWO, reply(target, [50, 51])) == [50, 51]
     usage = {"prompt_tokens": 3, "completion_tokens": 3}  # with the end
     assert read(REQUEST, reply(target, [50, 51], "stop", usage=usage)) == [50, 51, 2]
-    with pytest.raises(MismatchError, match="tokenized as other tokens"):
+    with pytest.raises(MismatchError, match="tokenized differently"):
         read(REQUEST, reply(target, [50, 51], usage=usage))
-    with pytest.raises(MismatchError, match="not its tokens"):
+    with pytest.raises(MismatchError, match="does not match its tokens"):
         read(REQUEST, reply(target, [50], choice={"text": "a\ufffd"}))
 
 

@@ -48,7 +48,7 @@ def test_weights_are_loaded_where_they_are_here_and_fit(
             (tmp_path / path.name).write_bytes(path.read_bytes())
     monkeypatch.undo()
     assert isinstance(open_writer(recipe_of(tmp_path, served)), Outline)
-    with pytest.raises(UserError, match="has no switch 'thinking'"):
+    with pytest.raises(UserError, match="has no variable 'thinking'"):
         outline(recipe_of(folder, "data.template_kwargs.thinking=true"))
 
 
@@ -64,7 +64,7 @@ def test_what_is_written_without_weights_is_compared_where_they_are(
     assert found["target_sha256"] is None
     supply = open_supply(recipe_of(folder, *words), target, quiet=True)
     assert len(supply.training) + len(supply.validation) == 8
-    with pytest.raises(UserError, match="who wrote it is not target.name='debug-qwen2'"):
+    with pytest.raises(UserError, match="the model that wrote it is not target.name='debug-qwen2'"):
         open_supply(recipe_of("debug-qwen2", *words), load_target("debug-qwen2"), quiet=True)
     manifest = data.read_manifest(tmp_path) | {"writer": "target"}
     data.write_manifest(tmp_path, manifest)

@@ -100,8 +100,8 @@ def test_what_a_prompt_does_not_use_is_noted(
         read(talking, [user, {"role": "assistant", "content": "b"}])
         read(talking, {"turns": ["A", "B"]})
     notes = capsys.readouterr().err.splitlines()
-    assert "note: keys of prompts not used: answer_key" in notes
-    assert sum("in a new turn after it" in note for note in notes) == 1
+    assert "note: unused keys in prompts: answer_key" in notes
+    assert sum("the target answers in a new turn" in note for note in notes) == 1
     assert len(notes) == len({*notes}) == 3
 
 
@@ -166,13 +166,13 @@ def test_tokens_in_every_form(talking: Target, prompt: Any) -> None:
         ([{"role": "user", "content": None}], "without a user's text"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
-            "with parts that are no text",
+            "with parts that are not text",
         ),
         (
             [{"role": "user", "content": "A"}, "B"],
             "with messages without a role",
         ),
-        ([{"role": "user", "content": "a\ud800b"}], "with text that is no Unicode"),
+        ([{"role": "user", "content": "a\ud800b"}], "with text that is not valid Unicode"),
     ],
 )
 def test_malformed_prompts(talking: Target, prompt: Any, line: str) -> None:
@@ -183,10 +183,10 @@ def test_malformed_prompts(talking: Target, prompt: Any, line: str) -> None:
 @pytest.mark.parametrize(
     ("prompt", "tools", "line"),
     [
-        ([1, 2], [WEATHER], "tools need a text or messages"),
+        ([1, 2], [WEATHER], "tools need a string or messages"),
         ("A", WEATHER, "tools must be a list"),
         ("A", ["weather"], "a tool is a JSON schema or a function"),
-        ("A", [lambda city: city], "no JSON schema can be made"),
+        ("A", [lambda city: city], "can't derive a JSON schema"),
         (
             Conversation(({"role": "user", "content": "A"},), (WEATHER,)),
             [WEATHER],

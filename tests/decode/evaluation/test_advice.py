@@ -67,9 +67,9 @@ def test_drafting_is_switched_off_where_it_stops_paying() -> None:
     limits = f"above batch {sampled.pays_up_to} to {greedy.pays_up_to}"
     assert limits in summarize([greedy, sampled])
     useless = advise_at(make_costs(0.01, accepted=0.0), batch=32)
-    assert useless.pays_up_to == 0 and summarize([useless]).startswith("Leave drafting off")
+    assert useless.pays_up_to == 0 and summarize([useless]).startswith("Do not use drafting")
     free = advise_at(make_costs(0.0, drafting=0.0), batch=32)
-    assert "pays up to batch 32 everywhere" in summarize([free])
+    assert "pays off up to batch 32 in every measured case" in summarize([free])
 
 
 def test_every_size_is_measured_at_every_temperature() -> None:

@@ -85,7 +85,7 @@ def test_every_milestone_decodes_every_prompt_once(
     )
     again = measure(pair, target, [SUITE], SETTINGS, out, QUIET)
     assert len(ran) == 4 and sorted(r.key for r in again) == sorted(r.key for r in records)
-    with pytest.raises(UserError, match="another max_new_tokens: give another --out"):
+    with pytest.raises(UserError, match="another max_new_tokens: choose another --out"):
         measure(pair, target, [SUITE], runner.GenerationSettings(Sampling(), 13), out, QUIET)
     found = points([m for c in pair for m in c.milestones], again)
     own = [r for r in again if r.method == "ours@30"]
@@ -127,8 +127,8 @@ def test_only_what_is_alike_is_compared(
 def test_a_method_of_other_drafters_is_refused_before_training(tmp_path: Path) -> None:
     found = [candidate(tmp_path, "ours")]
     for method, says in (
-        ("plain", "--method plain needs other drafters than the block drafter that ours trains"),
-        ("specdiff", "--method specdiff needs other drafters"),
+        ("plain", "--method plain can't use the block drafter that ours trains"),
+        ("specdiff", "--method specdiff can't use"),
     ):
         with pytest.raises(UserError, match=says):
             comparison.check_method(read_method(method), found)
@@ -148,5 +148,5 @@ def test_prompts_decoded_together_give_the_same_records(
         for name in ("tokens", "accepted", "drafted", "nodes", "verifier", "position", "finish"):
             assert getattr(one, name) == getattr(other, name), name
     assert max(max(r.drafted) for r in alone if r.method != PLAIN) == 2
-    with pytest.raises(UserError, match="another method: give another --out"):
+    with pytest.raises(UserError, match="another method: choose another --out"):
         measure(pair, target, [SUITE], settings, tmp_path / "alone", QUIET)

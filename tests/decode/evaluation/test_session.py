@@ -30,7 +30,7 @@ def test_prompts_longer_than_the_context_are_left_out_and_named(
         [*QUIET, "--prompts", str(path), "--out", str(tmp_path / "o"), "--methods", "plain"]
     )
     summary, _ = eval.evaluate(config, PlainConsole(wide=True))
-    assert capsys.readouterr().out.count("left out: p: 1 of 2 prompts, which") == 1
+    assert capsys.readouterr().out.count("left out: p: 1 of 2 prompts can't be used") == 1
     assert summary.overall["plain"].prompts == 1
     assert "context" in summary.run.skipped[0]
 
@@ -70,7 +70,7 @@ def test_another_corpus_is_another_measurement(prompts: Path, tmp_path: Path) ->
     run_eval(*words)
     run_eval(*words)
     corpus.write_text("three two one")
-    with pytest.raises(UserError, match="holds a measurement under other settings .corpus_hash"):
+    with pytest.raises(UserError, match="contains a measurement with other settings .corpus_hash"):
         run_eval(*words)
 
 

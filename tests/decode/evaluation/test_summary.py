@@ -53,7 +53,7 @@ def test_the_verdict(tmp_path: Path) -> None:
     summary.load_average = {"min": 3.0, "median": 3.5, "max": 4.0}
     assert "not idle (load 3.5 on 2 cores)" in verdict(summary)
     sampled, _ = make_report(fill(tmp_path / "c", temperature=1.0))
-    assert "identity does not apply" in sampled.verdict
+    assert "so they are not compared" in sampled.verdict
     assert sampled.suites["s"]["drafter"].identical is None
 
 
@@ -76,7 +76,7 @@ def test_a_disturbed_or_unfinished_run(tmp_path: Path) -> None:
     run.suites[0]["prompts"] = 40
     write_run(folder, run)
     summary, _ = make_report(folder)
-    assert "disturbed (plain decoding's own speed varied 9.0-fold" in summary.verdict
+    assert "busy (plain decoding's own speed varied 9.0-fold" in summary.verdict
     assert "UNFINISHED: 6 of 40 prompts" in summary.verdict
 
 

@@ -40,7 +40,7 @@ def test_settings_without_effect_are_named_once(capsys: pytest.CaptureFixture[st
     for _ in range(2):
         assert read_sampling(None, {"top_p": 0.9, "seed": 3, "top_k": 0}).greedy
     assert capsys.readouterr().err == (
-        "note: top_p, seed without effect: temperature=0 is greedy (temperature=1 samples)\n"
+        "note: top_p, seed ignored: temperature=0 is greedy (temperature=1 samples)\n"
     )
     read_sampling(None, {"temperature": 1.0, "top_p": 0.9, "seed": 3})
     read_sampling(None, {"top_p": 1.0, "seed": None, "repetition_penalty": 1.1})

@@ -93,12 +93,10 @@ def test_targets_whose_drafts_may_not_branch() -> None:
     by_place = load_target("debug-gptneo", dtype="float32", device="cpu")
     parts = OpenDrafters(by_place, {"diffusion": object(), "block": object()})
     for text in ("specdiff2", "block_tree", "specdiff:tree_nodes=5", "retrieval:tree_nodes=4"):
-        with pytest.raises(
-            UserError, match="can't attend along branches, so drafts may not branch"
-        ):
+        with pytest.raises(UserError, match="can't attend along branches, so drafts can't branch"):
             build(read_method(text), parts)
     assert build(read_method("retrieval"), parts).generate(PROMPT, max_new_tokens=4).tokens
-    with pytest.raises(UserError, match="has recurrent states, so drafts may not branch"):
+    with pytest.raises(UserError, match="has recurrent states, so drafts can't branch"):
         build(read_method("block_tree"), OpenDrafters(tiny_target("mamba2"), {"block": object()}))
 
 

@@ -53,7 +53,10 @@ def _offload(model: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda m: m.double(), "its weights are float64; float32, bfloat16 and float16 are run"),
+        (
+            lambda m: m.double(),
+            "its weights are float64; only float32, bfloat16 and float16 are supported",
+        ),
         (_offload, "^model.layers.1.mlp.up_proj.weight is offloaded: load the model without"),
     ],
     ids=["float64", "offloaded"],

@@ -40,7 +40,7 @@ def test_drafters_are_typed_objects(tmp_path: Path) -> None:
     for text, says in (
         ("difusion=c", "unknown kind 'difusion'.*'diffusion'"),
         ("lookup", "give a folder"),
-        ("debug", "no such folder, and no hub id that can be had"),
+        ("debug", "no such folder, and not an available hub id"),
     ):
         with pytest.raises(UserError, match=says):
             read_drafters(text)
@@ -65,7 +65,7 @@ def test_kinds_by_files(parts: OpenDrafters, tmp_path: Path) -> None:
     assert decoder.name == "autoregressive" and decoder.drafter.draft_tokens == 3  # type: ignore[union-attr]
     with pytest.raises(UserError, match="block=.*no drafter of the kind block"):
         open_drafters([read_method("block")], {"block": str(tmp_path / "sedd")}, parts.target)
-    with pytest.raises(UserError, match="both of the kind diffusion"):
+    with pytest.raises(UserError, match="both of kind diffusion"):
         drafters_by_kind([NamedDrafter(str(tmp_path / "sedd"))] * 2)
     for kind in ("block", "variable_prefix"):
         with pytest.raises(
@@ -117,7 +117,7 @@ def test_the_target_that_a_drafter_was_made_for(parts: OpenDrafters, tmp_path: P
     parts["block"].config.target = own
     assert target_for("org/model", str(tmp_path)) == "org/model"
     with pytest.raises(
-        UserError, match="no folder runs/finetuned here.*was made for it: --target names"
+        UserError, match="no such folder: runs/finetuned.*was trained for it; use --target"
     ):
         target_for(None, str(tmp_path))
     assert target_for(None, "nowhere") == DEFAULT_TARGET

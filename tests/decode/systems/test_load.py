@@ -33,7 +33,7 @@ def test_what_is_refused_before_the_target_is_loaded(tmp_path: Path) -> None:
     for options, says in (
         ({"drafter": "lokup"}, "did you mean 'lookup'"),
         ({"drafter": str(tmp_path)}, "no config.json"),
-        ({"drafter": str(tmp_path / "missing")}, "no such folder, and no hub id that can be had"),
+        ({"drafter": str(tmp_path / "missing")}, "no such folder, and not an available hub id"),
         ({"method": "tolerator"}, "diffusion=FOLDER"),
         ({"method": "plain", "steps": 2}, "options after colons: method='plain:steps=2'"),
         ({"drafter": "lookup", "drafter_tokenizer": "debug"}, "drafter_tokenizer"),
@@ -74,7 +74,7 @@ def test_default_drafters(
         == "plain"
     )
     assert decode.load("owner/other").name == "lookup"
-    note = "note: no drafter is shipped for owner/other: drafting by prompt lookup\n"
+    note = "note: no drafter is shipped for owner/other; drafting with prompt lookup\n"
     assert capsys.readouterr().err == note
     assert repr(decode.load(target)) == "<Decoder of debug: lookup, verifier auto>"
 
@@ -91,10 +91,10 @@ def test_template_switches_and_system_prompt(target: Target, tmp_path: Path) -> 
     )
     assert reload(decoder.target).chat == decoder.target.chat
     with pytest.raises(
-        UserError, match="has no switch 'enable_thinkin'.*did you mean 'enable_thinking'"
+        UserError, match="has no variable 'enable_thinkin'.*did you mean 'enable_thinking'"
     ):
         decode.load(folder, template_kwargs={"enable_thinkin": False})
-    with pytest.raises(UserError, match="belong to load_target"):
+    with pytest.raises(UserError, match="to load_target: the target is already loaded"):
         decode.load(target, system="Be brief.")
 
 

@@ -51,7 +51,7 @@ def test_a_second_process_waits_or_is_refused(
         monkeypatch.setattr(claims.time, "sleep", end_first)
         with claim_when_free(tmp_path / "data", "data.path", lines.append):
             pass
-    note = f"note: data.path={tmp_path}/data: another process writes there; this one waits for it"
+    note = f"note: data.path={tmp_path}/data: another process is writing there; waiting for it"
     assert lines == [note]
     assert not (tmp_path / "data" / LOCK).exists()
 

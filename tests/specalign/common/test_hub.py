@@ -39,7 +39,7 @@ def test_a_machine_without_the_hub_gets_the_commands(
         synthesize.main(words)
     hub.hub_reachable.cache_clear()
     said = capsys.readouterr().err
-    assert said.count("not in the hub's cache, and the Hub is unreachable") == 3  # all at once
+    assert said.count("not cached, and the Hub is unreachable") == 3  # all at once
     assert "hf download openai-community/gpt2-xl" in said
     assert "hf download --repo-type dataset Skylion007/openwebtext" in said
 

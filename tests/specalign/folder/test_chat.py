@@ -36,8 +36,8 @@ def test_values_are_json_where_they_are_that() -> None:
     for text, says in (
         ("thinking", "is not key=value"),
         ("a b=1", "is not key=value"),
-        ("{oops", "is no JSON object"),
-        ("thinking=False", "False is text here .did you mean 'false'"),
+        ("{oops", "is not a JSON object"),
+        ("thinking=False", "False is read as text .did you mean 'false'"),
         ("x=None", "did you mean 'null'"),
     ):
         with pytest.raises(UserError, match=says):
@@ -60,14 +60,14 @@ def test_the_variables_that_a_template_reads(tokenizer: Any) -> None:
 
 def test_what_a_template_does_not_read_is_refused(tokenizer: Any) -> None:
     Chat({"enable_thinking": False, "tools": [{"name": "f"}]}, "Be brief.").check(tokenizer, "mine")
-    says = "the chat template of target 'mine' has no switch 'enable_thinkin'"
+    says = "the chat template of target 'mine' has no variable 'enable_thinkin'"
     with pytest.raises(UserError, match=f"{says} .did you mean 'enable_thinking'"):
         Chat({"enable_thinkin": False}).check(tokenizer, "mine")
     for name in ("messages", "tokenize", "eos_token"):
         with pytest.raises(UserError, match=f"no switch '{name}'"):
             Chat({name: 1}).check(tokenizer, "mine")
     for value in ({1}, float("nan")):
-        with pytest.raises(UserError, match="enable_thinking=.* is no JSON value"):
+        with pytest.raises(UserError, match="enable_thinking=.* is not a JSON value"):
             Chat({"enable_thinking": value}).check(tokenizer, "mine")
     tokenizer.chat_template = None
     Chat(system="joined with the prompt").check(tokenizer, "mine")
@@ -80,11 +80,11 @@ def test_what_a_template_does_not_read_is_refused(tokenizer: Any) -> None:
     [
         (
             "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}",
-            "system: the chat template of target 'mine' takes no system prompt: System role not supported",
+            "system: the chat template of target 'mine' rejects a system prompt: System role not supported",
         ),
         (
             "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
-            "leaves a system prompt out",
+            "ignores the system prompt",
         ),
     ],
 )
@@ -145,7 +145,7 @@ def test_one_of_several_chat_templates_is_chosen_by_its_name(
 
 def test_a_chat_template_that_there_is_not_is_refused(tokenizer: Any) -> None:
     with pytest.raises(
-        UserError, match="has one chat template, without a name: omit chat_template"
+        UserError, match="has a single chat template, without a name: omit chat_template"
     ):
         Chat({"chat_template": "rag"}).check(tokenizer, "mine")
     tokenizer.chat_template = {"default": "", "rag": ""}

@@ -24,7 +24,7 @@ def test_ids_and_what_are_none() -> None:
         {"text_config": {"eos_token_id": [2, -1]}},
         {"eos_token_id": [None]},
     ):
-        with pytest.raises(UserError, match="^a: eos_token_id: .* is no token's id"):
+        with pytest.raises(UserError, match="^a: eos_token_id: .* is not a token id"):
             check_ends(config, "a")
 
 
@@ -34,7 +34,7 @@ def test_settings_that_change_a_text_are_named(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == ""
     note_settings("m", 30, range(20), {"num_beams": 4})
     said = capsys.readouterr().err
-    assert "note: m: its generation config ends a text at 0, 1, 2, 3, 4, 5, 6, 7, …, and" in said
+    assert "note: m: its generation config ends texts at 0, 1, 2, 3, 4, 5, 6, 7, …, not" in said
     assert "not at the tokenizer's 30" in said and "asks for num_beams=4: not applied" in said
 
 

@@ -40,7 +40,7 @@ def test_contents_become_strings() -> None:
             [{"role": "user", "contnet": "a"}],
             "without a user's text",
         ),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "with parts that are no text"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "with parts that are not text"),
         (
             [{"role": "asistant", "content": "a"}],
             "an unknown role, 'asistant'",
@@ -72,7 +72,7 @@ def test_what_a_template_raises_is_its_reason() -> None:
     tokenizer = debug_model("Llama")[1]
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(
-        TemplateRefusal, match="target 'm': its chat template refuses this: roles"
+        TemplateRefusal, match="target 'm': its chat template rejects this: roles"
     ) as found:
         render(tokenizer, Conversation.from_text("Hi"), spec="m")
     assert found.value.reason == "roles must alternate"

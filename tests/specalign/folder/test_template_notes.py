@@ -109,7 +109,7 @@ def test_random_draws_are_seeded_and_reported(
     state = random.getstate()
     assert target.chat_tokens("Hi") == target.chat_tokens("Hi")
     assert random.getstate() == state
-    assert capsys.readouterr().err.count("draws at random") == 1
+    assert capsys.readouterr().err.count("uses randomness") == 1
 
 
 def test_the_template_for_tools_is_read_too() -> None:

@@ -77,7 +77,7 @@ def test_a_whole_text_needs_a_first_token(capsys: pytest.CaptureFixture[str]) ->
     )
     assert (
         capsys.readouterr().err.count(
-            "m: its tokenizer puts nothing in front of a text; whole texts"
+            "m: its tokenizer adds no token at the start of a text; whole texts"
         )
         == 1
     )
@@ -87,7 +87,5 @@ def test_a_whole_text_needs_a_first_token(capsys: pytest.CaptureFixture[str]) ->
         first_ids(tokenizer, (2, 5), 1, "m")
     tokenizer.bos_token = None
     assert first_ids(tokenizer, (2, 5), 1000, "m") == (2,) and "'</s>'" in capsys.readouterr().err
-    with pytest.raises(
-        UserError, match="m: its files name no token that begins a text, and none that ends"
-    ):
+    with pytest.raises(UserError, match="m: its files define neither a beginning-of-text nor"):
         first_ids(tokenizer, (), 1000, "m")

@@ -43,7 +43,7 @@ def test_a_difference_is_a_note_with_the_options_that_mend_it(
     save_chat(tmp_path, trained)
     note = chat_note(str(tmp_path), Chat(), tokenizer) or ""
     assert "was trained with enable_thinking=false" in note
-    assert "no template switches and no system prompt" in note
+    assert "no template variables and no system prompt" in note
     assert note.endswith("(--template-kwargs enable_thinking=false --system 'Be brief.')")
     assert chat_note(str(tmp_path), trained, tokenizer) is None
     save_chat(tmp_path, Chat())

@@ -202,7 +202,7 @@ def test_layouts_of_experts_and_states_are_the_models(
     [
         ({"blk.3.attn_k.weight": torch.tensor(0)}, r"lacks 'model\.layers\.3\.self_attn\.k_proj\.weight' of a gemma2 model"),
         ({"blk.0.attn_q_norm.weight": torch.ones(16)}, "holds 141,776 weights, the gemma2 model built from it 141,760"),
-        ({"blk.0.ffn_up.weight": torch.ones(80, 64)}, r"'model\.layers\.0\.mlp\.up_proj\.weight' has another shape"),
+        ({"blk.0.ffn_up.weight": torch.ones(80, 64)}, r"'model\.layers\.0\.mlp\.up_proj\.weight' has a different shape"),
     ],
 )  # fmt: skip
 def test_a_tensor_that_is_missing_or_would_be_left_out_is_refused(

@@ -144,6 +144,6 @@ def test_a_gguf_is_recognised_by_its_bytes_and_found_in_a_folder(tmp_path: Path)
     assert is_hub_layout(folder)
     (folder / "other.gguf").write_bytes(blob)
     with pytest.raises(
-        UserError, match="several GGUF models; name one of them: m-00001-of-00002.gguf, other.gguf"
+        UserError, match="several GGUF models; choose one: m-00001-of-00002.gguf, other.gguf"
     ):
         gguf_of_folder(folder)

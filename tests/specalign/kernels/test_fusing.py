@@ -29,6 +29,8 @@ def test_what_cannot_be_compiled_runs_as_it_stands(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", compiles)
     run = fused_on_gpu(lambda x: "as it stands")
-    with pytest.warns(UserWarning, match="not fused on this GPU, and slower: no compiler$"):
+    with pytest.warns(
+        UserWarning, match="not fused on this GPU, and therefore slower: no compiler$"
+    ):
         assert run(OnGPU()) == "as it stands"
     assert run(OnGPU()) == "as it stands" and len(asked) == 1

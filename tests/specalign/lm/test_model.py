@@ -64,9 +64,9 @@ def test_a_text_of_tokens_that_the_model_has_not_is_one_line() -> None:
         tiny_model("llama", 90), load_target("debug").tokenizer, ModelSource("small")
     )
     small.tokenizer.chat_template = "{{ messages[0].content }}"
-    rows = "its embedding has 90 rows"
+    rows = "but its embedding has 90 rows"
     for read in (small.text_tokens, small.chat_tokens):
-        with pytest.raises(UserError, match=f"'z' as token 93, {rows}: take that out"):
+        with pytest.raises(UserError, match=f"'z' to token 93, {rows}: remove it"):
             read("tz")
     small.tokenizer.chat_template = None
     put_in_front(small.tokenizer, "z")

@@ -34,7 +34,7 @@ def test_surplus_weights_are_named_in_a_line(
     load_target(str(tmp_path))
     said = capfd.readouterr().err
     assert said.endswith(
-        "weights that the network has not, and that are left out: 'model.odd', and 1 more\n"
+        "weights in its checkpoint that the network does not have: 'model.odd', and 1 more\n"
     )
     assert said.count("\n") == 1
 
@@ -75,9 +75,9 @@ def test_a_model_with_towers_runs_on_text(kind: str, tmp_path: Path) -> None:
     [
         (
             transformers.T5Config(),
-            "'t5' is an encoder and a decoder: it continues no text",
+            "'t5' is an encoder-decoder model; only",
         ),
-        (transformers.CLIPConfig(), "'clip' is no language model"),
+        (transformers.CLIPConfig(), "'clip' is not a left-to-right language model"),
     ],
 )
 def test_what_writes_no_text_by_itself_is_refused(

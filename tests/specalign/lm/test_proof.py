@@ -37,7 +37,7 @@ def test_tokens_that_a_model_never_writes_have_no_probability() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("kind", "says"),
-    [("recurrent_gemma", "a rejected draft changes .*: it keeps a state outside"), ("openai-gpt", "it keeps nothing in a cache")],
+    [("recurrent_gemma", "a rejected draft changes .*: it keeps a state outside"), ("openai-gpt", "it does not use a cache")],
 )  # fmt: skip
 def test_a_state_that_no_cache_holds_is_refused_however_coarsely_it_rounds(
     kind: str, says: str, dtype: torch.dtype
@@ -102,7 +102,7 @@ def test_an_indexer_that_does_not_choose_so_few_is_made_to(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("xlstm", "is not supported: it keeps its past in a custom cache class"),
+        ("xlstm", "is not supported: it uses a custom cache class"),
         ("bert", "can't be run exactly: its logits are not its head's product"),
     ],
 )

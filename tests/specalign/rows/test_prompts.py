@@ -30,7 +30,7 @@ def test_one_note_counts_what_is_left_out(capsys: pytest.CaptureFixture[str]) ->
     assert len(read(rows)) == 4
     assert capsys.readouterr().err == (
         "note: data.prompts='f': 3 of 7 rows skipped (2 without a user's text, 1 with an unknown role, 'critic'); "
-        "the answers that end 1 row are left out: the target writes its own; "
+        "the final answers of 1 row are dropped: the target generates its own; "
         "2 later turns left out (a list of messages keeps them); "
         "columns not used: answer (2), options (1) (data.prompts_column chooses the column)\n"
     )
@@ -40,12 +40,12 @@ def test_one_note_counts_what_is_left_out(capsys: pytest.CaptureFixture[str]) ->
 
 def test_refused_only_where_nothing_can_be_used() -> None:
     for rows, column, says in (
-        ([], None, "data.prompts='f' holds no rows"),
+        ([], None, "data.prompts='f' contains no rows"),
         ([{"promt": "a", "b": 1}], None, r"no prompt among its columns \(promt, b\) \(data.prompts_column chooses one\)"),
         ([{"q": "a", "zz": 1}], None, r"no prompt among its columns \(q, zz\) \(data.prompts_column chooses one\)"),
         ([{"prompt": "a"}], "promt", r"no column 'promt' \(did you mean 'prompt'\?\)"),
-        ([{"prompt": 1}, {"prompt": [2]}], None, r"no row holds a prompt \(2 .*\); its columns: prompt"),
-        ([row for row, _ in UNUSABLE.values()], None, "no row holds a prompt .*5 without a user's"),
+        ([{"prompt": 1}, {"prompt": [2]}], None, r"no row contains a prompt \(2 .*\); its columns: prompt"),
+        ([row for row, _ in UNUSABLE.values()], None, "no row contains a prompt .*5 without a user's"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=says):
             read(rows, column)

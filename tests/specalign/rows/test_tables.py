@@ -112,7 +112,7 @@ def test_parquet(tmp_path: Path) -> None:
         ("f.json", '{"a": [{"b": 1}], "c": [{"d": 1}]}', r"rows under several keys \(a, c\)"),
         ("f.jsnl", "{}", "did you mean '.json"),
         ("f.tsv", 'id\tprompt\n2\t"Quote" at start\n', "line 2: not CSV"),
-        ("f.csv", "a,b\n1,2,3\n", "line 2: 3 fields, and its header names 2"),
+        ("f.csv", "a,b\n1,2,3\n", "line 2: 3 fields, but the header has 2"),
         ("f.jsonl.zst", "not packed", "f.jsonl.zst can't be read: ZSTD"),
         ("f.jsonl.xz", "not packed", "f.jsonl.xz can't be read"),
         ("f.parquet", "PAR", "not readable Parquet"),
@@ -131,7 +131,7 @@ def test_json_lines_in_a_text_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "f.txt"
     for text in ('{"prompt": "a"}\n\n{"prompt": "b"}\n', '\ufeff{"a": 1}'):
         path.write_text(text, encoding="utf-8")
-        with pytest.raises(UserError, match="f.txt: holds JSON; rename it to .jsonl"):
+        with pytest.raises(UserError, match="f.txt: contains JSON; rename it to .jsonl"):
             read_rows(path)
     path.write_text('[\n {"prompt": "a"}\n]\n')
     with pytest.raises(UserError, match="rename it to .json to"):
@@ -198,7 +198,7 @@ def test_rows_under_several_keys_are_chosen_never_dropped() -> None:
     )
     assert find_rows(splits, "f", EVERY) == [*splits["test"], *TWO]
     for under in (None, "validation"):
-        with pytest.raises(UserError, match=r"f: holds rows under several keys \(test, train\)"):
+        with pytest.raises(UserError, match=r"f: contains rows under several keys \(test, train\)"):
             find_rows(splits, "f", under)
 
 

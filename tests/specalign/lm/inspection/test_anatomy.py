@@ -66,6 +66,6 @@ def test_context_and_ends() -> None:
     assert ends(None) == (4,) and ends([], 7) == (4, 7)  # `generate` would never end
     assert ends([*range(3, 1_000_000)]) == (3, 4, 5, 6, 7, 8) and ends(9) == ()
     with pytest.raises(
-        UserError, match="generation_config.json: eos_token_id: .* is no token's id"
+        UserError, match="generation_config.json: eos_token_id: .* is not a token id"
     ):
         ends("5")

@@ -13,9 +13,9 @@ KINDS = {
     "gpt_neox": ["half 0 2"] * 4,
     "gpt2": ["none"] * 4,  # learned positions are in the hidden states
     "bloom": ["none"] * 4,  # ALiBi is in the scores
-    "deepseek_v3": ["what it keeps as values changes with the position, as compressed ones do"] * 4,
-    "lfm2": ["it caches no keys", "half 0 8"] * 2,  # convolutions
-    "hunyuan_v1_dense": ["its keys at two positions differ by no rotation that is known"] * 4,
+    "deepseek_v3": ["its cached values depend on the position, as compressed ones do"] * 4,
+    "lfm2": ["it does not cache keys", "half 0 8"] * 2,  # convolutions
+    "hunyuan_v1_dense": ["its keys at two positions do not differ by a known rotation"] * 4,
 }
 
 

@@ -51,5 +51,5 @@ def test_a_bf16_checkpoint_is_tied_as_ever(kind: str, tied: bool, tmp_path: Path
 
 
 def test_a_text_model_without_a_class_of_its_own(tmp_path: Path) -> None:
-    with pytest.raises(NotImplementedError, match="no qwen2_vl_text of its text alone"):
+    with pytest.raises(NotImplementedError, match="no text-only qwen2_vl_text"):
         text_model(wrapped("qwen2_vl", tmp_path))
