@@ -23,8 +23,8 @@ from align.makers.standalone import make_causal, make_standalone
 from align.training.base_module import DrafterModule
 from align.training.run import train
 from decode.engine.decoder import Decoder
-from decode.engine.engine import Engine
-from decode.proposers.autoregressive import AutoregressiveDrafter, AutoregressiveSession
+from decode.engine.engine import RequestRunner
+from decode.proposers.autoregressive import AutoregressiveProposer, AutoregressiveSession
 from decode.proposers.diffusion import DiffusionProposer
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
@@ -258,7 +258,7 @@ def sharp_block_network(
 def session_after_prefill(target: Target, proposer: DiffusionProposer, sampling: Sampling):  # type: ignore[no-untyped-def]
     """An engine's session after the prompt's first token, and the engine."""
 
-    engine = Engine(target, PROMPT, 40, sampling, proposer, "point_mass")
+    engine = RequestRunner(target, PROMPT, 40, sampling, proposer, "point_mass")
     with torch.no_grad():
         engine.begin()
     assert engine.session is not None
@@ -283,8 +283,8 @@ def smaller_model(
 
 
 def watched(
-    drafter: AutoregressiveDrafter, seen: list[tuple[list[int], Proposal]]
-) -> AutoregressiveDrafter:
+    drafter: AutoregressiveProposer, seen: list[tuple[list[int], Proposal]]
+) -> AutoregressiveProposer:
     """Notes every proposal with the text that it was made for."""
     start: Callable[..., AutoregressiveSession] = drafter.start
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
-from decode.evaluation.divergence import BUG, examine
+from decode.evaluation.divergence import BUG, explain_divergence
 from decode.speculation.sampling import Sampling, position_noise, probs
 
 COUPLED = 1.0
@@ -70,7 +70,7 @@ def same(plain: Plain, other: Decoder) -> Same:
                 noise_V = position_noise(seed, start + index, z_V.shape[-1], z_V.device)
                 return probs(z_V, sampling).double().log() + noise_V
 
-        judged = examine(
+        judged = explain_divergence(
             plain.decoder.target,
             prompt,
             expected,

@@ -88,7 +88,7 @@ class TableTarget:
         """What `head` needs of the texts that end at each place, (L, …)."""
         return torch.tensor([[self.vocab_size, *path][-2:] for path in paths])
 
-    def forward_together(
+    def forward_batch(
         self, tokens: Any, caches: Any, see: Any, taps: Any = ()
     ) -> list[TargetOutput]:
         each = zip(tokens, caches, see, strict=True)
@@ -98,7 +98,7 @@ class TableTarget:
         pairs = hidden.long()
         return self.table[pairs[..., 0], pairs[..., 1]]
 
-    def decode(self, tokens: list[int]) -> str:
+    def detokenize(self, tokens: list[int]) -> str:
         return "".join(chr(ord("a") + t) for t in tokens)
 
     def law(

@@ -17,7 +17,7 @@ from align.makers.block import from_target
 from align.makers.standalone import make_causal, make_standalone
 from align.training.block_module import BlockDrafterModule
 from decode.engine.decoder import Decoder
-from decode.proposers.autoregressive import AutoregressiveDrafter
+from decode.proposers.autoregressive import AutoregressiveProposer
 from decode.proposers.block import BlockProposer
 from decode.proposers.diffusion import DiffusionProposer
 from specalign.common.batch import Anchors, Step
@@ -94,7 +94,7 @@ def of_own_layers(target: Target, kind: str, prompts: list[list[int]], new: int)
             if kind == "autoregressive":
                 save_causal(make_causal(target, options), Path(folder))
                 served = load_target(folder, "float32", "cpu", fast=False)
-                drafter: Any = AutoregressiveDrafter(served, BLOCK)
+                drafter: Any = AutoregressiveProposer(served, BLOCK)
             else:
                 save_standalone(make_standalone(target, options), Path(folder))
                 drafter = DiffusionProposer(load_standalone(folder, target), BLOCK)

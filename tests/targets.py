@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from decode.engine.decoder import Decoder
-from decode.proposers.lookup import LookupDrafter
+from decode.proposers.lookup import LookupProposer
 from specalign.common.errors import UserError, cli, nearest
 from specalign.common.text import say
 from specalign.lm.loading import load_target
@@ -199,7 +199,7 @@ def judged(target: Target, own: Any) -> list[str]:
     """What was found for each of COLUMNS."""
     prompts = [prompt(target, seed) for seed in range(4)]
     plain = [Decoder(target).generate(p, max_new_tokens=NEW).tokens for p in prompts]
-    drafted = Decoder(target, LookupDrafter(4))
+    drafted = Decoder(target, LookupProposer(4))
     lookup = same(Plain(Decoder(target), prompts, NEW, None), drafted)
     batch = [o.tokens for o in drafted.generate_batch(prompts, batch_size=4, max_new_tokens=NEW)]
     wanted = [generated(own, target, p, NEW) for p in prompts]

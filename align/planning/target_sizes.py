@@ -14,9 +14,9 @@ from specalign.common.hub import model_folder
 from specalign.lm.debug import debug_model
 from specalign.lm.inspection.anatomy import (
     context_limit,
-    decoder,
     decoder_layers,
-    examine,
+    find_body,
+    inspect_model,
     query_heads,
 )
 from specalign.lm.loading import resolve_folder
@@ -79,7 +79,7 @@ def read_target_sizes(
 def _measure(model: Any, spec: str, has_weights: bool) -> TargetSizes:
     config = model.config.get_text_config(decoder=True)
     try:
-        body = decoder(model)
+        body = find_body(model)
         layers = decoder_layers(body, config.num_hidden_layers)
     except (NotImplementedError, AttributeError) as error:
         raise UserError(f"target {spec!r}: {error}") from None
@@ -122,7 +122,7 @@ def _measure_cache(
     on `meta`, or from the config if the network needs real numbers."""
     try:
         model.set_experts_implementation("batched_mm")  # grouped products take only bf16 on `meta`
-        anatomy = examine(model, body)
+        anatomy = inspect_model(model, body)
         return *anatomy.heads(), sum(s.numbers for s in anatomy.shapes if s is not None)
     except Exception:
         first = next(iter(getattr(config, "per_layer_config", None) or ()), config)

@@ -11,11 +11,11 @@ from typing import Any, Unpack
 import numpy as np
 from torch import Tensor
 
-from decode.engine.engine import Engine, run_together
+from decode.engine.engine import RequestRunner, run_batch
 from decode.engine.output import MAX_NEW_TOKENS, Generation
 from decode.engine.prompts import Prompt, Tool, prompt_tokens
 from decode.engine.stream import Stream
-from decode.proposers.base import Drafter
+from decode.proposers.base import Proposer
 from decode.speculation.settings import Sampling, SamplingOptions, read_sampling
 from decode.speculation.verifiers import check_pair, choose, find
 from specalign.common.errors import UserError, nearest
@@ -49,7 +49,7 @@ class Decoder:
     """
 
     def __init__(
-        self, target: Target, drafter: Drafter | None = None, verifier: str = "auto"
+        self, target: Target, drafter: Proposer | None = None, verifier: str = "auto"
     ) -> None:
         if verifier != "auto":
             find(verifier)
@@ -146,7 +146,7 @@ class Decoder:
             except UserError as error:
                 raise UserError(f"prompts[{index}]: {error}") from None
         engines = self._engines(rows, max_new_tokens, None, options)
-        run_together(engines, size)
+        run_batch(engines, size)
         return [engine.out for engine in engines]
 
     def _read_prompt(self, prompt: Prompt, options: Mapping[str, Any]) -> list[int]:
@@ -159,7 +159,7 @@ class Decoder:
         max_new_tokens: int | Sequence[int],
         stream: Callable[[str], object] | None,
         options: Mapping[str, Any],
-    ) -> list[Engine]:
+    ) -> list[RequestRunner]:
         """Checked requests that have not begun."""
         known = {*GenerateOptions.__optional_keys__, "max_new_tokens"}
         for name in options:
@@ -188,14 +188,16 @@ class Decoder:
         sampling: Sampling,
         stops: Sequence[str],
         stream: Callable[[str], object] | None,
-    ) -> Engine:
+    ) -> RequestRunner:
         limit = _check_count("max_new_tokens", max_new_tokens)
         verifier = self.verifier_for(sampling)
         check_banned(sampling, self.target)
         if sampling.min_new_tokens > limit:
             least = sampling.min_new_tokens
             raise UserError(f"min_new_tokens={least}: more than max_new_tokens={limit}")
-        return Engine(self.target, tokens, limit, sampling, self.drafter, verifier, stops, stream)
+        return RequestRunner(
+            self.target, tokens, limit, sampling, self.drafter, verifier, stops, stream
+        )
 
 
 def _read_stops(stop: Any) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from decode.engine.detokenizer import TextStream, special_tokens_in
 from decode.engine.output import Generation, Tree
-from decode.proposers.base import Drafter, DraftSession, Request
+from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation.processors import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
 from decode.speculation.sampling import Sampling, make_generator, position_noise
@@ -31,29 +31,29 @@ PREFILL_CHUNK = 2048
 
 
 @torch.no_grad()
-def run_together(engines: Sequence[Engine], most: int = 1) -> None:
+def run_batch(engines: Sequence[RequestRunner], most: int = 1) -> None:
     """Run requests of one target and drafter to their ends, at most `most` at a time in one target
     forward; as one ends the next begins."""
     for _ in run_rounds(engines, most):
         pass
 
 
-def run_rounds(engines: Sequence[Engine], most: int = 1) -> Generator[None, None, None]:
-    """`run_together` as an iterator that pauses after every prefill and round. Closing it ends the
+def run_rounds(engines: Sequence[RequestRunner], most: int = 1) -> Generator[None, None, None]:
+    """`run_batch` as an iterator that pauses after every prefill and round. Closing it ends the
     drafters' sessions."""
     waiting = list(reversed(engines))
-    running: list[Engine] = []
+    running: list[RequestRunner] = []
     try:
         while waiting or running:
             while waiting and len(running) < most:
                 fresh = [waiting.pop() for _ in range(min(most - len(running), len(waiting)))]
-                begin_together(fresh)
+                prefill_batch(fresh)
                 running += [engine for engine in fresh if not engine.out.finish]
                 yield
             if not running:
                 continue
             drafts = [engine.draft() for engine in running]
-            outputs = forward_together(running, drafts)
+            outputs = forward_batch(running, drafts)
             rounds = [engine.make_round(out) for engine, out in zip(running, outputs, strict=True)]
             outcomes = verify_rounds(rounds)
             for engine, output, outcome in zip(running, outputs, outcomes, strict=True):
@@ -68,7 +68,7 @@ def run_rounds(engines: Sequence[Engine], most: int = 1) -> Generator[None, None
 
 
 @torch.no_grad()
-def begin_together(engines: Sequence[Engine]) -> None:
+def prefill_batch(engines: Sequence[RequestRunner]) -> None:
     """Prefill each request's prompt and choose its first token."""
     rounds = [engine.prefill() for engine in engines]
     for engine, outcome in zip(engines, verify_rounds(rounds), strict=True):
@@ -84,8 +84,8 @@ class ForwardInput(NamedTuple):
     depth_L: Tensor | None
 
 
-def forward_together(
-    running: Sequence[Engine], drafts: Sequence[ForwardInput]
+def forward_batch(
+    running: Sequence[RequestRunner], drafts: Sequence[ForwardInput]
 ) -> list[TargetOutput]:
     """One forward pass of the target over the drafts of all requests."""
     target, caches = running[0].target, [engine.request.cache for engine in running]
@@ -99,10 +99,10 @@ def forward_together(
             )
         ]
     tokens, see = [one.tokens_1L for one in drafts], [one.see_LL for one in drafts]
-    return target.forward_together(tokens, caches, see, taps)
+    return target.forward_batch(tokens, caches, see, taps)
 
 
-class Engine:
+class RequestRunner:
     """Runs one request that `Decoder` has checked; without a drafter, plain decoding."""
 
     def __init__(
@@ -111,7 +111,7 @@ class Engine:
         prompt: list[int],
         max_new_tokens: int,
         sampling: Sampling,
-        drafter: Drafter | None = None,
+        drafter: Proposer | None = None,
         verifier: str = "greedy",
         stop: Sequence[str] = (),
         stream: Callable[[str], object] | None = None,
@@ -124,17 +124,17 @@ class Engine:
         self.text: TextStream | None = None
         if stop or stream is not None:
             special = special_tokens_in(stop, target.tokenizer)
-            self.text = TextStream(target.decode, stop, stream, special)
+            self.text = TextStream(target.detokenize, stop, stream, special)
         self.session: DraftSession | None = None
         self.out = Generation([], "", len(prompt), finish="")
         self.out.seed = None if sampling.greedy else sampling.fixed_seed
 
     def run(self) -> Generation:
-        run_together([self])
+        run_batch([self])
         return self.out
 
     def begin(self) -> None:
-        begin_together([self])
+        prefill_batch([self])
 
     def prefill(self) -> Round:
         """Run the target over the prompt; returns the round that chooses the first token."""
@@ -194,7 +194,7 @@ class Engine:
         if out.finish:
             out.prefill_seconds = self.prefilled - self.started
             out.seconds = perf_counter() - self.prefilled
-            out.text = self.target.decode(out.tokens) if text is None else text.finish()
+            out.text = self.target.detokenize(out.tokens) if text is None else text.finish()
 
     def _noise(self) -> Callable[[int], Tensor]:
         """Position → its noise, cached because drafter and target both ask for it."""

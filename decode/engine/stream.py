@@ -8,7 +8,7 @@ from time import perf_counter
 
 import torch
 
-from decode.engine.engine import Engine, run_rounds
+from decode.engine.engine import RequestRunner, run_rounds
 from decode.engine.output import Generation
 from specalign.common.errors import UserError
 
@@ -23,7 +23,7 @@ class Stream(AbstractContextManager["Stream"]):
         pieces: the list to which the engine appends its pieces of text.
     """
 
-    def __init__(self, engine: Engine, pieces: list[str]) -> None:
+    def __init__(self, engine: RequestRunner, pieces: list[str]) -> None:
         self._engine = engine
         self._pieces = _iterate(engine, pieces)
 
@@ -51,7 +51,7 @@ class Stream(AbstractContextManager["Stream"]):
 
 
 @torch.no_grad()
-def _iterate(engine: Engine, pieces: list[str]) -> Generator[str, None, Generation]:
+def _iterate(engine: RequestRunner, pieces: list[str]) -> Generator[str, None, Generation]:
     """Run the request; the time between two pieces does not count as decoding."""
     rounds = run_rounds([engine])
     try:

@@ -196,7 +196,7 @@ def measure(
     tasks = runner.missing_tasks(planned, records)
     groups = [tasks[start : start + batch] for start in range(0, len(tasks), batch)]
     for group in runner.track(groups, len(groups), console):
-        for of_task in runner.run_together(decoders, group, settings):
+        for of_task in runner.run_task_batch(decoders, group, settings):
             records = add(folder, records, of_task)
     return records
 

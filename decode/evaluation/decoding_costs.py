@@ -217,7 +217,7 @@ def _time_forward(target: Target, caches: Sequence[KVCache], rows: int) -> float
     if len(caches) == 1:
         target.forward(tokens, cache=caches[0])
     else:
-        target.forward_together([tokens] * len(caches), caches, [None] * len(caches))
+        target.forward_batch([tokens] * len(caches), caches, [None] * len(caches))
     if target.device.type == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start

@@ -43,7 +43,7 @@ _CHOSEN = (("top_k_index", "top_k_weights"), ("router_indices", "routing_weights
 token)."""
 
 
-def examine(
+def explain_divergence(
     target: Target,
     prompt: list[int],
     plain: list[int],

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
-from decode.evaluation.divergence import examine
+from decode.evaluation.divergence import explain_divergence
 from decode.evaluation.records import Record
 from decode.speculation.sampling import Sampling
 from decode.systems.registry import LOSSY, PLAIN
@@ -118,10 +118,10 @@ def run_task(
 ) -> list[Record]:
     """One record per method, in the order in which they ran. Above temperature 0 each repeat has
     its own seed, the same for all methods."""
-    return run_together(decoders, [task], settings)[0]
+    return run_task_batch(decoders, [task], settings)[0]
 
 
-def run_together(
+def run_task_batch(
     decoders: dict[str, Decoder], tasks: Sequence[Task], settings: GenerationSettings
 ) -> list[list[Record]]:
     """`run_task` for several tasks, whose prompts every method decodes in one batch. Prompts share
@@ -163,7 +163,7 @@ def _record_task(
         record = make_record(task, method, position, output, verifier)
         if sampling.greedy and PLAIN in outputs:
             if not record.lossy:
-                record.divergence = examine(
+                record.divergence = explain_divergence(
                     decoders[PLAIN].target,
                     list(task.tokens),
                     outputs[PLAIN].tokens,

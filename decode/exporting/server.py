@@ -21,8 +21,8 @@ from decode.exporting.compare import ExportVerdict, GreedyText
 from decode.exporting.draft_model import FORMAT, compare_draft_model, open_draft_model
 from decode.exporting.exports import DrafterPair, prepare_export, round_weights
 from decode.exporting.folder import read_format
-from decode.proposers.autoregressive import AutoregressiveDrafter
-from decode.proposers.base import Drafter
+from decode.proposers.autoregressive import AutoregressiveProposer
+from decode.proposers.base import Proposer
 from decode.proposers.block import BlockProposer
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
@@ -179,7 +179,7 @@ def check_server(
 
 def _open_drafter(
     pair: DrafterPair, export: Path | None, target: Target, drafts: int, texts: list[GreedyText]
-) -> tuple[Drafter, ExportVerdict | None]:
+) -> tuple[Proposer, ExportVerdict | None]:
     """The drafter with the server's number of drafts, rounded as the export is, and the comparison
     of the server's export with it."""
     found = None
@@ -187,7 +187,7 @@ def _open_drafter(
         if export is not None:
             found = ExportVerdict(FORMAT, export)
             compare_draft_model(found, pair.drafter, target)
-        return AutoregressiveDrafter(open_draft_model(pair.drafter, target), drafts), found
+        return AutoregressiveProposer(open_draft_model(pair.drafter, target), drafts), found
     network = load_drafter(pair.drafter, target)
     if export is None:
         round_weights(network, torch.bfloat16)

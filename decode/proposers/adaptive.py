@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter
 
-from decode.proposers.base import Drafter, Request, WrappingDrafter, WrappingSession
+from decode.proposers.base import Proposer, Request, WrappingProposer, WrappingSession
 from decode.speculation.proposal import Proposal
 from specalign.lm.model import TargetOutput
 
@@ -117,9 +117,9 @@ Controller = AdaptiveLength | CostAware
 
 
 class AdaptiveSession(WrappingSession):
-    proposer: AdaptiveDrafter
+    proposer: AdaptiveProposer
 
-    def __init__(self, proposer: AdaptiveDrafter, request: Request) -> None:
+    def __init__(self, proposer: AdaptiveProposer, request: Request) -> None:
         super().__init__(proposer, request)
         self.controller = proposer.controller()
         self.drafted = 0  # in the current round
@@ -142,12 +142,12 @@ class AdaptiveSession(WrappingSession):
         return proposal
 
 
-class AdaptiveDrafter(WrappingDrafter):
+class AdaptiveProposer(WrappingProposer):
     """`inner`, whose `draft_tokens` is the longest draft, with a controller for each request."""
 
     by_clock = True
     session = AdaptiveSession
 
-    def __init__(self, inner: Drafter, controller: Callable[[], Controller]) -> None:
+    def __init__(self, inner: Proposer, controller: Callable[[], Controller]) -> None:
         super().__init__(inner, "controller")
         self.controller = controller

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from decode.proposers.base import Drafter, DraftSession, Request, common_prefix_length
+from decode.proposers.base import DraftSession, Proposer, Request, common_prefix_length
 from decode.speculation.proposal import DraftProbs, Law, Proposal
 from decode.speculation.sampling import Sampling
 from decode.speculation.tree import chain
@@ -65,9 +65,9 @@ class CausalContext:
 
 class AutoregressiveSession(DraftSession):
     rewinds = True
-    proposer: AutoregressiveDrafter
+    proposer: AutoregressiveProposer
 
-    def __init__(self, proposer: AutoregressiveDrafter, request: Request) -> None:
+    def __init__(self, proposer: AutoregressiveProposer, request: Request) -> None:
         super().__init__(proposer, request)
         check_vocabulary(proposer.model, request.target)
         self.law: Law = request.law(proposer)
@@ -92,7 +92,7 @@ class AutoregressiveSession(DraftSession):
         return Proposal(tokens_K, self.law, DraftProbs(torch.cat(rows)) if rows else None)
 
 
-class AutoregressiveDrafter(Drafter):
+class AutoregressiveProposer(Proposer):
     """A causal language model over the target's vocabulary, perhaps on another device. `start`
     raises UserError for another vocabulary."""
 

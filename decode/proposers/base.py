@@ -42,7 +42,7 @@ class Request:
     history: History
     noise: Callable[[int], Tensor] | None = None
 
-    def law(self, drafter: Drafter) -> Law:
+    def law(self, drafter: Proposer) -> Law:
         """How this drafter draws here: with `noise` its drafts have no q."""
         return drafter.law(self.sampling) if self.noise is None else "point"
 
@@ -68,7 +68,7 @@ class Request:
         return couple(q_RV, lambda position: noise(position)[columns], positions), None
 
 
-class Drafter:
+class Proposer:
     """Base class of proposers; by default, tokens are chosen, not sampled.
 
     For `decode.verify`, a class sets `in_background` if it drafts in another thread, `by_clock` if
@@ -98,9 +98,9 @@ class DraftSession(ABC):
     """Target layers whose outputs `observe` needs."""
     rewinds = False
     """Whether the text may change, or become shorter, between rounds."""
-    proposer: Drafter
+    proposer: Proposer
 
-    def __init__(self, proposer: Drafter, request: Request) -> None:
+    def __init__(self, proposer: Proposer, request: Request) -> None:
         self.proposer, self.request = proposer, request
 
     def observe(self, output: TargetOutput, kept: int) -> None:  # noqa: B027
@@ -118,10 +118,10 @@ class DraftSession(ABC):
         """The request has ended or failed: wait for background work. May be called repeatedly."""
 
 
-class WrappingDrafter(Drafter):
+class WrappingProposer(Proposer):
     """A drafter around another one, whose law it keeps."""
 
-    def __init__(self, inner: Drafter, addition: str) -> None:
+    def __init__(self, inner: Proposer, addition: str) -> None:
         self.inner, self.name = inner, f"{inner.name}+{addition}"
         self.draft_tokens, self.draft_nodes = inner.draft_tokens, inner.draft_nodes
 
@@ -133,7 +133,7 @@ class WrappingSession(DraftSession):
     """A session around the inner drafter's, which sees the request `seen`."""
 
     def __init__(
-        self, proposer: WrappingDrafter, request: Request, seen: Request | None = None
+        self, proposer: WrappingProposer, request: Request, seen: Request | None = None
     ) -> None:
         super().__init__(proposer, request)
         self.inner = proposer.inner.start(seen or request)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from decode.proposers.base import Drafter, DraftSession, Request
+from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings, point_proposal
 from decode.speculation.sampling import (
     NOTHING,
@@ -38,7 +38,7 @@ TREES_UP_TO = 0.7
 """The highest temperature at which trees are the default."""
 
 
-class BlockDrafts(DraftSession):
+class BlockProposerSession(DraftSession):
     proposer: BlockProposer
 
     def __init__(self, proposer: BlockProposer, request: Request) -> None:
@@ -164,7 +164,7 @@ class BlockDrafts(DraftSession):
         return draw_tree(parents, self.law, q_of, siblings, generator, self.ids)
 
 
-class BlockProposer(Drafter):
+class BlockProposer(Proposer):
     """A trained block drafter.
 
     Args:
@@ -178,7 +178,7 @@ class BlockProposer(Drafter):
     """
 
     name = "block"
-    session = BlockDrafts
+    session = BlockProposerSession
 
     def __init__(
         self,

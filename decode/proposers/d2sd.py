@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from decode.proposers.base import Drafter, DraftSession, Request
+from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation.proposal import DraftProbs, Law, Proposal
 from decode.speculation.sampling import NOTHING, Sampling, apply_penalties, draw, probs
 from decode.speculation.tree import MOST_NODES, chain
@@ -45,9 +45,9 @@ class WrittenTokens(NamedTuple):
 class D2SDSession(DraftSession):
     """Both networks share the target's cache and tapped layers."""
 
-    proposer: D2SDDrafter
+    proposer: D2SDProposer
 
-    def __init__(self, proposer: D2SDDrafter, request: Request) -> None:
+    def __init__(self, proposer: D2SDProposer, request: Request) -> None:
         super().__init__(proposer, request)
         self.law: Law = request.law(proposer)
         self.sessions = [
@@ -132,7 +132,7 @@ class D2SDSession(DraftSession):
         return WrittenTokens(torch.cat(scored), q, rows)
 
 
-class D2SDDrafter(Drafter):
+class D2SDProposer(Proposer):
     """Two trained block drafters of one target.
 
     Args:

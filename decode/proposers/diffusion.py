@@ -15,7 +15,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from decode.proposers.base import Drafter, DraftSession, Request, common_prefix_length
+from decode.proposers.base import DraftSession, Proposer, Request, common_prefix_length
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
 from decode.speculation.sampling import ProcessorState, Sampling, apply_penalties, probs
 from decode.speculation.tree_drafts import draw_tree, drawn_tree_parents, tree_from_marginals
@@ -24,7 +24,7 @@ from specalign.models.diffusion_context import DiffusionContext
 from specalign.models.standalone import DiffusionDrafter
 
 
-class StandaloneProposer(Drafter):
+class StandaloneProposer(Proposer):
     """A proposer that drafts with a standalone drafter over the target's vocabulary. draft_tokens:
     K, default its training's block."""
 

@@ -38,9 +38,9 @@ LONGEST = 30
 class DiffuSpecSession(DiffusionSession):
     rewinds = False
     """The n-gram model cannot unread text."""
-    proposer: DiffuSpecDrafter
+    proposer: DiffuSpecProposer
 
-    def __init__(self, proposer: DiffuSpecDrafter, request: Request) -> None:
+    def __init__(self, proposer: DiffuSpecProposer, request: Request) -> None:
         super().__init__(proposer, request)
         self.ngrams = NgramModel(proposer.ngrams.vocab_size, base=proposer.ngrams)
         self.length = AdaptiveLength(proposer.draft_tokens)
@@ -80,7 +80,7 @@ class DiffuSpecSession(DiffusionSession):
         return probs(logits_KV, sampling, before, overwrite=True)
 
 
-class DiffuSpecDrafter(StandaloneProposer):
+class DiffuSpecProposer(StandaloneProposer):
     """DiffuSpec with a trained standalone drafter over the target's vocabulary.
 
     Args:

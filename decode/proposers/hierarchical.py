@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from decode.proposers.autoregressive import CausalContext, check_vocabulary
-from decode.proposers.base import Drafter, DraftSession, Request, common_prefix_length
+from decode.proposers.base import DraftSession, Proposer, Request, common_prefix_length
 from decode.speculation.proposal import NO_DRAFTS, DraftProbs, Law, Proposal
 from decode.speculation.sampling import Sampling, probs
 from decode.speculation.verification import Outcome, Round, outcome_of, verify_rounds
@@ -27,9 +27,9 @@ class HierarchicalSession(DraftSession):
     """`middle` is M's own request: the text followed by M's tokens of this round."""
 
     rewinds = True
-    proposer: HierarchicalDrafter
+    proposer: HierarchicalProposer
 
-    def __init__(self, proposer: HierarchicalDrafter, request: Request) -> None:
+    def __init__(self, proposer: HierarchicalProposer, request: Request) -> None:
         super().__init__(proposer, request)
         model, target = proposer.model, request.target
         check_vocabulary(model, target)
@@ -107,14 +107,14 @@ class HierarchicalSession(DraftSession):
         self.inner.close()
 
 
-class HierarchicalDrafter(Drafter):
+class HierarchicalProposer(Proposer):
     """A causal language model M with its own cheaper drafter, which drafts chains for M from the
     text alone. `start` raises UserError for another vocabulary or device than the target's."""
 
     in_rounds = True
     session = HierarchicalSession
 
-    def __init__(self, model: Target, inner: Drafter, draft_tokens: int) -> None:
+    def __init__(self, model: Target, inner: Proposer, draft_tokens: int) -> None:
         self.model, self.inner = model, inner
         self.name = f"hierarchical+{inner.name}"
         self.draft_tokens = self.draft_nodes = draft_tokens

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from decode.proposers.base import Drafter, DraftSession, Request, WrappingDrafter, WrappingSession
+from decode.proposers.base import DraftSession, Proposer, Request, WrappingProposer, WrappingSession
 from decode.speculation.proposal import DraftProbs, Proposal, point_proposal
 from decode.speculation.tree_drafts import prefix_tree
 
@@ -23,9 +23,9 @@ from decode.speculation.tree_drafts import prefix_tree
 class LookupSession(DraftSession):
     """One request's drafts: an index of where each n-gram of the text last ended."""
 
-    proposer: LookupDrafter
+    proposer: LookupProposer
 
-    def __init__(self, proposer: LookupDrafter, request: Request) -> None:
+    def __init__(self, proposer: LookupProposer, request: Request) -> None:
         super().__init__(proposer, request)
         self.ends: dict[tuple[int, ...], int] = {}
         self.indexed = 0
@@ -62,7 +62,7 @@ class LookupSession(DraftSession):
         return [tokens[start + i % period] for i in range(k)]
 
 
-class LookupDrafter(Drafter):
+class LookupProposer(Proposer):
     """Proposes copies of K = `draft_tokens` tokens from prompt and output, which follow the longest
     ending of `shortest` to `longest` tokens."""
 
@@ -84,13 +84,13 @@ LONGEST = 6
 
 
 class CopyingSession(WrappingSession):
-    proposer: CopyingDrafter
+    proposer: CopyingProposer
 
-    def __init__(self, proposer: CopyingDrafter, request: Request) -> None:
+    def __init__(self, proposer: CopyingProposer, request: Request) -> None:
         super().__init__(proposer, request)
         self.law = proposer.law(request.sampling)
         shortest = JOINING if self.law == "point" else SHORTEST
-        self.lookup = LookupSession(LookupDrafter(longest=LONGEST, shortest=shortest), request)
+        self.lookup = LookupSession(LookupProposer(longest=LONGEST, shortest=shortest), request)
 
     def propose(self, k: int) -> Proposal | None:
         drafter, lookup, device = self.proposer, self.lookup, self.request.target.device
@@ -114,7 +114,7 @@ class CopyingSession(WrappingSession):
         return Proposal(copy.tokens_K, self.law, q)
 
 
-class CopyingDrafter(WrappingDrafter):
+class CopyingProposer(WrappingProposer):
     """`inner`, a drafter of any law, with lookup in front of it.
 
     Args:
@@ -128,7 +128,7 @@ class CopyingDrafter(WrappingDrafter):
 
     session = CopyingSession
 
-    def __init__(self, inner: Drafter, copy_tokens: int = 7, most_tokens: int = 31) -> None:
+    def __init__(self, inner: Proposer, copy_tokens: int = 7, most_tokens: int = 31) -> None:
         super().__init__(inner, "lookup")
         self.copy_tokens, self.most_tokens = copy_tokens, most_tokens
         self.joined_tokens = min(JOINED_TOKENS, most_tokens)

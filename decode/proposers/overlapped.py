@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from decode.proposers.base import Drafter, DraftSession, Request, WrappingDrafter, WrappingSession
+from decode.proposers.base import DraftSession, Proposer, Request, WrappingProposer, WrappingSession
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import make_generator
 from decode.speculation.tree import path_to
@@ -28,7 +28,7 @@ _OWN_STREAM = 0x0A17
 class OverlappedSession(WrappingSession):
     rewinds = True
 
-    def __init__(self, proposer: OverlappedDrafter, request: Request) -> None:
+    def __init__(self, proposer: OverlappedProposer, request: Request) -> None:
         device, seed = request.target.device, request.sampling.fixed_seed
         self.guessed = replace(
             request,
@@ -84,22 +84,22 @@ class OverlappedSession(WrappingSession):
         super().close()
 
 
-class OverlappedDrafter(WrappingDrafter):
+class OverlappedProposer(WrappingProposer):
     """`inner`, drafting one round ahead. It drafts chains of at least two tokens from a text that
     can be rewound; its last drafted token is the guess."""
 
     in_background = True
     session = OverlappedSession
 
-    def __init__(self, inner: Drafter) -> None:
+    def __init__(self, inner: Proposer) -> None:
         super().__init__(inner, "overlap")
         self.draft_tokens = self.draft_nodes = inner.draft_tokens - 1
 
 
 class MergedSession(DraftSession):
-    proposer: MergedDrafter
+    proposer: MergedProposer
 
-    def __init__(self, proposer: MergedDrafter, request: Request) -> None:
+    def __init__(self, proposer: MergedProposer, request: Request) -> None:
         super().__init__(proposer, request)
         self.sessions = [one.start(request) for one in proposer.drafters]
 
@@ -118,14 +118,14 @@ class MergedSession(DraftSession):
             session.close()
 
 
-class MergedDrafter(Drafter):
+class MergedProposer(Proposer):
     """The drafts of two drafters of any law, without taps, as one tree. Law `point`: which tokens
     it holds is a choice."""
 
     in_background = True
     session = MergedSession
 
-    def __init__(self, first: Drafter, second: Drafter) -> None:
+    def __init__(self, first: Proposer, second: Proposer) -> None:
         self.drafters = (first, second)
         self.name = f"{first.name}|{second.name}"
         self.draft_tokens = max(first.draft_tokens, second.draft_tokens)

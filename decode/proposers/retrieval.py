@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from decode.proposers.base import Drafter, DraftSession, Request
+from decode.proposers.base import DraftSession, Proposer, Request
 from decode.proposers.suffix_automaton import (
     ROOT,
     Continuation,
@@ -29,9 +29,9 @@ class RetrievalSession(DraftSession):
     """`text`: the automaton of all its tokens; `match`: state and length of their longest ending in
     the datastore."""
 
-    proposer: RetrievalDrafter
+    proposer: RetrievalProposer
 
-    def __init__(self, proposer: RetrievalDrafter, request: Request) -> None:
+    def __init__(self, proposer: RetrievalProposer, request: Request) -> None:
         super().__init__(proposer, request)
         self.datastore = proposer.datastore
         self.text = TextAutomaton()
@@ -86,7 +86,7 @@ class RetrievalSession(DraftSession):
         return [nodes[i].token for i in chosen], parents
 
 
-class RetrievalDrafter(Drafter):
+class RetrievalProposer(Proposer):
     """Proposes what followed in prompt and output, or in a datastore.
 
     Args:

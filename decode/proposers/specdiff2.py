@@ -22,7 +22,7 @@ from specalign.models.standalone import DiffusionDrafter
 
 
 class SpecDiff2Session(DiffusionSession):
-    proposer: SpecDiff2Drafter
+    proposer: SpecDiff2Proposer
 
     def propose(self, k: int) -> Proposal:
         sampling, generator = self.request.sampling, self.request.generator
@@ -37,7 +37,7 @@ class SpecDiff2Session(DiffusionSession):
         return merge_chains([Proposal(tokens_K, self.law, q) for tokens_K in drafts])
 
 
-class SpecDiff2Drafter(StandaloneProposer):
+class SpecDiff2Proposer(StandaloneProposer):
     """S drafts per round from a standalone drafter over the target's vocabulary.
 
     Args:

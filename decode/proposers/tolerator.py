@@ -16,7 +16,7 @@ from specalign.models.standalone import DiffusionDrafter
 
 
 class ToleratorSession(DiffusionSession):
-    proposer: ToleratorDrafter
+    proposer: ToleratorProposer
 
     def propose(self, k: int) -> Proposal:
         rounds = self.proposer.rounds if k > 1 else 0
@@ -42,7 +42,7 @@ class ToleratorSession(DiffusionSession):
         block_K[at] = best(logits_KV[at], self.request.sampling, self.before(at), overwrite=True)
 
 
-class ToleratorDrafter(StandaloneProposer):
+class ToleratorProposer(StandaloneProposer):
     """A standalone drafter over the target's vocabulary that fills K masks in T steps, the most
     confident first, and then refines them.
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from decode.proposers.autoregressive import DRAFT_TOKENS, CausalContext
-from decode.proposers.base import Drafter, DraftSession, Request
+from decode.proposers.base import DraftSession, Proposer, Request
 from decode.proposers.diffusion import follow
 from decode.speculation.proposal import Proposal, point_proposal
 from specalign.common.errors import UserError
@@ -29,9 +29,9 @@ UNFINISHED = "\ufffd"
 class TranslatedSession(DraftSession):
     rewinds = True
 
-    proposer: TranslatedDrafter
+    proposer: TranslatedProposer
 
-    def __init__(self, proposer: TranslatedDrafter, request: Request) -> None:
+    def __init__(self, proposer: TranslatedProposer, request: Request) -> None:
         super().__init__(proposer, request)
         self.first = 0  # where in the text the network's context begins
         self.context = self._new_context()
@@ -74,7 +74,7 @@ class TranslatedSession(DraftSession):
         return drafts
 
 
-class TranslatedDrafter(Drafter):
+class TranslatedProposer(Proposer):
     """A standalone network with its own tokenizer as a drafter over the target's vocabulary.
     draft_tokens: of the network's own tokens, and the most target tokens in a proposal. Raises
     UserError for a tokenizer that does not report where in the text its tokens are."""

@@ -44,10 +44,10 @@ def accept_probability(p: Tensor, q: Tensor) -> Tensor:
 
 def residual(p_BV: Tensor, q_BV: Tensor) -> Tensor:
     """(p − q)₊, unnormalised; p where that is zero everywhere (p = q to rounding)."""
-    return or_p((p_BV - q_BV).clamp_(min=0), p_BV)
+    return fall_back_to_p((p_BV - q_BV).clamp_(min=0), p_BV)
 
 
-def or_p(weights_BV: Tensor, p_BV: Tensor) -> Tensor:
+def fall_back_to_p(weights_BV: Tensor, p_BV: Tensor) -> Tensor:
     """The weights; p where they are zero everywhere."""
     return torch.where(weights_BV.sum(-1, keepdim=True) > 0, weights_BV, p_BV)
 
@@ -63,7 +63,7 @@ def pick_tokens(rows_BV: Tensor, tokens_B: Tensor) -> Tensor:
     return rows_BV.gather(1, tokens_B[:, None])[:, 0]
 
 
-def in_turn(
+def verify_in_draw_order(
     p_BMV: Tensor, drafts: Drafts, test: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> Outcomes:
     """The outcomes of a rule that tests the children of a node one by one, in draw order.
@@ -98,7 +98,7 @@ def point(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
         token_B1 = drafts.tokens_BN[:, i : i + 1]
         return _share(r_BV, token_B1), r_BV.scatter(1, token_B1, 0.0)
 
-    return in_turn(p_BMV, drafts, test)
+    return verify_in_draw_order(p_BMV, drafts, test)
 
 
 def _share(r_BV: Tensor, token_B1: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def select_path(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
         left_BV = torch.where(on_B[:, None], r_BV.scatter(1, token_B1, 0.0), r_BV)
         return _share(r_BV, token_B1) * on_B, left_BV
 
-    return in_turn(p_BMV, drafts, test)
+    return verify_in_draw_order(p_BMV, drafts, test)
 
 
 def _most_expected(p_BMV: Tensor, drafts: Drafts) -> Tensor:
@@ -146,7 +146,7 @@ def recursive(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
         left_BV = normalise(residual(r_BV, q_BV))
         return accept_B * sound_B, torch.where(sound_B[:, None], left_BV, r_BV)
 
-    return in_turn(p_BMV, drafts, test)
+    return verify_in_draw_order(p_BMV, drafts, test)
 
 
 def token(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
@@ -230,7 +230,7 @@ def k_seq(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
         left_BV = torch.where(sound_B[:, None], residual(p_BV, taken_BV), p_BV)
         return accept_B * sound_B, left_BV.to(r_BV.dtype)
 
-    return in_turn(p_BMV, drafts, test)
+    return verify_in_draw_order(p_BMV, drafts, test)
 
 
 def _inflation(p_BNV: Tensor, q_BNV: Tensor, siblings_BN: Tensor) -> tuple[Tensor, Tensor]:
@@ -309,4 +309,4 @@ def hybrid(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
         accept_B = accept_probability(pick_tokens(r_BV, tokens_B), pick_tokens(q_BV, tokens_B))
         return accept_B * sound_B, torch.where(sound_B[:, None], residual(r_BV, q_BV), r_BV)
 
-    return in_turn(p_BMV, drafts, test)
+    return verify_in_draw_order(p_BMV, drafts, test)

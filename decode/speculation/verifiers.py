@@ -130,7 +130,7 @@ def _chains_in_c(proposals: Sequence[Proposal], p_BMV: Tensor, u_B2: Tensor) -> 
 def resolve(outcomes: Outcomes, p_BMV: Tensor, u_B2: Tensor) -> Verdict:
     """Draw one of the outcomes with two uniforms per request, u_B2 (B, 2)."""
     end_B = draw_at(outcomes.stop_BM, u_B2[:, 0])
-    rest_BV = rules.or_p(rows_at(outcomes.rest_BMV, end_B), rows_at(p_BMV, end_B))
+    rest_BV = rules.fall_back_to_p(rows_at(outcomes.rest_BMV, end_B), rows_at(p_BMV, end_B))
     return Verdict(end_B, draw_at(rest_BV, u_B2[:, 1]))
 
 
@@ -144,7 +144,7 @@ def typical(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
         p_B = rules.pick_tokens(r_BV, drafts.tokens_BN[:, i])
         return (p_B > least_BM[batch, above_BN[:, i]]).double(), r_BV
 
-    return rules.in_turn(p_BMV, drafts, test)
+    return rules.verify_in_draw_order(p_BMV, drafts, test)
 
 
 def top_beta(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
@@ -155,7 +155,7 @@ def top_beta(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
         own_B1 = r_BV.gather(1, drafts.tokens_BN[:, i : i + 1])
         return ((r_BV > own_B1).sum(1) < TOP_BETA).double() * (own_B1[:, 0] > 0), r_BV
 
-    return rules.in_turn(p_BMV, drafts, test)
+    return rules.verify_in_draw_order(p_BMV, drafts, test)
 
 
 _ANY, _DRAWN = frozenset(LAWS), frozenset({"independent", "causal"})

@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from decode.engine.decoder import Decoder
-from decode.proposers.adaptive import AdaptiveDrafter, AdaptiveLength, CostAware
-from decode.proposers.autoregressive import AutoregressiveDrafter
-from decode.proposers.base import Drafter
+from decode.proposers.adaptive import AdaptiveLength, AdaptiveProposer, CostAware
+from decode.proposers.autoregressive import AutoregressiveProposer
+from decode.proposers.base import Proposer
 from decode.proposers.block import BlockProposer
-from decode.proposers.d2sd import D2SDDrafter
+from decode.proposers.d2sd import D2SDProposer
 from decode.proposers.diffusion import DiffusionProposer
-from decode.proposers.diffuspec import DiffuSpecDrafter
-from decode.proposers.hierarchical import HierarchicalDrafter
-from decode.proposers.lookup import CopyingDrafter, LookupDrafter
-from decode.proposers.overlapped import MergedDrafter, OverlappedDrafter
-from decode.proposers.retrieval import RetrievalDrafter, read_corpus
-from decode.proposers.specdiff2 import SpecDiff2Drafter
+from decode.proposers.diffuspec import DiffuSpecProposer
+from decode.proposers.hierarchical import HierarchicalProposer
+from decode.proposers.lookup import CopyingProposer, LookupProposer
+from decode.proposers.overlapped import MergedProposer, OverlappedProposer
+from decode.proposers.retrieval import RetrievalProposer, read_corpus
+from decode.proposers.specdiff2 import SpecDiff2Proposer
 from decode.proposers.suffix_automaton import Datastore
-from decode.proposers.tolerator import ToleratorDrafter
-from decode.proposers.translated import TranslatedDrafter
+from decode.proposers.tolerator import ToleratorProposer
+from decode.proposers.translated import TranslatedProposer
 from decode.speculation.proposal import Siblings
 from decode.speculation.verifiers import find
 from decode.systems import registry
@@ -98,29 +98,29 @@ def assemble(method: Method, drafters: OpenDrafters, draft_tokens: int | None = 
     if longest < (method.typed("draft_tokens") or 0):
         raise UserError(f"this drafter drafts at most {longest} tokens")
     if system.controller == "cost":
-        proposer = AdaptiveDrafter(proposer, CostAware)
+        proposer = AdaptiveProposer(proposer, CostAware)
     elif system.controller == "adl":
-        proposer = AdaptiveDrafter(proposer, lambda: AdaptiveLength(longest))
+        proposer = AdaptiveProposer(proposer, lambda: AdaptiveLength(longest))
     if system.copying:
-        proposer = CopyingDrafter(proposer, *([asked, asked] if asked else []))
+        proposer = CopyingProposer(proposer, *([asked, asked] if asked else []))
     return Decoder(target, proposer, system.verifier_name)
 
 
-_CLASSES: dict[type[System], Callable[..., Drafter]] = {
-    registry.Lookup: LookupDrafter,
-    registry.Autoregressive: AutoregressiveDrafter,
+_CLASSES: dict[type[System], Callable[..., Proposer]] = {
+    registry.Lookup: LookupProposer,
+    registry.Autoregressive: AutoregressiveProposer,
     registry.BlockSystem: BlockProposer,
     registry.BlockTree: BlockProposer,
     registry.SpecDiff: DiffusionProposer,
-    registry.SpecDiff2: SpecDiff2Drafter,
-    registry.D2SD: D2SDDrafter,
-    registry.Tolerator: ToleratorDrafter,
+    registry.SpecDiff2: SpecDiff2Proposer,
+    registry.D2SD: D2SDProposer,
+    registry.Tolerator: ToleratorProposer,
     registry.SpecDec: DiffusionProposer,
 }
 """The proposers that take the system's drafters, and its own options by name."""
 
 
-def _make_proposer(system: DraftingSystem, drafters: OpenDrafters) -> Drafter:
+def _make_proposer(system: DraftingSystem, drafters: OpenDrafters) -> Proposer:
     options = system.own_options
     match system:
         case GivenDrafter():
@@ -129,7 +129,7 @@ def _make_proposer(system: DraftingSystem, drafters: OpenDrafters) -> Drafter:
             return _make_retrieval(system, drafters)
         case registry.DiffuSpec(corpus=path):
             options["corpus"] = () if path is None else read_corpus(path, drafters.target)
-            return DiffuSpecDrafter(drafters[DIFFUSION], **options)
+            return DiffuSpecProposer(drafters[DIFFUSION], **options)
         case registry.Hierarchical(draft_tokens=tokens, inner=name):
             inner: DraftingSystem = {
                 "lookup": registry.Lookup(),
@@ -137,27 +137,27 @@ def _make_proposer(system: DraftingSystem, drafters: OpenDrafters) -> Drafter:
                 "diffusion": registry.SpecDiff(),
             }[name]
             proposer = _make_proposer(inner, drafters)
-            return HierarchicalDrafter(drafters[AUTOREGRESSIVE], proposer, tokens)
+            return HierarchicalProposer(drafters[AUTOREGRESSIVE], proposer, tokens)
         case registry.Double(draft_tokens=tokens, corpus=path):
             first = _make_retrieval(registry.Retrieval(corpus=path), drafters)
             second = _make_retrieval(registry.Retrieval(corpus=path, draft_tokens=tokens), drafters)
-            model = HierarchicalDrafter(drafters[AUTOREGRESSIVE], first, tokens + 1)
-            return MergedDrafter(OverlappedDrafter(model), second)
+            model = HierarchicalProposer(drafters[AUTOREGRESSIVE], first, tokens + 1)
+            return MergedProposer(OverlappedProposer(model), second)
         case registry.Duo(draft_tokens=tokens, device=device):
             small = drafters[AUTOREGRESSIVE]
             if device not in (None, str(small.device)):
                 small = reload(small, device)
-            return OverlappedDrafter(AutoregressiveDrafter(small, tokens + 1))
+            return OverlappedProposer(AutoregressiveProposer(small, tokens + 1))
     return _CLASSES[type(system)](*(drafters[kind] for kind in system.needs), **options)
 
 
-def _make_retrieval(system: registry.Retrieval, drafters: OpenDrafters) -> Drafter:
+def _make_retrieval(system: registry.Retrieval, drafters: OpenDrafters) -> Proposer:
     path = system.corpus
     store = None if path is None else Datastore(read_corpus(path, drafters.target))
-    return RetrievalDrafter(system.draft_tokens, system.shortest, system.tree_nodes, store)
+    return RetrievalProposer(system.draft_tokens, system.shortest, system.tree_nodes, store)
 
 
-def make_given(system: GivenDrafter, drafters: OpenDrafters) -> Drafter:
+def make_given(system: GivenDrafter, drafters: OpenDrafters) -> Proposer:
     """A proposer from a drafter of any kind. For a verifier that is exact for drawn drafts only,
     drafts are drawn: chains, or trees with siblings that it accepts. Raises UserError for steps, an
     order or trees for a drafter that has none."""
@@ -175,10 +175,10 @@ def make_given(system: GivenDrafter, drafters: OpenDrafters) -> Drafter:
     if isinstance(drafter, BlockDrafter):
         return BlockProposer(drafter, tokens, nodes, siblings)
     if isinstance(drafter, ForeignDrafter):
-        return TranslatedDrafter(drafter.network, drafter.tokenizer, drafters.target, tokens)
+        return TranslatedProposer(drafter.network, drafter.tokenizer, drafters.target, tokens)
     if isinstance(drafter, Target):
-        return AutoregressiveDrafter(drafter, *([tokens] if tokens else []))
-    proposer: Drafter = drafter
+        return AutoregressiveProposer(drafter, *([tokens] if tokens else []))
+    proposer: Proposer = drafter
     return proposer
 
 

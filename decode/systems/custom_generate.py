@@ -21,10 +21,10 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from decode.engine.engine import Engine, forward_together
+from decode.engine.engine import RequestRunner, forward_batch
 from decode.portable.checks import check_call
 from decode.portable.generate import find_longest, write_texts
-from decode.proposers.base import Drafter
+from decode.proposers.base import Proposer
 from decode.speculation.proposal import NO_DRAFTS
 from decode.speculation.sampling import Sampling
 from decode.speculation.verification import Outcome
@@ -56,10 +56,10 @@ class OpenModel:
         name = getattr(model, "name_or_path", "") or type(model).__name__
         no_tokenizer: Any = _NoTokenizer()
         self.target = prove_target(model, no_tokenizer, ModelSource(name), fast=False)
-        self.drafters: dict[tuple[str | int, str | None], Drafter | None] = {}
+        self.drafters: dict[tuple[str | int, str | None], Proposer | None] = {}
         self.weights = _weights(model)
 
-    def open_drafter(self, drafter: Any, method: str | None) -> Drafter | None:
+    def open_drafter(self, drafter: Any, method: str | None) -> Proposer | None:
         """Opened once. Opening it draws weights, which leaves the caller's random numbers alone."""
         known = drafter is None or isinstance(drafter, str | Path | BlockDrafter | DiffusionDrafter)
         if not known and not hasattr(drafter, "law"):
@@ -104,7 +104,7 @@ def custom_generate(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    drafter: str | Path | Drafter | None = None,
+    drafter: str | Path | Proposer | None = None,
     method: str | None = None,
     **model_kwargs: Any,
 ) -> Any:
@@ -166,10 +166,10 @@ class TargetText:
         target: Target,
         prompt: list[int],
         limit: int,
-        proposer: Drafter | None,
+        proposer: Proposer | None,
         batch: list[TargetText],
     ) -> None:
-        self.engine = Engine(target, prompt, limit, Sampling(), proposer)
+        self.engine = RequestRunner(target, prompt, limit, Sampling(), proposer)
         self.engine.eos = frozenset()
         self.engine.proposal = NO_DRAFTS
         self.batch = batch
@@ -219,7 +219,7 @@ def _run(texts: list[TargetText]) -> None:
     for text in texts:
         text.commit()
     engines = [text.engine for text in texts]
-    outputs = forward_together(engines, [engine.draft() for engine in engines])
+    outputs = forward_batch(engines, [engine.draft() for engine in engines])
     for text, output in zip(texts, outputs, strict=True):
         assert output.logits_BLV is not None
         text.rows, text.output = output.logits_BLV[0].float(), output

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from decode.engine.decoder import Decoder
-from decode.proposers.base import Drafter
+from decode.proposers.base import Proposer
 from decode.systems.construction import OpenDrafters, assemble, build, check_options, open_drafters
 from decode.systems.drafter_folders import (
     AUTO,
@@ -34,7 +34,7 @@ from specalign.lm.names import DEFAULT_TARGET
 from specalign.models.block import BlockDrafter
 from specalign.models.standalone import DiffusionDrafter
 
-AnyDrafter = str | os.PathLike[str] | Drafter | BlockDrafter | DiffusionDrafter | Target
+AnyDrafter = str | os.PathLike[str] | Proposer | BlockDrafter | DiffusionDrafter | Target
 
 
 def load(
@@ -150,7 +150,7 @@ def _target_spec(target: object) -> str:
 
 def _resolve_drafter(
     spec: str, drafter: AnyDrafter | None, by_name: bool
-) -> tuple[str | Drafter | BlockDrafter | DiffusionDrafter | Target | None, str]:
+) -> tuple[str | Proposer | BlockDrafter | DiffusionDrafter | Target | None, str]:
     """The drafter, with paths as strings and `auto` resolved, and a note to print once the target
     is loaded."""
     if isinstance(drafter, os.PathLike):

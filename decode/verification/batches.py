@@ -161,7 +161,7 @@ class Requests:
         given = tuple(self.short[0])
         text = plain.generate(list(given), max_new_tokens=12).tokens
         unused = next(i for i in range(size - 1, 0, -1) if i not in text)
-        words = self.target.decode(text)
+        words = self.target.detokenize(text)
         for new in (5, 3, 2, 1):
             yield Asked(given, Sampling(), new)
         for room in (1, 3, 6):
@@ -183,7 +183,7 @@ class Requests:
     def half_characters(self) -> Iterator[Asked]:
         """Texts of the two halves of a character: rounds, and requests, end between them. In pairs:
         every second request of a batch is streamed."""
-        decode = self.target.decode
+        decode = self.target.detokenize
         every = (i for i in range(self.target.vocab_size) if decode([i]) == UNFINISHED)
         for halves in product(islice(every, MOST_HALVES), repeat=2):
             character = decode(list(halves))

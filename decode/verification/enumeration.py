@@ -19,7 +19,7 @@ from torch.nn.functional import one_hot
 
 from decode.speculation import verifiers
 from decode.speculation.drafts import Drafts, normalise
-from decode.speculation.rules import Outcomes, or_p
+from decode.speculation.rules import Outcomes, fall_back_to_p
 from decode.speculation.sampling import Sampling, probs
 from decode.speculation.tree import ancestors, chain
 from decode.speculation.verifiers import VERIFIERS, Verifier
@@ -246,7 +246,7 @@ def outcomes(case_: RuleCase, verifier: Verifier | str) -> Outcomes:
 def output_law(case_: RuleCase, out: Outcomes) -> Tensor:
     """The joint law of the first K + 1 tokens that come out."""
     toy, parents = case_.toy, max(case_.drafts.parents, key=len)
-    next_BMV = normalise(or_p(out.rest_BMV, case_.p_BMV))
+    next_BMV = normalise(fall_back_to_p(out.rest_BMV, case_.p_BMV))
     mass_BMV = case_.weight_B[:, None, None] * out.stop_BM[..., None] * next_BMV
     laws = [torch.zeros((toy.V,) * (d + 1), dtype=torch.float64) for d in range(toy.K + 1)]
     for m, path in enumerate(nodes(parents)):

@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from decode.engine.engine import Engine
+from decode.engine.engine import RequestRunner
 from decode.proposers.suffix_automaton import TextAutomaton
 from decode.speculation import sampling as sampling_module
 from decode.speculation import verification, verifiers
@@ -105,7 +105,7 @@ def every_outcome(
         script[-1] += 1
 
 
-def check_proposal_of(engine: Engine, tally: Tally, name: str) -> None:
+def check_proposal_of(engine: RequestRunner, tally: Tally, name: str) -> None:
     """Enumerate what a request would draft now, at a small top-k. The request is left as it was."""
     tally.place = {"method": name}
     session, request, drafter = engine.session, engine.request, engine.drafter
@@ -142,7 +142,7 @@ def check_proposal_of(engine: Engine, tally: Tally, name: str) -> None:
         restore()
 
 
-def _snapshot(engine: Engine) -> Callable[[], None]:
+def _snapshot(engine: RequestRunner) -> Callable[[], None]:
     """A function that puts a request's session, those that it wraps, and its random numbers back
     into their present state."""
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from decode.engine import engine as engine_module
 from decode.engine.decoder import Decoder
-from decode.engine.engine import Engine
+from decode.engine.engine import RequestRunner
 from decode.speculation import sampling as sampling_module
 from decode.speculation import verification, verifiers
 from decode.speculation.proposal import Proposal
@@ -56,7 +56,7 @@ class RecordedRequest:
 
     number: int
     asked: Asked
-    engine: Engine
+    engine: RequestRunner
     pieces: list[str] | None
     rounds: list[RecordedRound] = field(default_factory=list)
     generator: torch.Generator | None = None
@@ -123,9 +123,9 @@ class Recorder:
     def __enter__(self) -> Recorder:
         for owner, name, watch in (
             (Decoder, "_engine", self._make_engine),
-            (Engine, "draft", self._draft),
-            (Engine, "make_round", self._make_round),
-            (Engine, "prefill", self._make_round),
+            (RequestRunner, "draft", self._draft),
+            (RequestRunner, "make_round", self._make_round),
+            (RequestRunner, "prefill", self._make_round),
             (engine_module, "verify_rounds", self._verify),
             (verification, "run_verifier", self._run_verifier),
             (verification, "_sampler", self._make_sampler),
@@ -159,18 +159,18 @@ class Recorder:
 
         self._stack.enter_context(mock.patch.object(owner, name, call))
 
-    def _make_engine(self, original: Original, *args: Any) -> Engine:
+    def _make_engine(self, original: Original, *args: Any) -> RequestRunner:
         number = len(self.requests)
         pieces: list[str] | None = [] if number % 2 == 0 else None
         *given, stream = args
-        made: Engine = original(*given, stream if pieces is None else pieces.append)
+        made: RequestRunner = original(*given, stream if pieces is None else pieces.append)
         self.requests.append(RecordedRequest(number, self.asked[number], made, pieces))
         return made
 
-    def _of(self, engine: Engine) -> RecordedRequest:
+    def _of(self, engine: RequestRunner) -> RecordedRequest:
         return next(one for one in self.requests if one.engine is engine)
 
-    def _draft(self, original: Original, engine: Engine) -> Any:
+    def _draft(self, original: Original, engine: RequestRunner) -> Any:
         request = self._of(engine)
         calls, used = len(self.calls), len(self.used)
         self.before_draft(request)
@@ -181,7 +181,7 @@ class Recorder:
         finally:
             self._drafting = None
 
-    def _make_round(self, original: Original, engine: Engine, *args: Any) -> Round:
+    def _make_round(self, original: Original, engine: RequestRunner, *args: Any) -> Round:
         made: Round = original(engine, *args)
         request = self._of(engine)
         self._owners[id(made)] = made, request

@@ -212,7 +212,7 @@ def end_of(
     with_special = [stop for stop in stops if any(name in stop for name in names)]
     spelt, before = "", ""  # the text with its special tokens, and without
     for count, token in enumerate(tokens, 1):
-        text = target.decode(list(tokens[:count])) if stops else ""
+        text = target.detokenize(list(tokens[:count])) if stops else ""
         if found := [text.find(stop) for stop in stops if stop in text]:
             return count, "stop", text[: min(found)]
         if with_special:
@@ -228,5 +228,5 @@ def end_of(
         if token in eos:
             ended = "eos"
         if ended:
-            return count, ended, target.decode(list(tokens[:count]))
-    return len(tokens), "", target.decode(list(tokens))
+            return count, ended, target.detokenize(list(tokens[:count]))
+    return len(tokens), "", target.detokenize(list(tokens))

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from decode.speculation import verifiers
 from decode.speculation.drafts import Drafts, normalise
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
-from decode.speculation.rules import or_p
+from decode.speculation.rules import fall_back_to_p
 from decode.speculation.tree import chain, depths
 from decode.speculation.verifiers import VERIFIERS, run_verifier
 from decode.verification.enumeration import (
@@ -139,9 +139,9 @@ def _check_together(
     out = rule(p_BMV.clone(), Drafts.of([proposal for proposal, _ in several], V))
     for b, (proposal, p_MV) in enumerate(several):
         alone, rows = rule(p_MV[None].clone(), Drafts.of([proposal], V)), len(p_MV)
-        stop_M, rest_MV = alone.stop_BM[0], normalise(or_p(alone.rest_BMV[0], p_MV))
+        stop_M, rest_MV = alone.stop_BM[0], normalise(fall_back_to_p(alone.rest_BMV[0], p_MV))
         away_M = (out.stop_BM[b, :rows] - stop_M).abs()
-        away_MV = (normalise(or_p(out.rest_BMV[b, :rows], p_MV)) - rest_MV).abs()
+        away_MV = (normalise(fall_back_to_p(out.rest_BMV[b, :rows], p_MV)) - rest_MV).abs()
         away = max(float(away_M.max()), float((away_MV * (stop_M > EXACT)[:, None]).max()))
         what = f"{verifier} over drafts {drafter!r}: different outcome in a batch ({proposal.tree})"
         name = "outcomes in a mixed batch and alone"
@@ -163,7 +163,7 @@ def _check_draws(case: RuleCase, verifier: str, drafter: str, where: str, tally:
             q = DraftProbs(q.probs.float().flip(1).contiguous(), ids.flip(0))
             q = DraftProbs(q.dense(WIDE)) if place % 2 else q
         proposal = replace(proposal, tokens_K=ids[proposal.tokens_K], q=q)
-        rest_MV = or_p(out.rest_BMV[b, :rows], case.p_BMV[b, :rows])
+        rest_MV = fall_back_to_p(out.rest_BMV[b, :rows], case.p_BMV[b, :rows])
         tried = list(_near_borders(out.stop_BM[b, :rows], rest_MV))
         wanted = [(node, int(ids[token])) for _, _, node, token in tried]
         numbers = [torch.tensor(one[:2], dtype=torch.float64) for one in tried]

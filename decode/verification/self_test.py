@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from decode.engine.detokenizer import TextStream
-from decode.engine.engine import Engine
+from decode.engine.engine import RequestRunner
 from decode.evaluation.tokenized import tokenize_prompts
 from decode.proposers import autoregressive, block, diffusion
 from decode.speculation import drafts, processors, rules, sampling, tree, verification, verifiers
@@ -121,14 +121,14 @@ def stale_cache() -> list[Patch]:
 
 def blind_tree() -> list[Patch]:
     """Nodes of a tree attend to their siblings."""
-    original = Engine.draft
+    original = RequestRunner.draft
 
-    def draft(self: Engine) -> object:
+    def draft(self: RequestRunner) -> object:
         call = original(self)
         see_LL = None if call.see_LL is None else torch.ones_like(call.see_LL).tril()
         return call._replace(see_LL=see_LL)
 
-    return [(Engine, "draft", draft)]
+    return [(RequestRunner, "draft", draft)]
 
 
 def penalty_of_the_text_alone() -> list[Patch]:
@@ -138,13 +138,13 @@ def penalty_of_the_text_alone() -> list[Patch]:
 
 def past_the_end() -> list[Patch]:
     """An end of sequence inside an accepted path does not end the text."""
-    original = Engine._append
+    original = RequestRunner._append
 
-    def append(self: Engine, outcome: Outcome) -> int:
+    def append(self: RequestRunner, outcome: Outcome) -> int:
         with mock.patch.object(self, "eos", self.eos - set(outcome.accepted)):
             return original(self, outcome)
 
-    return [(Engine, "_append", append)]
+    return [(RequestRunner, "_append", append)]
 
 
 def lost_half() -> list[Patch]:

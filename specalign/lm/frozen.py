@@ -18,7 +18,13 @@ from specalign.folder.template_notes import note_readings, reads_clock
 from specalign.folder.tokenizer import opening_ids, text_ids
 from specalign.kernels.replacing import speed_up_linears
 from specalign.lm.fused import fuse_layers
-from specalign.lm.inspection.anatomy import context_limit, decoder, eos_ids, examine, query_heads
+from specalign.lm.inspection.anatomy import (
+    context_limit,
+    eos_ids,
+    find_body,
+    inspect_model,
+    query_heads,
+)
 from specalign.lm.inspection.own_output import placeholder_ids
 from specalign.lm.logits import PLAIN, Readout
 from specalign.lm.masks import install
@@ -62,8 +68,8 @@ class FrozenModel:
         self.config = config = model.config.get_text_config(decoder=True)
         self.device, self.dtype = model.device, model.dtype
         install(model, own_attention)
-        self.body = decoder(model)
-        self.anatomy = examine(model, self.body)
+        self.body = find_body(model)
+        self.anatomy = inspect_model(model, self.body)
         self.layers = self.anatomy.layers
         self.num_layers = len(self.layers)
         self.hidden_size: int = config.hidden_size
@@ -217,5 +223,5 @@ class FrozenModel:
         opening = opening_ids(self.tokenizer, rows, where)
         return [*opening, *text_ids(self.tokenizer, text, rows, where)]
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def detokenize(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))

@@ -146,7 +146,7 @@ class Target(FrozenModel):
         return output.last_hidden_state.to(self.dtype), taps_BLFD
 
     @torch.no_grad()
-    def forward_together(
+    def forward_batch(
         self,
         tokens: Sequence[Tensor],
         caches: Sequence[KVCache],

@@ -247,7 +247,7 @@ def _side_by_side(target: Target, own: OwnOutput, dtype: torch.dtype) -> float:
     try:
         for parts in ([(0, CUT), (0, 3)], [(CUT, LENGTH), (3, 5)]):
             new = [tokens[:, a:b] for a, b in parts]
-            outputs = target.forward_together(new, caches, [None, None])
+            outputs = target.forward_batch(new, caches, [None, None])
             for output, (a, b) in zip(outputs, parts, strict=True):
                 found.append(_distance(output.logits_BLV, own, range(a, b), dtype))
     except (RuntimeError, AttributeError, TypeError, NotImplementedError):

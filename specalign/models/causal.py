@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from specalign.common.batch import Batch
 from specalign.common.schema import JsonObject
-from specalign.lm.inspection.anatomy import decoder
+from specalign.lm.inspection.anatomy import find_body
 from specalign.lm.inspection.parts import embedding_names
 from specalign.lm.masks import Layout, laid
 from specalign.lm.model import Target
@@ -54,7 +54,7 @@ class CausalDrafter(nn.Module):
         self.names = embedding_names(model)
         scale = getattr(model.get_input_embeddings(), "embed_scale", None)
         self._scale = [scale if scale is None else torch.as_tensor(scale).detach()]
-        body, bare = decoder(model), cast(Any, nn.Identity())
+        body, bare = find_body(model), cast(Any, nn.Identity())
         bare.bias = None  # BERT reads it
         model.set_input_embeddings(nn.Identity())
         model.set_output_embeddings(bare)

@@ -24,7 +24,7 @@ from align.training.block_module import BlockDrafterModule
 from align.training.datamodule import make_batch
 from align.training.diffusion_module import DiffusionDrafterModule
 from align.training.run import train
-from decode.engine.engine import Engine, run_together
+from decode.engine.engine import RequestRunner, run_batch
 from decode.proposers.block import BlockProposer
 from decode.proposers.diffusion import DiffusionProposer
 from decode.speculation.sampling import Sampling
@@ -86,12 +86,12 @@ def compare(
         for a in whole[torch.randperm(len(whole), generator=generator)[:per_sample]].tolist():
             prefix = text[: int(anchors.index_BA[0, a])].tolist()
             sampling = Sampling(temperature=1.0, seed=1000 * len(expected))
-            engines.append(Engine(target, prefix, size + 2, sampling, proposer, "token"))
+            engines.append(RequestRunner(target, prefix, size + 2, sampling, proposer, "token"))
             expected.append(float(tau[a]))
             texts.append(i)
         if len(expected) >= prefixes:
             break
-    run_together(engines, 32)
+    run_batch(engines, 32)
     # without a call the last token was the end of the text: nothing to draft after it
     drafted = [i for i, engine in enumerate(engines) if engine.out.calls]
     m = torch.tensor([float(engines[i].out.accepted[0]) for i in drafted])

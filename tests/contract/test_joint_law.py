@@ -8,7 +8,7 @@ import pytest
 
 from decode.engine.decoder import Decoder
 from decode.proposers.base import Request
-from decode.proposers.lookup import LookupDrafter
+from decode.proposers.lookup import LookupProposer
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
 from specalign.common.errors import UserError
@@ -69,7 +69,7 @@ def test_joint_frequencies_with_an_end_of_sequence_inside(kind: str) -> None:
 def test_joint_frequencies_of_lookup_and_plain_decoding(setting: str) -> None:
     target = TableTarget(3, seed=5)
     law = target.law(LETTERS, LENGTH, SETTINGS[setting])
-    for drafter in (LookupDrafter(3), None):
+    for drafter in (LookupProposer(3), None):
         found = frequencies(Decoder(target, drafter), SETTINGS[setting])  # type: ignore[arg-type]
         assert plausible(found, law, RUNS)
 

@@ -18,14 +18,14 @@ from decode.engine import decoder as decoder_module
 from decode.engine import engine as engine_module
 from decode.engine.decoder import Decoder
 from decode.engine.detokenizer import UNFINISHED, TextStream
-from decode.engine.engine import Engine
+from decode.engine.engine import RequestRunner
 from decode.proposers import base, block, specdiff2
-from decode.proposers.autoregressive import AutoregressiveDrafter
-from decode.proposers.block import BlockDrafts, BlockProposer
+from decode.proposers.autoregressive import AutoregressiveProposer
+from decode.proposers.block import BlockProposer, BlockProposerSession
 from decode.proposers.diffusion import DiffusionProposer
-from decode.proposers.lookup import CopyingDrafter, CopyingSession
-from decode.proposers.overlapped import OverlappedDrafter
-from decode.proposers.specdiff2 import SpecDiff2Drafter
+from decode.proposers.lookup import CopyingProposer, CopyingSession
+from decode.proposers.overlapped import OverlappedProposer
+from decode.proposers.specdiff2 import SpecDiff2Proposer
 from decode.speculation import drafts, rules, sampling, tree, tree_drafts, verification, verifiers
 from decode.speculation.processors import History
 from decode.speculation.proposal import DraftProbs, Proposal
@@ -71,13 +71,13 @@ def fresh(run: VerificationRun) -> Iterator[None]:
 
 def positions_too_late() -> list[Patch]:
     """The tokens of a round are placed one position too late."""
-    original = Engine.draft
+    original = RequestRunner.draft
 
-    def draft(self: Engine) -> Any:
+    def draft(self: RequestRunner) -> Any:
         call = original(self)
         return call._replace(depth_L=torch.arange(1, call.tokens_1L.shape[1] + 1))
 
-    return [(Engine, "draft", draft)]
+    return [(RequestRunner, "draft", draft)]
 
 
 def chunks_from_the_start() -> list[Patch]:
@@ -118,27 +118,27 @@ def row_lost() -> list[Patch]:
 
 def outputs_swapped() -> list[Patch]:
     """In a batch, requests get one another's logits."""
-    original = engine_module.forward_together
+    original = engine_module.forward_batch
 
     def forward(running: Any, calls: Any) -> Any:
         out = original(running, calls)
         same = len({call.tokens_1L.shape for call in calls}) == 1
         return out[::-1] if same else out
 
-    return [(engine_module, "forward_together", forward)]
+    return [(engine_module, "forward_batch", forward)]
 
 
 def other_first_row() -> list[Patch]:
     """The first token comes from the prompt's last token but one."""
-    original = Engine.prefill
+    original = RequestRunner.prefill
 
-    def prefill(self: Engine) -> Round:
+    def prefill(self: RequestRunner) -> Round:
         first = original(self)
         at = torch.tensor([self.prompt[:-1]])
         output = self.target.forward(at, cache=self.target.new_cache(1, 40))
         return first._replace(logits_MV=output.logits_BLV[0, -1:])  # type: ignore[index]
 
-    return [(Engine, "prefill", prefill)]
+    return [(RequestRunner, "prefill", prefill)]
 
 
 def _history(change: Callable[[History, Sequence[int]], None]) -> list[Patch]:
@@ -251,9 +251,9 @@ def siblings_repeated() -> list[Patch]:
 
 def cut_by_its_own_draw() -> list[Patch]:
     """A chain is cut before a drawn token whose q is small."""
-    original = BlockDrafts.propose
+    original = BlockProposerSession.propose
 
-    def propose(self: BlockDrafts, k: int) -> Any:
+    def propose(self: BlockProposerSession, k: int) -> Any:
         made = original(self, k)
         if made.q is None:
             return made
@@ -261,7 +261,7 @@ def cut_by_its_own_draw() -> list[Patch]:
         count = next((i for i, q in enumerate(own) if q < 0.3), len(own))
         return made.cut(count) if count else None
 
-    return [(BlockDrafts, "propose", propose)]
+    return [(BlockProposerSession, "propose", propose)]
 
 
 def cut_after_its_draw() -> list[Patch]:
@@ -337,7 +337,7 @@ def accepted_too_often() -> list[Patch]:
 
 
 def residual_not_clamped() -> list[Patch]:
-    return [(rules, "residual", lambda p, q: rules.or_p((p - q).abs(), p))]
+    return [(rules, "residual", lambda p, q: rules.fall_back_to_p((p - q).abs(), p))]
 
 
 def sibling_tested_with_the_first_q() -> list[Patch]:
@@ -394,14 +394,14 @@ def kernel_takes_one_less() -> list[Patch]:
 
 def one_generator() -> list[Patch]:
     """Every request of a batch draws with the first one's generator."""
-    original, first = Engine._round, []
+    original, first = RequestRunner._round, []
 
-    def make_round(self: Engine, *given: Any) -> Any:
+    def make_round(self: RequestRunner, *given: Any) -> Any:
         made = original(self, *given)
         first.append(made.generator)
         return made._replace(generator=first[0])
 
-    return [(Engine, "_round", make_round)]
+    return [(RequestRunner, "_round", make_round)]
 
 
 def drafts_by_the_shared_generator() -> list[Patch]:
@@ -490,45 +490,45 @@ def one_seed_for_all() -> list[Patch]:
 
 
 def accepted_token_dropped() -> list[Patch]:
-    original = Engine._append
+    original = RequestRunner._append
 
-    def commit(self: Engine, outcome: Outcome) -> int:
+    def commit(self: RequestRunner, outcome: Outcome) -> int:
         return original(self, outcome._replace(accepted=outcome.accepted[1:]))
 
-    return [(Engine, "_append", commit)]
+    return [(RequestRunner, "_append", commit)]
 
 
 def first_end_alone() -> list[Patch]:
     """Of several end-of-sequence ids one alone ends the text."""
-    original = Engine._append
+    original = RequestRunner._append
 
-    def commit(self: Engine, outcome: Outcome) -> int:
+    def commit(self: RequestRunner, outcome: Outcome) -> int:
         self.eos = frozenset([max(self.eos)])
         return original(self, outcome)
 
-    return [(Engine, "_append", commit)]
+    return [(RequestRunner, "_append", commit)]
 
 
 def one_token_too_many() -> list[Patch]:
-    original = Engine._append
+    original = RequestRunner._append
 
-    def commit(self: Engine, outcome: Outcome) -> int:
+    def commit(self: RequestRunner, outcome: Outcome) -> int:
         full = len(self.out.tokens) + len(outcome.accepted) + 1 >= self.limit
         self.limit += full
         return original(self, outcome)
 
-    return [(Engine, "_append", commit)]
+    return [(RequestRunner, "_append", commit)]
 
 
 def other_reason() -> list[Patch]:
     """A text that fills the context finishes with `length`."""
-    original = Engine._append
+    original = RequestRunner._append
 
-    def commit(self: Engine, outcome: Outcome) -> int:
+    def commit(self: RequestRunner, outcome: Outcome) -> int:
         self.full = "length"
         return original(self, outcome)
 
-    return [(Engine, "_append", commit)]
+    return [(RequestRunner, "_append", commit)]
 
 
 def first_stop_listed() -> list[Patch]:
@@ -634,11 +634,11 @@ def decoder(target: Target, kind: str) -> Decoder:
         )
     if kind == "candidates":
         standalone = diffusion_drafter(target, "masked_lm")
-        return Decoder(target, SpecDiff2Drafter(standalone, 2, keep_q=True), "recursive")
+        return Decoder(target, SpecDiff2Proposer(standalone, 2, keep_q=True), "recursive")
     if kind == "copies":
-        return Decoder(target, CopyingDrafter(BlockProposer(network)), "token")
+        return Decoder(target, CopyingProposer(BlockProposer(network)), "token")
     if kind == "in the background":
-        return Decoder(target, OverlappedDrafter(AutoregressiveDrafter(target)), "token")
+        return Decoder(target, OverlappedProposer(AutoregressiveProposer(target)), "token")
     if kind == "confidence":
         return Decoder(
             target, DiffusionProposer(diffusion_drafter(target, "masked_lm"), steps=2, order=kind)
@@ -821,13 +821,16 @@ ENDS: dict[Callable[[], list[Patch]], Callable[[Target, list[int]], Asked]] = {
         tuple(PROMPTS[0]), REPEATED, 12, context=len(PROMPTS[0]) + 4
     ),
     first_stop_listed: lambda target, text: Asked(
-        tuple(PROMPTS[0]), REPEATED, 12, stop=(target.decode(text)[4:6], target.decode(text)[3:5])
+        tuple(PROMPTS[0]),
+        REPEATED,
+        12,
+        stop=(target.detokenize(text)[4:6], target.detokenize(text)[3:5]),
     ),
     stop_within_a_token: lambda target, text: Asked(
-        tuple(PROMPTS[0]), REPEATED, 12, stop=(target.decode(text)[2:5],)
+        tuple(PROMPTS[0]), REPEATED, 12, stop=(target.detokenize(text)[2:5],)
     ),
     stop_is_streamed: lambda target, text: Asked(
-        tuple(PROMPTS[0]), REPEATED, 12, stop=(target.decode(text)[2:5],)
+        tuple(PROMPTS[0]), REPEATED, 12, stop=(target.detokenize(text)[2:5],)
     ),
     special_tokens_alone: lambda target, _: Asked(
         tuple(PROMPTS[0]),

@@ -17,7 +17,7 @@ import pytest
 from torch import Tensor
 
 from decode import Decoder, Sampling
-from decode.proposers.base import Drafter, DraftSession, Request
+from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation import sampling as drawing
 from decode.speculation.proposal import Proposal
 from decode.systems.construction import OpenDrafters, build, make_given
@@ -120,7 +120,7 @@ def checked_tokens(decoder: Decoder, sampling: Sampling, monkeypatch: pytest.Mon
 class Watched:
     """A drafter whose draws are watched and held against its proposals."""
 
-    def __init__(self, inner: Drafter) -> None:
+    def __init__(self, inner: Proposer) -> None:
         self.inner = inner
         self.name, self.draft_tokens, self.draft_nodes = (
             inner.name,

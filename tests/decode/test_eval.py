@@ -56,7 +56,7 @@ def test_a_changed_output_ends_with_exit_code_1(
     ) -> Divergence | None:
         return Divergence(3, 5, 6, "BUG", 1.5, 0.001) if any(drafted) else None
 
-    monkeypatch.setattr(measure, "examine", examine)
+    monkeypatch.setattr(measure, "explain_divergence", examine)
     with pytest.raises(SystemExit) as stop:
         eval.main(
             [*QUIET, "--prompts", str(prompts), "--out", str(tmp_path / "o"), "--methods", "lookup"]

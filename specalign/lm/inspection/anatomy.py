@@ -104,7 +104,7 @@ class Anatomy:
 
 
 @torch.no_grad()
-def examine(model: PreTrainedModel, body: PreTrainedModel) -> Anatomy:
+def inspect_model(model: PreTrainedModel, body: PreTrainedModel) -> Anatomy:
     """Run one token through the decoder. Raises NotImplementedError if no layer caches anything, or
     one caches what cannot be rolled back."""
     config = model.config.get_text_config(decoder=True)
@@ -147,7 +147,7 @@ def cache_name(module: nn.Module) -> str:
     return next((n for n in ("cache", "past_key_values", "cache_params") if n in names), "cache")
 
 
-def decoder(model: PreTrainedModel) -> Any:
+def find_body(model: PreTrainedModel) -> Any:
     """The part of a causal LM that ends with its last hidden state."""
     body = model.get_decoder()
     if body is model or not isinstance(body, PreTrainedModel):
@@ -156,7 +156,7 @@ def decoder(model: PreTrainedModel) -> Any:
             raise NotImplementedError("its decoder can't be separated from its head")
         body = inner[0]
     if body.get_output_embeddings() is not None:  # a causal LM in a wrapper
-        return decoder(body)
+        return find_body(body)
     return body
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
 from specalign.kernels.linear import is_linear
-from specalign.lm.inspection.anatomy import cache_name, decoder, eos_ids
+from specalign.lm.inspection.anatomy import cache_name, eos_ids, find_body
 from specalign.lm.logits import over_the_head
 
 _TEXT = (
@@ -59,7 +59,7 @@ def own_output(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Ow
     states: list[Tensor] = []
     hooks = [
         head.register_forward_pre_hook(lambda _, args: read.append(args[0])),
-        decoder(model).register_forward_hook(
+        find_body(model).register_forward_hook(
             lambda *call: states.append(call[-1].last_hidden_state)
         ),
     ]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from specalign.lm.inspection.anatomy import decoder
+from specalign.lm.inspection.anatomy import find_body
 
 if TYPE_CHECKING:
     from specalign.lm.model import Target
@@ -162,7 +162,7 @@ def text_model(target: Target) -> TextModel:
         raise NotImplementedError(f"transformers has no text-only {config.model_type}")
     with torch.device("meta"):
         empty = getattr(transformers, base)(config)
-    body = decoder(empty)
+    body = find_body(empty)
     if type(body) is not type(target.body):
         raise NotImplementedError(f"the text-only {base} is built differently")
     embedding, head = embedding_names(empty)

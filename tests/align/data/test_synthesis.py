@@ -45,7 +45,7 @@ def test_written_prompts_begin_as_asked(tmp_path: Path, target: Target) -> None:
     prefix = len(chat_template(target).prefix)
     found = set()
     for i in range(len(samples)):
-        prompt = target.decode(samples[i][prefix : int(samples.answer_start[i])].tolist())
+        prompt = target.detokenize(samples[i][prefix : int(samples.answer_start[i])].tolist())
         found |= {(t, float(samples.temperature[i])) for t in ("ab", "xyz") if prompt.startswith(t)}
     assert found == {("ab", 0.0), ("ab", 1.0), ("xyz", 0.0), ("xyz", 1.0)}
     with pytest.raises(UserError, match="leaves no room"):

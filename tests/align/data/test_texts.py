@@ -56,7 +56,7 @@ def test_mixed_by_weight_without_what_is_excluded(
     assert {int(samples[i][0]) for i in range(len(samples))} == {*first_tokens(target)}
     assert bool((samples.answer_start == 1).all())
     assert bool((samples.temperature == data.NOT_WRITTEN).all())
-    said = " ".join(target.decode(samples[i].tolist()) for i in range(len(samples)))
+    said = " ".join(target.detokenize(samples[i].tolist()) for i in range(len(samples)))
     assert "row 4 says 16" in said and "lazy dog" not in said and texts.is_read(recipe)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from decode.engine.decoder import Decoder
 from decode.proposers.block import BlockProposer
-from decode.proposers.lookup import CopyingDrafter, LookupDrafter
+from decode.proposers.lookup import CopyingProposer, LookupProposer
 from decode.speculation.sampling import Sampling
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
@@ -25,14 +25,16 @@ LIMITS = [1, 2, 3, 30, 7, 24, 5, 1, 40, 12, 9, 18]
 
 DECODERS = {
     "plain": lambda target: Decoder(target),
-    "lookup": lambda target: Decoder(target, LookupDrafter()),
+    "lookup": lambda target: Decoder(target, LookupProposer()),
     "shared_kv": lambda target: Decoder(
         target, BlockProposer(network(target, "shared_kv"), tree_nodes=None)
     ),
     "taps": lambda target: Decoder(target, BlockProposer(network(target, "taps"), tree_nodes=None)),
     "copies": lambda target: Decoder(
         target,
-        CopyingDrafter(BlockProposer(network(target, "shared_kv", markov_rank=8), tree_nodes=None)),
+        CopyingProposer(
+            BlockProposer(network(target, "shared_kv", markov_rank=8), tree_nodes=None)
+        ),
     ),
 }
 
@@ -115,7 +117,7 @@ def endless(target: Target, monkeypatch: pytest.MonkeyPatch) -> Target:
 
 def test_a_pair_that_would_change_the_output_is_refused(endless: Target) -> None:
     with pytest.raises(UserError, match="exact verifiers: point_mass"):
-        Decoder(endless, LookupDrafter(), "token").generate(PROMPT, sampling=Sampling(1.0))
+        Decoder(endless, LookupProposer(), "token").generate(PROMPT, sampling=Sampling(1.0))
     with pytest.raises(UserError, match="exact verifiers: point_mass, self_selection, token"):
         decoder = Decoder(endless, ScriptedDrafter(*DRAFTERS["independent"]), "greedy")
         decoder.generate(PROMPT, sampling=Sampling(1.0))

@@ -45,6 +45,11 @@ def test_text_is_cut_before_the_first_stop_string(width: int) -> None:
         assert count == len(TEXT[: at + width].encode())
 
 
+def test_of_two_stop_strings_in_one_token_the_first_counts() -> None:
+    stream = TextStream(lambda tokens: "".join("a.b.c" for _ in tokens), (".",), None)
+    assert stream.push(0) and stream.finish() == "a"
+
+
 def test_what_may_become_a_stop_string_is_held_back() -> None:
     pieces: list[str] = []
     stream = TextStream(decode, ("abcd",), pieces.append)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from decode.engine.decoder import Decoder
-from decode.engine.engine import Engine, run_together
+from decode.engine.engine import RequestRunner, run_batch
 from decode.engine.output import Generation, Tree
-from decode.proposers.base import Drafter, Request
-from decode.proposers.lookup import LookupDrafter
+from decode.proposers.base import Proposer, Request
+from decode.proposers.lookup import LookupProposer
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
 from specalign.lm.loading import load_target
@@ -42,13 +42,13 @@ def plain(target: Target, n: int, sampling: Sampling = VARIED, **options: Any) -
     return Decoder(target).generate(PROMPT, max_new_tokens=n, sampling=sampling, **options)
 
 
-def drafters(script: list[int]) -> dict[str, Drafter]:
+def drafters(script: list[int]) -> dict[str, Proposer]:
     known = PROMPT + script
     return {
         "oracle": ScriptedDrafter("point", oracle(known), K),
         "wrong third": ScriptedDrafter("point", oracle(known, 3), K),
         "wrong second": ScriptedDrafter("point", oracle(known, 2), K),
-        "lookup": LookupDrafter(K),
+        "lookup": LookupProposer(K),
         **{kind: ScriptedDrafter(*DRAFTERS[kind], K) for kind in DRAFTERS},
     }
 
@@ -146,9 +146,9 @@ def test_special_tokens_stop_a_text(target: Target) -> None:
     options: dict[str, Any] = {"max_new_tokens": 200, "temperature": 1.5, "seed": 14}
     full = Decoder(target, None, "gumbel").generate(PROMPT, **options)
     at = next(i for i, token in enumerate(full.tokens) if token in special and i > 3)
-    name, before = special[full.tokens[at]], target.decode(full.tokens[:at])
+    name, before = special[full.tokens[at]], target.detokenize(full.tokens[:at])
     for stop, text in ((name, before), (["never", name], before)):
-        for drafter in (None, LookupDrafter(K)):
+        for drafter in (None, LookupProposer(K)):
             pieces: list[str] = []
             decoder = Decoder(target, drafter, "gumbel")
             out = decoder.generate(PROMPT, stop=stop, stream=pieces.append, **options)
@@ -168,8 +168,8 @@ def test_stop_strings_across_blocks(target: Target) -> None:
     for stop in sorted(stops):
         expected = plain(target, 24, stop=stop)
         assert expected.text == full[: full.index(stop)] and expected.finish == "stop"
-        assert stop in target.decode(expected.tokens)
-        assert stop not in target.decode(expected.tokens[:-1])
+        assert stop in target.detokenize(expected.tokens)
+        assert stop not in target.detokenize(expected.tokens[:-1])
         for name in ("oracle", "wrong third", "guessed"):
             pieces: list[str] = []
             decoder = Decoder(target, drafters(script)[name])
@@ -189,7 +189,7 @@ def test_the_cache_after_rollbacks_is_that_of_a_fresh_forward(target: Target) ->
     script = plain(target, 25).tokens
     for name, drafter in drafters(script).items():
         verifier = "greedy"
-        engine = Engine(target, PROMPT, 25, VARIED, drafter, verifier)
+        engine = RequestRunner(target, PROMPT, 25, VARIED, drafter, verifier)
         out = engine.run()
         used, cache = engine.request.tokens, engine.request.cache
         assert used == PROMPT + out.tokens
@@ -241,8 +241,8 @@ def test_a_long_prompt_goes_through_in_chunks(
 def test_a_request_that_ended_gives_its_cache_back_where_others_run(
     target: Target, most: int
 ) -> None:
-    engines = [Engine(target, PROMPT, limit, VARIED, None, "greedy") for limit in (4, 9, 4)]
-    run_together(engines, most)
+    engines = [RequestRunner(target, PROMPT, limit, VARIED, None, "greedy") for limit in (4, 9, 4)]
+    run_batch(engines, most)
     assert [len(engine.out.tokens) for engine in engines] == [4, 9, 4]
     assert [hasattr(engine, "request") for engine in engines] == [most == 1] * 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -203,3 +204,18 @@ def test_what_needs_the_chat_template_is_refused_for_raw_prompts(talking: Target
         prompt_tokens(talking, [{"role": "user", "content": "A"}], raw=True)
     with pytest.raises(UserError, match="raw=True continues a string"):
         prompt_tokens(talking, "A", raw=True, tools=[WEATHER])
+
+
+def test_what_a_template_leaves_out_is_counted_and_an_answered_prompt_noted(
+    talking: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say_once.cache_clear()
+    ask = {"role": "user", "content": "Hi"}
+    prompt_tokens(talking, [ask])
+    assert "ends with an assistant message" not in capsys.readouterr().err
+    prompt_tokens(talking, [ask, {"role": "assistant", "content": "Yes."}])
+    assert "ends with an assistant message" in capsys.readouterr().err
+    plain = load_target("debug", "float32", "cpu", fast=False)
+    counts = Counter[str]()
+    prompt_tokens(plain, [{**ask, "name": "Ann"}], ignored=counts, tools=[WEATHER])
+    assert counts["tools"] == 1

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from decode.engine.decoder import Decoder
-from decode.engine.engine import Engine
+from decode.engine.engine import RequestRunner
 from decode.proposers.block import BlockProposer
-from decode.proposers.lookup import LookupDrafter
+from decode.proposers.lookup import LookupProposer
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
 from tests.builders import PROMPT
@@ -19,7 +19,7 @@ from tests.builders import block_network as network
 @pytest.fixture
 def decoders(target: Target) -> list[Decoder]:
     drafted = Decoder(target, BlockProposer(network(target, "shared_kv"), tree_nodes=None))
-    return [Decoder(target), Decoder(target, LookupDrafter()), drafted]
+    return [Decoder(target), Decoder(target, LookupProposer()), drafted]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -62,8 +62,8 @@ def test_the_output_is_there_at_the_end(target: Target) -> None:
 def test_a_closed_stream_ends_its_session(
     target: Target, monkeypatch: pytest.MonkeyPatch, taken: int
 ) -> None:
-    closed: list[Engine] = []
-    monkeypatch.setattr(Engine, "close", lambda self: closed.append(self))
+    closed: list[RequestRunner] = []
+    monkeypatch.setattr(RequestRunner, "close", lambda self: closed.append(self))
     whole = Decoder(target).generate(PROMPT, max_new_tokens=30)
     closed.clear()
     with Decoder(target).stream(PROMPT, max_new_tokens=30) as pieces:

@@ -60,7 +60,7 @@ def test_every_milestone_decodes_every_prompt_once(
     """By the drafter alone, without copies; greedy outputs are plain decoding's; what is there is not run
     again, what changed is."""
     out, ran = tmp_path / "out", []
-    whole = runner.run_together
+    whole = runner.run_task_batch
 
     def run(decoders: Any, tasks: Any, *args: Any) -> Any:
         ran.extend(tasks)
@@ -69,7 +69,7 @@ def test_every_milestone_decodes_every_prompt_once(
         )
         return whole(decoders, tasks, *args)
 
-    monkeypatch.setattr(runner, "run_together", run)
+    monkeypatch.setattr(runner, "run_task_batch", run)
     records = measure(pair, target, [SUITE], SETTINGS, out, QUIET)
     methods = [PLAIN, "ours@10", "ours@30", "dflash@10", "dflash@30"]
     assert sorted(r.key for r in records) == sorted(

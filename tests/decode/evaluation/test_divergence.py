@@ -15,7 +15,7 @@ from decode.evaluation.divergence import (
     BUG,
     TIE,
     dtype_limit,
-    examine,
+    explain_divergence,
     replay,
 )
 from decode.evaluation.records import Divergence
@@ -69,7 +69,7 @@ class NoisyTarget:
 
 
 def judge(target: Any, *rest: Any) -> Divergence:
-    found = examine(target, *rest)
+    found = explain_divergence(target, *rest)
     assert found is not None
     return found
 
@@ -95,7 +95,7 @@ def test_a_method_that_runs_the_target_another_way_is_replayed_so() -> None:
     plain: Any = NoisyTarget(1e-5, 0)
     other: Any = Otherwise(1e-5, 0)
     calls = [0] * 3, [0] * 3
-    found = examine(plain, PROMPT, [8, 9, 10, 11], [8, 9, 11, 13], *calls, others=other)
+    found = explain_divergence(plain, PROMPT, [8, 9, 10, 11], [8, 9, 11, 13], *calls, others=other)
     assert found is not None and found.kind == TIE and found.reproduced
     assert judge(plain, PROMPT, [8, 9, 10, 11], [8, 9, 11, 13], *calls).kind == BUG
 
@@ -204,8 +204,10 @@ def test_a_routers_other_choice_is_a_tie_and_another_state_a_bug(kind: str, call
 
         hooks = [module.register_forward_pre_hook(hook) for module in experts]
         texts = prompt, plain, part(target, prompt, plain, calls)
-        found = examine(target, *texts, *calls)
-        assert found == examine(target, *texts, *calls, others=target)  # as decode.eval asks
+        found = explain_divergence(target, *texts, *calls)
+        assert found == explain_divergence(
+            target, *texts, *calls, others=target
+        )  # as decode.eval asks
         for each in hooks:
             each.remove()
         assert found is not None and found.kind == judged and found.reproduced

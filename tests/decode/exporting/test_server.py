@@ -20,8 +20,8 @@ from decode.exporting.compare import ExportVerdict
 from decode.exporting.exports import DrafterPair
 from decode.exporting.formats import write_export
 from decode.exporting.server import Counts, Server, check_server
-from decode.proposers.autoregressive import AutoregressiveDrafter
-from decode.proposers.base import Drafter
+from decode.proposers.autoregressive import AutoregressiveProposer
+from decode.proposers.base import Proposer
 from decode.proposers.block import BlockProposer
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
@@ -47,7 +47,7 @@ class App:
         self.drafted: list[int] = []
         self.change: dict[str, Callable[[str], str | int]] = {}
 
-    def use(self, target: Target, drafter: Drafter) -> None:
+    def use(self, target: Target, drafter: Proposer) -> None:
         self.decoder = Decoder(target, drafter)
 
     def answer(self, path: str, body: dict[str, Any]) -> str:
@@ -130,9 +130,9 @@ def test_drafts_per_round_are_the_servers(
     save_drafter(drafter, tmp_path / "block")
     save_causal(causal_drafter(drafter.target), tmp_path / "autoregressive")
     small = load_target(str(tmp_path / "autoregressive"), "float32", "cpu")
-    kinds: dict[str, Drafter] = {
+    kinds: dict[str, Proposer] = {
         "block": BlockProposer(drafter, 2, tree_nodes=0),
-        "autoregressive": AutoregressiveDrafter(small, 3),
+        "autoregressive": AutoregressiveProposer(small, 3),
     }
     for role, proposer in kinds.items():
         app.use(drafter.target, proposer)

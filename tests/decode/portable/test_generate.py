@@ -180,9 +180,9 @@ def test_drafts_are_accepted(model: Any, folders: Path, monkeypatch: pytest.Monk
     )  # fmt: skip
     assert sum(accepted) > 8
     passes: list[int] = []
-    own = decode.systems.custom_generate.forward_together  # type: ignore[attr-defined]
+    own = decode.systems.custom_generate.forward_batch  # type: ignore[attr-defined]
     monkeypatch.setattr(
-        "decode.systems.custom_generate.forward_together",
+        "decode.systems.custom_generate.forward_batch",
         lambda *given: [passes.append(1), own(*given)][1],
     )
     ours = {"custom_generate": decode.custom_generate, "drafter": str(folders / "saved")}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from decode import Decoder, Sampling
-from decode.proposers.autoregressive import AutoregressiveDrafter
+from decode.proposers.autoregressive import AutoregressiveProposer
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import probs
 from specalign.common.errors import UserError
@@ -34,7 +34,7 @@ def test_q_is_what_each_token_was_drawn_from(
     seen: list[tuple[list[int], Proposal]] = []
     rejected = accepted = 0
     for seed in range(3):
-        drafter = watched(AutoregressiveDrafter(model), seen)
+        drafter = watched(AutoregressiveProposer(model), seen)
         out = Decoder(target, drafter).generate(
             PROMPTS[0], max_new_tokens=24, sampling=replace(sampling, seed=seed)
         )
@@ -64,7 +64,7 @@ def test_a_drafter_that_is_the_target_is_always_right(setting: str) -> None:
     target = TableTarget(6, seed=4)
     for verifier in ("token", "block", "gumbel"):
         for seed in range(5):
-            decoder = Decoder(target, AutoregressiveDrafter(target, 4), verifier)  # type: ignore[arg-type]
+            decoder = Decoder(target, AutoregressiveProposer(target, 4), verifier)  # type: ignore[arg-type]
             sampling = replace(SETTINGS[setting], seed=seed)
             out = decoder.generate(LETTERS, max_new_tokens=21, sampling=sampling)
             assert out.accepted == out.drafted
@@ -79,4 +79,4 @@ def test_a_drafter_that_is_the_target_is_always_right(setting: str) -> None:
 def test_another_vocabulary_is_refused(target: Target) -> None:
     other = smaller(target, vocab_size=300)
     with pytest.raises(UserError, match="has a vocabulary of 300, target 'debug' has 260"):
-        Decoder(target, AutoregressiveDrafter(other)).generate(PROMPTS[0], max_new_tokens=9)
+        Decoder(target, AutoregressiveProposer(other)).generate(PROMPTS[0], max_new_tokens=9)

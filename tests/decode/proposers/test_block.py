@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from decode import Decoder, Sampling
-from decode.engine.engine import Engine
-from decode.proposers.block import BlockDrafts, BlockProposer
+from decode.engine.engine import RequestRunner
+from decode.proposers.block import BlockProposer, BlockProposerSession
 from decode.speculation.sampling import ProcessorState, probs
 from specalign.common.errors import UserError
 from specalign.kernels.linear import rows_library
@@ -39,20 +39,22 @@ def test_the_drafters_context_keeps_step_with_the_text(
 ) -> None:
     """Before every proposal the session equals one that has seen the committed text in a single forward."""
     net = network(target, **VARIANTS[variant])
-    propose, seen = BlockDrafts.propose, []
+    propose, seen = BlockProposerSession.propose, []
 
-    def watched(self: BlockDrafts, k: int) -> Any:
+    def watched(self: BlockProposerSession, k: int) -> Any:
         seen.append((list(self.request.tokens), self.session.hidden(self.request.tokens[-1])))
         return propose(self, k)
 
-    monkeypatch.setattr(BlockDrafts, "propose", watched)
+    monkeypatch.setattr(BlockProposerSession, "propose", watched)
     accepted = 0
     for seed in range(
         20
     ):  # a random drafter's acceptance is small and differs from machine to machine
         accepting = Sampling(1.0, top_k=40, seed=seed)
         drafter, verifier = BlockProposer(net, tree_nodes=nodes), "point_mass" if nodes else "token"
-        accepted += sum(Engine(target, PROMPT, 24, accepting, drafter, verifier).run().accepted)
+        accepted += sum(
+            RequestRunner(target, PROMPT, 24, accepting, drafter, verifier).run().accepted
+        )
         if accepted > 3:
             break
     assert accepted > 3 and len(seen) > 5
@@ -68,12 +70,12 @@ def test_the_drafters_context_keeps_step_with_the_text(
 
 def proposals(
     target: Target, net: BlockDrafter, sampling: Sampling, count: int
-) -> tuple[BlockDrafts, list[Any]]:
+) -> tuple[BlockProposerSession, list[Any]]:
     """Many proposals from the same state."""
-    engine = Engine(target, PROMPT, 20, sampling, BlockProposer(net), "token")
+    engine = RequestRunner(target, PROMPT, 20, sampling, BlockProposer(net), "token")
     with torch.no_grad():
         engine.begin()
-        assert isinstance(engine.session, BlockDrafts)
+        assert isinstance(engine.session, BlockProposerSession)
         return engine.session, [engine.session.propose(3) for _ in range(count)]
 
 
@@ -133,15 +135,15 @@ def test_trees_in_one_call_are_those_built_level_by_level(
     """With penalties, a minimum length and banned tokens as well, which the one call does not know."""
     net = network(target, **VARIANTS[variant])
     net.prepare_for_drafting()
-    propose, calls, kept = BlockDrafts.propose, [], net.tree
+    propose, calls, kept = BlockProposerSession.propose, [], net.tree
     assert (kept is None) == (net.config.markov_kind not in ("", *TREE_KINDS))
 
-    def recorded(self: BlockDrafts, k: int) -> Any:
+    def recorded(self: BlockProposerSession, k: int) -> Any:
         found = propose(self, k)
         calls.append((found.tokens_K.tolist(), found.parents))
         return found
 
-    monkeypatch.setattr(BlockDrafts, "propose", recorded)
+    monkeypatch.setattr(BlockProposerSession, "propose", recorded)
     for settings in (
         Sampling(),
         Sampling(0.6, seed=0),

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from decode import Sampling
-from decode.engine.engine import Engine
-from decode.proposers.d2sd import D2SDDrafter, D2SDSession
+from decode.engine.engine import RequestRunner
+from decode.proposers.d2sd import D2SDProposer, D2SDSession
 from decode.speculation.proposal import Proposal
 from decode.speculation.tree import chain
 from specalign.lm.loading import load_target
@@ -51,8 +51,8 @@ def networks(target: Target, name: str, ids: Tensor) -> tuple[BlockDrafter, Bloc
     return first, first if two is None else network(target, 2, ids=ids, **two)
 
 
-def pair(target: Target, name: str, ids: Tensor = IDS, **options: Any) -> D2SDDrafter:
-    return D2SDDrafter(*networks(target, name, ids), **options)
+def pair(target: Target, name: str, ids: Tensor = IDS, **options: Any) -> D2SDProposer:
+    return D2SDProposer(*networks(target, name, ids), **options)
 
 
 @cache
@@ -63,10 +63,10 @@ def likely(target: Target) -> Tensor:
 
 
 def begun(
-    target: Target, drafter: D2SDDrafter, sampling: Sampling, verifier: str = "point_mass"
+    target: Target, drafter: D2SDProposer, sampling: Sampling, verifier: str = "point_mass"
 ) -> D2SDSession:
     """A request after its prompt and first token."""
-    engine = Engine(
+    engine = RequestRunner(
         target, PROMPT, 20, sampling, drafter, "greedy" if sampling.greedy else verifier
     )
     with torch.no_grad():
@@ -153,7 +153,9 @@ def test_both_contexts_keep_step_with_the_text(
         sampling = Sampling(1.0, top_k=2, seed=seed)
         # drawn as well as chosen: both keep step
         drafter.keep_q = bool(seed % 2)
-        accepted += sum(Engine(target, PROMPT, 8, sampling, drafter, "point_mass").run().accepted)
+        accepted += sum(
+            RequestRunner(target, PROMPT, 8, sampling, drafter, "point_mass").run().accepted
+        )
         if accepted > 3:
             break
     assert accepted > 3 and len(seen) > 5

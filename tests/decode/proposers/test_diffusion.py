@@ -9,7 +9,7 @@ import torch
 
 import decode
 from decode import Decoder, Sampling
-from decode.engine.engine import Engine
+from decode.engine.engine import RequestRunner
 from decode.proposers.diffusion import DiffusionProposer
 from decode.systems.registry import ORDERS
 from specalign.common.errors import UserError
@@ -26,7 +26,7 @@ def test_q_is_what_each_token_was_drawn_from(target: Target, order: str) -> None
     """Steps and rows of q against a replay: each step's block is rebuilt from the tokens that earlier steps drew."""
     made = drafter(target, "ddit")
     proposer, sampling = DiffusionProposer(made, 5, 3, order), Sampling(0.9, seed=4)
-    engine = Engine(target, PROMPT, 20, sampling, proposer, "point_mass")
+    engine = RequestRunner(target, PROMPT, 20, sampling, proposer, "point_mass")
     with torch.no_grad():
         engine.begin()
         session = engine.session

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from decode import Sampling
-from decode.engine.engine import Engine
+from decode.engine.engine import RequestRunner
 from decode.proposers.diffuspec import (
     Column,
-    DiffuSpecDrafter,
+    DiffuSpecProposer,
     DiffuSpecSession,
     NgramModel,
     find_best_path,
@@ -30,13 +30,13 @@ from tests.builders import diffusion_drafter as drafter
 
 def made(
     target: Target, kind: str = "ddit", draft_tokens: int = 6, **options: Any
-) -> DiffuSpecDrafter:
-    return DiffuSpecDrafter(drafter(target, kind), draft_tokens, **options)
+) -> DiffuSpecProposer:
+    return DiffuSpecProposer(drafter(target, kind), draft_tokens, **options)
 
 
-def begun(target: Target, proposer: DiffuSpecDrafter, sampling: Sampling) -> DiffuSpecSession:
+def begun(target: Target, proposer: DiffuSpecProposer, sampling: Sampling) -> DiffuSpecSession:
     """A request after its first token."""
-    engine = Engine(
+    engine = RequestRunner(
         target, PROMPT, 40, sampling, proposer, "point_mass" if sampling.temperature else "greedy"
     )
     with torch.no_grad():

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from decode import Decoder, Sampling
-from decode.proposers.autoregressive import AutoregressiveDrafter
+from decode.proposers.autoregressive import AutoregressiveProposer
 from decode.proposers.base import Request
-from decode.proposers.hierarchical import HierarchicalDrafter
-from decode.proposers.lookup import CopyingDrafter, LookupDrafter
+from decode.proposers.hierarchical import HierarchicalProposer
+from decode.proposers.lookup import CopyingProposer, LookupProposer
 from decode.speculation.processors import History
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import probs
@@ -24,10 +24,10 @@ from tests.fakes import DRAFTERS, LETTERS, SETTINGS, ScriptedDrafter, TableTarge
 
 TREES = ("branching", "i.i.d. siblings", "without replacement")
 INNER: dict[str, Any] = {
-    "lookup": lambda: LookupDrafter(3),
-    "autoregressive": lambda: AutoregressiveDrafter(TableTarget(3, seed=7), 2),  # type: ignore[arg-type]
-    "copying": lambda: CopyingDrafter(AutoregressiveDrafter(TableTarget(3, seed=7), 2), 2, 4),  # type: ignore[arg-type]
-    "hierarchical": lambda: HierarchicalDrafter(TableTarget(3, seed=7), LookupDrafter(2), 2),  # type: ignore[arg-type]
+    "lookup": lambda: LookupProposer(3),
+    "autoregressive": lambda: AutoregressiveProposer(TableTarget(3, seed=7), 2),  # type: ignore[arg-type]
+    "copying": lambda: CopyingProposer(AutoregressiveProposer(TableTarget(3, seed=7), 2), 2, 4),  # type: ignore[arg-type]
+    "hierarchical": lambda: HierarchicalProposer(TableTarget(3, seed=7), LookupProposer(2), 2),  # type: ignore[arg-type]
 } | {
     kind: lambda kind=kind: ScriptedDrafter(*DRAFTERS[kind])
     for kind in DRAFTERS
@@ -35,8 +35,8 @@ INNER: dict[str, Any] = {
 }
 
 
-def tables(kind: str, k: int = 4, seed: int = 9) -> HierarchicalDrafter:
-    return HierarchicalDrafter(TableTarget(3, seed=seed), INNER[kind](), k)  # type: ignore[arg-type]
+def tables(kind: str, k: int = 4, seed: int = 9) -> HierarchicalProposer:
+    return HierarchicalProposer(TableTarget(3, seed=seed), INNER[kind](), k)  # type: ignore[arg-type]
 
 
 def request(target: Any, text: list[int], sampling: Sampling) -> Request:
@@ -77,8 +77,8 @@ def middle(target: Target) -> Target:
 def test_q_is_the_middle_models_after_rejections_too(target: Target, middle: Target) -> None:
     """Rows of q against one fresh forward of the middle model over the text and the drafts before each."""
     seen: list[tuple[list[int], Proposal]] = []
-    inner = AutoregressiveDrafter(smaller(target, 2), 3)
-    drafter = watched(HierarchicalDrafter(middle, inner, 6), seen)  # type: ignore[arg-type]
+    inner = AutoregressiveProposer(smaller(target, 2), 3)
+    drafter = watched(HierarchicalProposer(middle, inner, 6), seen)  # type: ignore[arg-type]
     target = copy.copy(target)
     target.eos_ids = ()
     accepted = rejected = 0

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from decode.proposers.lookup import CopyingDrafter, LookupDrafter, LookupSession
+from decode.proposers.lookup import CopyingProposer, LookupProposer, LookupSession
 from decode.speculation.processors import History
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
@@ -16,7 +16,7 @@ from tests.fakes import DRAFTERS, ScriptedDrafter
 
 def session(tokens: list[int], longest: int = 3) -> LookupSession:
     request = SimpleNamespace(tokens=tokens, target=SimpleNamespace(device=torch.device("cpu")))
-    return LookupDrafter(4, longest).start(request)  # type: ignore[arg-type]
+    return LookupProposer(4, longest).start(request)  # type: ignore[arg-type]
 
 
 def copied(tokens: list[int], k: int = 4) -> list[int] | None:
@@ -42,7 +42,7 @@ def copying(tokens: list[int], temperature: float, kind: str = "independent"):  
         generator=torch.Generator().manual_seed(0),
         history=History(Sampling(temperature), tokens, 20, (), torch.device("cpu")),
     )
-    return CopyingDrafter(ScriptedDrafter(*DRAFTERS[kind])).start(request)  # type: ignore[arg-type]
+    return CopyingProposer(ScriptedDrafter(*DRAFTERS[kind])).start(request)  # type: ignore[arg-type]
 
 
 def test_copies_after_a_repeated_ending_and_drafts_otherwise() -> None:

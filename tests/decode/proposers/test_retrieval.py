@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from decode.proposers.retrieval import RetrievalDrafter, RetrievalSession, read_corpus
+from decode.proposers.retrieval import RetrievalProposer, RetrievalSession, read_corpus
 from decode.proposers.suffix_automaton import Datastore
 from decode.speculation.proposal import Proposal
 from decode.speculation.tree import path_to
@@ -21,7 +21,7 @@ def session(
 ) -> RetrievalSession:
     target = SimpleNamespace(device=torch.device("cpu"), eos_ids=eos_ids)
     request = SimpleNamespace(tokens=tokens, target=target)
-    return RetrievalDrafter(**options).start(request)  # type: ignore[arg-type]
+    return RetrievalProposer(**options).start(request)  # type: ignore[arg-type]
 
 
 def drafted(tokens: list[int], k: int = 4, **options: object) -> list[int] | None:

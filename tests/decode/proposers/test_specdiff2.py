@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from decode import Sampling
-from decode.proposers.specdiff2 import SpecDiff2Drafter
+from decode.proposers.specdiff2 import SpecDiff2Proposer
 from decode.speculation.tree import depths
 from specalign.lm.model import Target
 from tests.builders import diffusion_drafter as drafter
@@ -16,7 +16,7 @@ def test_candidates_are_draws_from_one_steps_marginals_at_the_draft_temperature(
     target: Target,
 ) -> None:
     own = drafter(target, "ddit")
-    drafts = SpecDiff2Drafter(own, 4, 5, draft_temperature=1.5, keep_q=True)
+    drafts = SpecDiff2Proposer(own, 4, 5, draft_temperature=1.5, keep_q=True)
     _, session = sessions(target, drafts, Sampling(0.7, seed=1))  # type: ignore[arg-type]
     with torch.no_grad():
         proposal = session.propose(4)

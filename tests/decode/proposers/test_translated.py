@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from decode import Decoder, Sampling
-from decode.proposers.translated import TranslatedDrafter, Translator
+from decode.proposers.translated import TranslatedProposer, Translator
 from specalign.lm.model import Target
 from tests.builders import smaller_model as smaller
 from tests.tokenizers import KINDS, TEXT, debug
@@ -44,7 +44,7 @@ def test_the_output_is_plain_decodings(target: Target, kind: str) -> None:
     """The random target also says bytes that are no text, halves of characters and special tokens."""
     tokenizer = KINDS[kind]()
     network = smaller(target, vocab_size=len(tokenizer))
-    drafter = TranslatedDrafter(network, tokenizer, target, 5)
+    drafter = TranslatedProposer(network, tokenizer, target, 5)
     for sampling in (Sampling(), Sampling(repetition_penalty=1.4)):
         out = Decoder(target, drafter).generate("Say a word.", 30, sampling=sampling)
         assert out.tokens == Decoder(target).generate("Say a word.", 30, sampling=sampling).tokens
@@ -55,7 +55,7 @@ def test_a_network_that_is_the_target_is_right_and_stays_within_its_context(
 ) -> None:
     monkeypatch.setattr(target, "eos_ids", ())
     monkeypatch.setattr("decode.proposers.translated.LONGEST_CONTEXT", 24)
-    decoder = Decoder(target, TranslatedDrafter(target, debug(), target, 4))
+    decoder = Decoder(target, TranslatedProposer(target, debug(), target, 4))
     out = decoder.generate([4, 90, 17], max_new_tokens=60)
     assert out.tokens == Decoder(target).generate([4, 90, 17], max_new_tokens=60).tokens
     assert out.accepted[:3] == [4, 4, 4]

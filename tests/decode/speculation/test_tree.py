@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from decode import Decoder, Sampling
-from decode.engine.engine import Engine
+from decode.engine.engine import RequestRunner
 from decode.evaluation.divergence import replay
-from decode.proposers.block import BlockDrafts, BlockProposer
+from decode.proposers.block import BlockProposer, BlockProposerSession
 from decode.speculation.sampling import position_noise
 from decode.speculation.tree import ancestors
 from decode.speculation.verification import Outcome, Round, verify_rounds
@@ -84,11 +84,11 @@ def test_the_penalty_looks_at_each_nodes_own_prefix(kind: str) -> None:
 def test_coupled_drafts_use_the_noise_of_their_positions(target: Target, variant: str) -> None:
     """Each draft is what the target would say if p were q: ln q plus the noise of the very position."""
     net, sampling = network(target, **VARIANTS[variant]), Sampling(1.0, seed=5)
-    engine = Engine(target, PROMPT, 20, sampling, BlockProposer(net), "gumbel")
+    engine = RequestRunner(target, PROMPT, 20, sampling, BlockProposer(net), "gumbel")
     with torch.no_grad():
         engine.begin()
         drafts = engine.session
-        assert isinstance(drafts, BlockDrafts)
+        assert isinstance(drafts, BlockProposerSession)
         tree = drafts.propose(3)
         tokens, hidden = engine.request.tokens, drafts.session.hidden(engine.request.tokens[-1])
         inputs = drafts.session.bias_inputs(hidden)

@@ -10,7 +10,7 @@ import torch
 from decode.engine.decoder import Decoder
 from decode.proposers.block import BlockProposer
 from decode.proposers.diffusion import DiffusionProposer
-from decode.proposers.lookup import LookupDrafter
+from decode.proposers.lookup import LookupProposer
 from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.sampling import Sampling
 from decode.verification import end_to_end, rules
@@ -60,7 +60,7 @@ def decoder(target: Target, kind: str) -> Decoder:
             target, BlockProposer(net, tree_nodes=4, siblings="without_replacement"), "traversal"
         )
     if kind == "lookup":
-        return Decoder(target, LookupDrafter(3))
+        return Decoder(target, LookupProposer(3))
     order = {"left": "left_to_right", "confidence": "confidence", "random": "random"}[kind]
     return Decoder(
         target, DiffusionProposer(diffusion_drafter(target, "masked_lm"), steps=2, order=order)

@@ -52,7 +52,7 @@ def a_chain(seed: int) -> tuple[Tensor, Proposal]:
 def test_block_verification_is_the_rules(seed: int) -> None:
     p_MV, proposal = a_chain(seed)
     stop_BM, rest_BMV = rules.block(p_MV[None], Drafts.of([proposal], p_MV.shape[1]))
-    rest_MV = rules.or_p(rest_BMV[0], p_MV)
+    rest_MV = rules.fall_back_to_p(rest_BMV[0], p_MV)
     assert proposal.q is not None
     q_KS, ids, ends = proposal.q.probs, proposal.q.ids, set()
     draws = torch.rand(300, 2, dtype=torch.float64)

@@ -52,7 +52,7 @@ def outputs(target: Target) -> list[Tensor]:
         if see is not None:
             cache.keep(40, [0, 2, 3])
     target.forward(text[:, :7], cache=other)
-    both = target.forward_together(
+    both = target.forward_batch(
         [text[:, :4], text[:, 9:12]], [cache, other], [see_LL, None], taps=(1,)
     )
     for output in both:

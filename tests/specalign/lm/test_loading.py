@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from decode.engine.decoder import Decoder
-from decode.proposers.lookup import LookupDrafter
+from decode.proposers.lookup import LookupProposer
 from specalign.common.errors import UserError
 from specalign.lm import names
 from specalign.lm.loading import load_target
@@ -66,7 +66,7 @@ def test_a_text_ends_where_generate_ends_it(
         given, attention_mask=torch.ones_like(given), max_new_tokens=16, do_sample=False
     )
     wanted = output[0, 3:].tolist()
-    for drafter in (None, LookupDrafter(3)):
+    for drafter in (None, LookupProposer(3)):
         assert Decoder(loaded, drafter).generate(prompt, max_new_tokens=16).tokens == wanted
     assert wanted == written[: written.index(third) + 1]
 

@@ -48,8 +48,8 @@ def test_trees_and_rollback_beyond_the_window(kind: str) -> None:
     torch.testing.assert_close(tree[:, 1:4], other, atol=2e-4, rtol=1e-4)
     together = [target.new_cache(1, LENGTH) for _ in range(2)]
     parts = [tokens, some_text(target, WINDOW + 9, 2)]
-    target.forward_together([p[:, :-4] for p in parts], together, [None, None])
-    ends = target.forward_together([p[:, -4:] for p in parts], together, [None, None])
+    target.forward_batch([p[:, :-4] for p in parts], together, [None, None])
+    ends = target.forward_batch([p[:, -4:] for p in parts], together, [None, None])
     for part, end in zip(parts, ends, strict=True):
         with torch.no_grad():
             torch.testing.assert_close(

@@ -11,7 +11,7 @@ import transformers
 from tokenizers.processors import TemplateProcessing
 
 from decode.engine.decoder import Decoder
-from decode.proposers.lookup import LookupDrafter
+from decode.proposers.lookup import LookupProposer
 from specalign.common.errors import UserError
 from specalign.lm.debug import debug_model
 from specalign.lm.loading import load_target
@@ -52,7 +52,7 @@ def test_a_base_model_gets_plain_text_as_its_tokenizer_begins_it(target: Target)
     base = load_target("debug")
     base.tokenizer.chat_template = None
     plain = base.chat_tokens("hi")
-    assert base.decode(plain) == "hi" and plain[0] != base.tokenizer.bos_token_id
+    assert base.detokenize(plain) == "hi" and plain[0] != base.tokenizer.bos_token_id
     put_in_front(base.tokenizer, base.tokenizer.bos_token)
     assert base.chat_tokens("hi") == [base.tokenizer.bos_token_id, *plain]
     assert len(target.chat_tokens("hi")) > len(plain) + 1
@@ -106,6 +106,6 @@ def test_a_text_ends_with_the_first_rotary_table() -> None:
     assert target.context_limit == 50
     prompt = [*some_text(target, 20)[0].tolist()] * 2
     wanted = generated(own, target, prompt, 10)
-    for drafter in (None, LookupDrafter(6)):
+    for drafter in (None, LookupProposer(6)):
         found = Decoder(target, drafter).generate(prompt, max_new_tokens=30).tokens
         assert found == wanted

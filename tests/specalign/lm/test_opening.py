@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from decode.engine.decoder import Decoder
-from decode.proposers.lookup import LookupDrafter
+from decode.proposers.lookup import LookupProposer
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
@@ -51,12 +51,12 @@ def test_a_model_with_towers_runs_on_text(kind: str, tmp_path: Path) -> None:
     prompt = some_text(loaded, WINDOW + 9)
     given = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 12, "do_sample": False}
     wanted = own.generate(prompt, **given, pad_token_id=2)[0, prompt.shape[1] :].tolist()
-    for drafter in (None, LookupDrafter(3)):
+    for drafter in (None, LookupProposer(3)):
         assert (
             Decoder(loaded, drafter).generate(prompt[0].tolist(), max_new_tokens=12).tokens
             == wanted
         )
-    assert loaded.decode([280, 70]) == loaded.decode([70])
+    assert loaded.detokenize([280, 70]) == loaded.detokenize([70])
     config = json.loads((tmp_path / "config.json").read_text())
     for file in tmp_path.glob("chat_template*"):  # old folders have it beside the processor
         file.unlink()

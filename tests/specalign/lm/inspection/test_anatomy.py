@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from specalign.common.errors import UserError
-from specalign.lm.inspection.anatomy import UNLIMITED, context_limit, decoder, eos_ids, examine
+from specalign.lm.inspection.anatomy import (
+    UNLIMITED,
+    context_limit,
+    eos_ids,
+    find_body,
+    inspect_model,
+)
 from specalign.lm.masks import install
 from tests.target_models import tiny_model
 
@@ -19,7 +25,7 @@ from tests.target_models import tiny_model
 def test_layers_and_what_they_keep(kind: str, attends: int, recurrent: bool) -> None:
     model = tiny_model(kind, 260)
     install(model)
-    found = examine(model, decoder(model))
+    found = inspect_model(model, find_body(model))
     assert len(found.layers) == 4 and found.recurrent is found.chains_only is recurrent
     assert sum(shape is not None for shape in found.shapes) == attends
     assert len(found.others) == 4 - attends and len(found.other_layers()) == 4 - attends
@@ -35,7 +41,7 @@ def test_layers_are_found_where_they_lie(kind: str, layers: int, kept: int) -> N
     """In a decoder within the model, and where each is counted twice."""
     model = tiny_model(kind, 260)
     install(model)
-    found = examine(model, decoder(model))
+    found = inspect_model(model, find_body(model))
     assert (
         len(found.layers) == layers
         and len(found.shapes) == kept
