@@ -44,10 +44,10 @@ class DataConfig(Section):
     SECTION = "data"
 
     path: str | None = option(None, "data folder; default: data in the output folder")
-    samples: int = option(2000, "samples to write in all", low=2)
+    samples: int = option(2000, "number of samples to generate", low=2)
     prompts: str | None = option(
         None,
-        "null = the target writes them; else a hub id, or a file or folder: .jsonl .ndjson .json "
+        "null = the target generates them; else a hub id, file or folder: .jsonl .ndjson .json "
         ".csv .tsv .parquet .arrow .txt, also .gz and .zst",
     )
     prompts_split: str = option("train", "split of a data set; in a folder, taken from file names")
@@ -58,9 +58,11 @@ class DataConfig(Section):
     )
     template_kwargs: JsonObject = option({}, "variables of the chat template, name: value")
     system: str | None = option(None, "system prompt; null = the template's default", prose=True)
-    prompt_temperature: float = option(1.0, "temperature of written prompts", low=0)
-    prompt_openings: list[str] = option([], "openings of generated prompts, in turn ('' = none)")
-    answer_temperatures: list[float] = option([0.0, 0.0, 0.7, 1.0], "of answers, in turn", low=0)
+    prompt_temperature: float = option(1.0, "temperature of generated prompts", low=0)
+    prompt_openings: list[str] = option([], "openings of generated prompts, in rotation")
+    answer_temperatures: list[float] = option(
+        [0.0, 0.0, 0.7, 1.0], "answer temperatures, used in rotation", low=0
+    )
     top_p: float = option(1.0, "nucleus limit of generation", above=0, high=1)
     top_k: int = option(0, "top-k limit of generation; 0 = none", low=0)
     max_prompt_tokens: int | None = option(
@@ -72,19 +74,19 @@ class DataConfig(Section):
     )
     long_prompts: Literal["drop", "cut"] = option(
         "drop",
-        "given prompts that are longer: drop = leave them out; cut = remove the oldest turns, then "
+        "prompts of data.prompts that are longer: drop them, or cut the oldest turns, then "
         "the start of the longest message (without a chat template: the end of the text)",
     )
-    turns: Literal["last", "all"] = option("last", "answers written of a given conversation")
+    turns: Literal["last", "all"] = option("last", "which answers of a conversation to generate")
     max_answer_tokens: int = option(160, "longest answer, in tokens", low=1, high=2**24)
     batch_size: int = option(128, "rows generated at a time; one shard each", low=1)
-    writer: str = option("target", "target = in this process; openai:URL = a server that has it")
+    writer: str = option("target", "target = in this process; openai:URL = a server")
     concurrency: int = option(64, "requests in flight to a server", low=1, high=65536)
-    served_model: str | None = option(None, "its name on the server; null = as target.name")
+    served_model: str | None = option(None, "the target's name on the server; null = target.name")
     server_check: Literal["auto", "never"] = option(
         "auto", "auto = compare the server's answers with the target's own, if its weights fit"
     )
-    reply_seconds: float = option(600.0, "seconds until a request is sent again", above=0)
+    reply_seconds: float = option(600.0, "request timeout in seconds", above=0)
     retry_seconds: float = option(300.0, "seconds for which a failing request is retried", low=0)
     length: int = option(512, "length of a packed row", low=8, high=2**24)
     validation_fraction: float = option(0.02, "share of samples held out", above=0, high=0.5)
@@ -93,11 +95,11 @@ class DataConfig(Section):
     )
     text: list[str] = option(
         [],
-        "other text to train on first, as it is: files and folders of text, source code, .jsonl, "
+        "other text to train on first: files and folders of text, source code, .jsonl, "
         ".csv, .parquet, or hub ids",
     )
     mixture: list[float] = option([], "shares of the sources of data.text; empty = equal", above=0)
-    text_tokens: int = option(1_000_000, "tokens of data.text to read in all", low=1)
+    text_tokens: int = option(1_000_000, "tokens of data.text to read", low=1)
     text_share: float = option(0.5, "share of the steps that read data.text", above=0, high=1)
     text_column: str = option("text", "column that holds the text")
     text_split: str = option("train", "split of a data set of data.text")
@@ -108,7 +110,7 @@ class DataConfig(Section):
         "drop documents of data.text that share 13 consecutive words with these: suites = every "
         "benchmark of decode.eval, or files of rows",
     )
-    write: Literal["missing", "never"] = option("missing", "never = refuse missing data")
+    write: Literal["missing", "never"] = option("missing", "never = fail if data are missing")
 
     @property
     def prompt_limit(self) -> int:

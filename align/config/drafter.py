@@ -26,9 +26,9 @@ class DrafterConfig(Section):
         "a decoder LM under another mask (both standalone); autoregressive = some of the target's "
         "layers as a small causal LM; auto = the kind of drafter.init",
     )
-    context: Literal["shared_kv", "taps"] = option("shared_kv", "how a block sees the context")
+    context: Literal["shared_kv", "taps"] = option("shared_kv", "how a block reads the context")
     init: str | None = option(
-        None, "drafter folder, published checkpoint or hub id to start from, whose sizes are kept"
+        None, "drafter folder, published checkpoint or hub id to start from; keeps its sizes"
     )
     block_size: int = option(4, "K: tokens drafted in one pass", low=1, high=64)
     block_layout: Literal["anchor_first", "fill_in"] | None = option(
@@ -43,7 +43,9 @@ class DrafterConfig(Section):
         "autoregressive); -1 = the last one, null = chosen",
     )
     taps: int = option(5, "tapped layers when target_layers is null (taps)", low=1, high=1000)
-    draft_vocab: int = option(8192, "draft vocabulary: the commonest tokens; 0 = all", low=0)
+    draft_vocab: int = option(
+        8192, "size of the draft vocabulary (the most frequent tokens); 0 = all", low=0
+    )
     init_from_target: bool = option(True, "start from the target's layers")
     markov_rank: int = option(192, "rank of the previous token's bias; 0 = none", low=0, high=2**16)
     markov: Literal["silu", "tanh", "linear", "vanilla", "gated"] | None = option(
@@ -60,8 +62,8 @@ class DrafterConfig(Section):
     confidence_head: bool = option(
         False, "block: a head that predicts each position's acceptance (objective.terms.confidence)"
     )
-    train: Literal["all", "confidence_head"] = option("all", "block: what is not frozen")
-    mask_token_id: int | None = option(None, "embedding row of the mask; null = unused", low=0)
+    train: Literal["all", "confidence_head"] = option("all", "block: weights to train")
+    mask_token_id: int | None = option(None, "id of the mask token; null = an unused token", low=0)
     attention: Literal["prefix_causal", "full"] = option(
         "prefix_causal", "standalone: a clean prefix sees its past (cached), or all (as published)"
     )
@@ -76,8 +78,8 @@ class DrafterConfig(Section):
     time_input: Literal["sigma", "zero", "none"] = option(
         "sigma", "ddit: conditioned on the noise (SEDD), on zero (MDLM), or without adaLN (RADD)"
     )
-    graph: str = option("absorbing", "standalone: what noise does to a token: it masks it")
-    schedule: Literal["loglinear", "geometric", "cosine"] = option("loglinear", "noise over time")
+    graph: str = option("absorbing", "standalone: noise process; absorbing = masks tokens")
+    schedule: Literal["loglinear", "geometric", "cosine"] = option("loglinear", "noise schedule")
     prediction: Literal["log_score", "logits"] = option(
         "log_score", "standalone: the network's output: SEDD's log-score or MDLM's logits"
     )
@@ -85,7 +87,9 @@ class DrafterConfig(Section):
     lora_rank: int = option(
         0, "masked_lm: rank of low-rank updates; 0 = train everything", low=0, high=2**16
     )
-    lora_alpha: float | None = option(None, "their scale; null = twice the rank", above=0)
+    lora_alpha: float | None = option(
+        None, "scale of the low-rank updates; null = twice the rank", above=0
+    )
     lora_targets: list[str] = option(["q_proj", "k_proj", "v_proj", "o_proj"], "layers to update")
 
     @property

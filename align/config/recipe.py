@@ -48,11 +48,11 @@ class TargetConfig(Section):
 class Recipe(Section):
     """One run."""
 
-    name: str = option("unnamed", "the recipe's name; the file's, unless given")
-    base: str | None = option(None, "in a file: the recipe's name or path to start from")
+    name: str = option("unnamed", "name of the recipe; default: the file's")
+    base: str | None = option(None, "recipe (name or path) to inherit from")
     stage: Literal["pretrain", "finetune", "calibrate"] = option(
         "calibrate",
-        "pretrain = whole rows, finetune = blocks behind clean prefixes, both by the diffusion "
+        "pretrain = whole rows, finetune = blocks after clean prefixes, both with the diffusion "
         "loss; calibrate = blocks, with distillation (block and autoregressive drafters)",
     )
     seed: int = option(0, "seed of data, initialisation and order", low=0, high=2**32 - 1)

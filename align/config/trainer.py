@@ -18,19 +18,21 @@ class TrainerConfig(Section):
     SECTION = "trainer"
 
     max_steps: int = option(1000, "optimizer steps", low=1)
-    batch_size: int = option(2, "packed rows a step, over all devices", low=1)
+    batch_size: int = option(2, "packed rows per step, over all devices", low=1)
     anchors: int = option(256, "random anchors per row, at most all positions", low=1)
     optimizer: Literal["adamw", "muon"] = option(
         "adamw", "muon: orthogonalised gradients for the layers' matrices, AdamW for the rest"
     )
     learning_rate: float = option(8e-4, "peak learning rate of AdamW", above=0, high=100)
     muon_learning_rate: float = option(1e-2, "peak rate of Muon's matrices", above=0, high=100)
-    min_learning_rate_ratio: float = option(0.05, "last learning rate over the peak", low=0, high=1)
+    min_learning_rate_ratio: float = option(
+        0.05, "final learning rate relative to the peak", low=0, high=1
+    )
     warmup_steps: int = option(50, "linear warm-up", low=0)
     weight_decay: float = option(0.01, "AdamW's decoupled weight decay", low=0)
-    betas: list[float] = option([0.9, 0.98], "AdamW's two decays", low=0, high=0.99999)
+    betas: list[float] = option([0.9, 0.98], "betas of AdamW", low=0, high=0.99999)
     gradient_clip: float = option(1.0, "largest gradient norm; 0 = no clipping", low=0)
-    accumulate: int = option(1, "micro-batches a step; batch_size is split over them", low=1)
+    accumulate: int = option(1, "micro-batches per step; batch_size is split over them", low=1)
     ema: float = option(0.0, "decay of the averaged weights; 0 = off", low=0, high=0.99999)
     precision: Literal["auto", "fp32", "bf16"] = option(
         "auto", "compute type; auto = bf16 if the target is in half precision, else fp32"
@@ -39,18 +41,26 @@ class TrainerConfig(Section):
     validate_every: int = option(200, "steps between validations", low=1)
     validation_rows: int = option(16, "packed rows to validate on", low=1)
     checkpoint_every: int = option(200, "steps between checkpoints", low=1)
-    milestones: list[int] = option([], "text tokens after which to save a drafter, too", low=1)
+    milestones: list[int] = option(
+        [], "also save a drafter after these numbers of text tokens", low=1
+    )
     keep_checkpoints: int = option(2, "checkpoints to keep", low=1)
     resume: str = option("auto", "auto = newest complete checkpoint, never, or a path")
-    keep_features_gb: float = option(0.0, "memory for outputs, GB per process; 0 = off", low=0)
-    features_gb: float = option(0.0, "disk for the target's outputs, GB in all; 0 = off", low=0)
-    features_path: str | None = option(None, "their folder; default: features in the output folder")
+    keep_features_gb: float = option(
+        0.0, "memory for target outputs, GB per process; 0 = off", low=0
+    )
+    features_gb: float = option(0.0, "disk for target outputs, GB in total; 0 = off", low=0)
+    features_path: str | None = option(
+        None, "folder of stored outputs; default: features in the output folder"
+    )
     features_dtype: Literal["fp16", "bf16", "fp32"] = option(
-        "fp16", "type of cached or stored outputs; what overflows fp16 stays fp32"
+        "fp16", "type of stored outputs; values beyond fp16 stay fp32"
     )
     logger: list[str] = option(["csv"], "any of csv, tensorboard, wandb (which includes csv)")
     log_every: int = option(10, "steps between progress lines", low=1)
-    max_minutes: float | None = option(None, "stop after this time, decayed by then", above=0)
+    max_minutes: float | None = option(
+        None, "stop after this time; the learning rate decays by then", above=0
+    )
 
     def validate(self) -> None:
         for name in self.logger:
@@ -75,11 +85,11 @@ class LaunchConfig(Section):
         "auto", "auto = ddp on several devices, fsdp = FSDP2, deepspeed_N = ZeRO-N"
     )
     offload: bool = option(
-        False, "optimizer's state in host memory; with deepspeed_3 and fsdp the weights too"
+        False, "keep optimizer states in host memory, with deepspeed_3 and fsdp also the weights"
     )
     devices: int = option(1, "processes on this machine; auto = one per GPU, else 1", low=1)
-    accelerator: Literal["auto", "cpu", "gpu"] = option("auto", "what to run on")
-    num_nodes: int = option(1, "machines", low=1, high=10_000)
+    accelerator: Literal["auto", "cpu", "gpu"] = option("auto", "hardware to run on")
+    num_nodes: int = option(1, "number of machines", low=1, high=10_000)
     timeout: float = option(600.0, "seconds to wait for other processes", low=1)
 
     def validate(self) -> None:
