@@ -23,6 +23,7 @@ from align.data.shards import Manifest, Samples
 from align.writing.generation import Writer
 from align.writing.journal import forget_until
 from align.writing.outline import TargetInfo
+from align.writing.prompts import TOO_LONG
 from align.writing.rows import Plan, Progress, Row, Source, ignore_progress
 from align.writing.template import chat_template
 from specalign.common.errors import UserError
@@ -227,6 +228,11 @@ def synthesize(recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = F
         while not writing.done and writing.write_shard(progress):
             pass
     dropped = _list_counts(manifest["dropped"])
+    if TOO_LONG in manifest["dropped"] and writing.prompts is not None:
+        dropped += (
+            f"; the limit is data.max_prompt_tokens={d.prompt_limit}, data.long_prompts=cut shortens "
+            f"prompts; {len(writing.prompts)} were read"
+        )
     if not manifest["samples"]:
         raise UserError(
             f"{folder}: data.prompts={d.prompts!r} produced no samples (texts left out: {dropped})"

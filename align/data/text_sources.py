@@ -154,20 +154,20 @@ def _read_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> I
     out."""
     files = visible_files(folder)
     others = _find_other_splits(folder, files, options)
+    kinds = {path for path in files if suffix_of(path) not in TABLES + TEXTS}
+    # reading may end before the last file
+    for reason, skipped in (("files of other kinds", kinds), ("files of other splits", others)):
+        if skipped:
+            left_out[reason] += len(skipped)
     for path in files:
-        suffix = suffix_of(path)
-        if suffix not in TABLES + TEXTS:
-            left_out["files of other kinds"] += 1
-            continue
-        if path in others:
-            left_out["files of other splits"] += 1
+        if path in others or path in kinds:
             continue
         try:
             yield from _read_file(path, options, left_out)
         except _NoColumn:
             left_out[f"tables without column {options.column!r}"] += 1
         except UserError:
-            if suffix in TABLES:
+            if suffix_of(path) in TABLES:
                 raise
             left_out["files that can't be read as text"] += 1
 

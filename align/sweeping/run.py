@@ -37,6 +37,7 @@ PARAMETER_KEYS = ("value", "values", "min", "max", "q", "distribution")
 RANGES = (
     "uniform", "int_uniform", "log_uniform_values", "q_uniform", "q_log_uniform_values",
 )  # fmt: skip
+METRIC = {"name": "validation/loss", "goal": "minimize"}  # as W&B, which asks for none
 MAX_TRIALS = 10_000
 USE_AGENT = "is not supported by the local runner; use `wandb sweep` and `wandb agent`"
 FINISHED = "finished.json"
@@ -105,7 +106,7 @@ def read_sweep(path: Path, method: str | None = None) -> SweepFile:
     method = str(method or content.get("method"))
     if method not in ("grid", "random"):
         raise UserError(f"{where}: method={short(method)} {USE_AGENT}; it runs grid and random")
-    metric = convert(content.get("metric"), dict[str, str], "metric", where)
+    metric = convert(content.get("metric", METRIC), dict[str, str], "metric", where)
     goal = metric.get("goal", "minimize")
     if "name" not in metric or goal not in ("minimize", "maximize"):
         raise UserError(f"{where}: metric needs a name and a goal, minimize or maximize")
@@ -151,7 +152,7 @@ def _read_parameter(entry: Any, key: str, where: str) -> SweepParameter:
     is_whole = isinstance(low, int) and isinstance(high, int)
     kind = entry.get("distribution") or ("int_uniform" if is_whole else "uniform")
     if kind not in RANGES:
-        raise UserError(f"{where}: distribution={short(kind)} {USE_AGENT}{nearest(kind, RANGES)}")
+        raise UserError(f"{where}: distribution={short(kind)} {USE_AGENT}{_nearest_range(kind)}")
     lowest = 0 if kind.endswith("log_uniform_values") else -math.inf
     if not (finite(low) and finite(high) and lowest < low <= high):
         raise UserError(f"{where}: needs values, or a range of numbers from min to max")
@@ -159,6 +160,12 @@ def _read_parameter(entry: Any, key: str, where: str) -> SweepParameter:
     if not (finite(step) and step > 0):
         raise UserError(f"{where}: q={short(step)}: must be above 0")
     return SweepParameter((), kind, low, high, step)
+
+
+def _nearest_range(kind: str) -> str:
+    """A hint; `log_uniform` takes exponents in W&B, `log_uniform_values` the values themselves."""
+    by_values = f"{kind}_values"
+    return nearest(by_values if by_values in RANGES else kind, RANGES)
 
 
 def _flatten(parameters: JsonObject, prefix: str = "") -> JsonObject:

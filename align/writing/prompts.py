@@ -55,6 +55,8 @@ class PromptReader:
             ids = self.tokens(conversation, where)
             if len(ids) - bare > self.limit and self.recipe.data.long_prompts == "cut":
                 conversation, ids = self._cut(conversation, ids)
+                limit = f"data.max_prompt_tokens={self.limit}"
+                say_once(f"note: prompts longer than {limit} are cut (data.long_prompts=cut)")
         except TemplateRefusal as refusal:
             say_once(f"note: {refusal}")
             return PromptTokens(conversation, [], REFUSED)

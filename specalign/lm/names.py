@@ -105,9 +105,10 @@ def folder_kind(spec: str, folder: Path) -> Path:
     """The one GGUF file in a folder, or the folder itself where it has hub layout. Raises UserError
     for an adapter, several GGUF models, or neither."""
     if (folder / "adapter_config.json").is_file():
+        base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
         raise UserError(
-            f"target {spec!r}: this is an adapter: merge it into its base model (peft: "
-            "merge_and_unload), save the merged model and use its folder"
+            f"target {spec!r}: this is an adapter: merge it into its base model "
+            f"{base or ''} (peft: merge_and_unload), save the merged model and use its folder"
         )
     found = folder if is_hub_layout(folder) else gguf_of_folder(folder)
     if found is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -37,6 +39,7 @@ _MEDIA_KEYS = ("images", "image", "audio", "videos", "video")
 _KNOWN_KEYS = {
     *ROLE_KEYS, *CONTENT_KEYS, *_COPIED_KEYS, *_REASONING_KEYS, "weight", "train", "refusal",
 }  # fmt: skip
+_PRINTED_MESSAGES = re.compile(rf"\[?\s*\{{\s*'({'|'.join((*ROLE_KEYS, *CONTENT_KEYS))})'")
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
 
 
@@ -82,7 +85,8 @@ def fold_role(spelling: object) -> str:
 
 def has_role(value: object) -> TypeGuard[JsonObject]:
     """Whether a value is an object with a speaker."""
-    return isinstance(value, dict) and any(isinstance(value.get(key), str) for key in ROLE_KEYS)
+    roles = [value.get(key) for key in ROLE_KEYS] if isinstance(value, dict) else []
+    return any(isinstance(role, str) and role for role in roles)
 
 
 def has_known_role(value: object) -> bool:
@@ -141,6 +145,9 @@ def _read_message(value: Mapping[str, object], role: str) -> Message:
     for key in _COPIED_KEYS:
         if value.get(key) not in (None, "", []):
             message[key] = drop_nulls(decode_json(value[key]))
+    if isinstance(value.get("function_call"), dict):  # OpenAI's older form
+        called = {"type": "function", "function": drop_nulls(value["function_call"])}
+        message.setdefault("tool_calls", [called])
     reasoning = _first(value, _REASONING_KEYS)
     if reasoning and isinstance(reasoning, str):
         message["reasoning_content"] = reasoning
@@ -148,7 +155,8 @@ def _read_message(value: Mapping[str, object], role: str) -> Message:
 
 
 def _first(value: Mapping[str, object], keys: Iterable[str]) -> object:
-    return next((value[key] for key in keys if value.get(key) is not None), None)
+    found = [value[key] for key in keys if value.get(key) is not None]
+    return next((item for item in found if item != ""), found[0] if found else None)
 
 
 def _read_role(spelling: object) -> str:
@@ -182,24 +190,29 @@ def read_text_parts(content: object) -> str:
         raise UnusableRow("with content that is not text")
     texts = []
     for part in parts:
-        text = part
-        if isinstance(part, dict):
-            text = part.get("text") if part.get("type") in _TEXT_PARTS else None
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text") if isinstance(part, dict) and kind in _TEXT_PARTS else part
         if isinstance(text, str):
             texts.append(text)
-        elif part is not None:
+        elif part is not None and not (kind and text is None):
             raise UnusableRow("with parts that are not text (images, audio)")
     return "\n".join(texts)
 
 
 def decode_json(value: object) -> Any:
-    """The value in a string of JSON that holds a list or an object; anything else unchanged."""
-    if not isinstance(value, str) or value.strip()[:1] not in ("[", "{"):
+    """The value in a string of JSON that holds a list or an object, also of JSON encoded twice and
+    of messages as Python prints them; anything else unchanged."""
+    text = value.strip() if isinstance(value, str) else ""
+    if text[:1] not in ("[", "{", '"'):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        found = ast.literal_eval(text) if _PRINTED_MESSAGES.match(text) else json.loads(text)
+    except (ValueError, SyntaxError, RecursionError):
         return value
+    if not isinstance(found, str):
+        return found
+    inner = decode_json(found)
+    return value if isinstance(inner, str) else inner
 
 
 def drop_nulls(value: object) -> Any:

@@ -142,10 +142,18 @@ def _read_value(value: object, column: str) -> tuple[list[Message], int]:
     """The messages in a column, and how many later turns are left out, or UnusableRow."""
     holds_turns = column in (*CONVERSATIONS, "turns")
     found = decode_json(value)
+    if isinstance(value, str) and isinstance(found, dict):
+        inner = next((found[key] for key in CONVERSATIONS if is_conversation(found.get(key))), None)
+        if inner and len(found) > 1:
+            raise UnusableRow(f"with a whole row of JSON in {column!r}")
+        found = inner or found
     if isinstance(value, str) and not holds_turns and not is_conversation(found):
         return _read_turns([read_text_parts(value)])
     if isinstance(found, dict):
         found = _list_messages(found)
+    if isinstance(found, list):
+        messages = [decode_json(item) for item in found]  # each may be a string of JSON
+        found = messages if all(map(has_known_role, messages)) else found
     if isinstance(found, list) and found:
         if all(map(is_part, found)):
             return _read_turns([read_text_parts(found)])

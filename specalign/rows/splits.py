@@ -8,10 +8,10 @@ from pathlib import Path
 from specalign.common.errors import UserError
 
 SPLITS = {
-    "train": "train training",
-    "test": "test testing",
-    "validation": "validation valid val dev",
-    "eval": "eval evaluation",
+    "train": "train training trainset",
+    "test": "test testing testset heldout",
+    "validation": "validation valid val dev devset",
+    "eval": "eval evals evaluation evalset",
 }
 """Words of names by split, between characters that are no letters."""
 _SPLIT_OF = {word: split for split, words in SPLITS.items() for word in words.split()}

@@ -160,7 +160,8 @@ def test_long_prompts_are_left_out_or_cut(
     recipe = load_recipe([*SHORT, "data.prompts=p", "data.batch_size=2"])
     dropped = synthesize(recipe, target, tmp_path / "a")["dropped"]
     assert dropped["prompt too long"] == 1
-    assert "texts left out: 1 prompt too long" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "texts left out: 1 prompt too long; the limit is data.max_prompt_tokens=" in out
     cut = write(target, tmp_path / "b", "data.prompts=p", "data.long_prompts=cut")
     assert "prompt too long" not in cut["dropped"]
 

@@ -76,6 +76,11 @@ VALUES = "{values: [0, 1]}"
         (VALUES, "{min: 0, max: .inf}", "needs values"),
         (VALUES, "{min: 0, max: 1, distribution: log_uniform_values}", "needs values"),
         (VALUES, "{min: 0, max: 1, distribution: q_beta}", "'q_beta' is not supported"),
+        (
+            VALUES,
+            "{min: -9, max: -7, distribution: log_uniform}",
+            "did you mean 'log_uniform_values'",
+        ),
         (VALUES, "3", "parameters.seed: parameter=3 must be a mapping"),
         ("align.train", "align.tarin", "command must run align.train"),
     ],

@@ -39,7 +39,7 @@ def test_content_is_always_a_string() -> None:
         "a",
         "a\nb",
     ]
-    for content in (3, [3], [{"type": "image"}], [{"type": "text", "text": None}]):
+    for content in (3, [3], [{"type": "image"}], [{"image": "x"}]):
         with pytest.raises(UnusableRow, match="not text"):
             read_text_parts(content)
 
