@@ -58,6 +58,7 @@ def test_every_kind_has_a_plan(name: str) -> None:
     assert 0 < training.parts[KEPT] < 1e9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["debug_block", "debug_taps", "debug_mdlm"])
 def test_stored_outputs_have_the_planned_size(name: str, debug_data: Path) -> None:
     words = [f"recipe={name}", f"data.path={debug_data}", "trainer.features_gb=1"]

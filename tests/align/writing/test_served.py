@@ -21,6 +21,8 @@ from specalign.lm.model import Target
 from tests.builders import shallow_target
 from tests.loopback_server import FAULTS, SLOW, Loopback
 
+pytestmark = pytest.mark.slow
+
 WORDS = [
     *("recipe=debug_block", "data.samples=14", "data.batch_size=6", "data.max_answer_tokens=10"),
     "data.max_prompt_tokens=24",
@@ -72,7 +74,6 @@ def test_greedy_texts_are_those_of_this_process(tmp_path: Path, target: Target) 
     assert own["dropped"]
 
 
-@pytest.mark.slow
 def test_a_disturbed_run_ends_with_the_samples_of_an_undisturbed_one(
     tmp_path: Path, target: Target
 ) -> None:

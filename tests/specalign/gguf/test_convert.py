@@ -127,6 +127,7 @@ def test_a_changed_copy_is_converted_again(
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == good
 
 
+@pytest.mark.slow
 def test_a_killed_conversion_leaves_nothing_that_is_used(plain: Target, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_gguf(path, plain)
