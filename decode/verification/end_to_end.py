@@ -12,10 +12,8 @@ import transformers as hf
 from torch import Tensor
 
 from decode.engine.decoder import Decoder
-from decode.engine.output import Generation
 from decode.proposers.base import common_prefix_length
 from decode.speculation.sampling import Sampling
-from decode.verification.batches import TOGETHER
 from decode.verification.proposals import ReusedNumber, TooMany, every_outcome
 from decode.verification.reference import Reference, law, scores
 from decode.verification.verdict import Tally
@@ -34,7 +32,7 @@ def check_plain(
     plain: Decoder, prompts: Sequence[list[int]], new: int, reference: Reference, tally: Tally
 ) -> list[list[int]]:
     """Plain greedy texts, against transformers' model and its `generate`."""
-    texts = [out.tokens for out in _decode(plain, prompts, new, tally)]
+    texts = [plain.generate(prompt, max_new_tokens=new).tokens for prompt in prompts]
     pairs = list(zip(prompts, texts, strict=True))
     reference.load([([*prompt, *text[:-1]], len(text)) for prompt, text in pairs])
     for i, (prompt, text) in enumerate(pairs):
@@ -60,25 +58,17 @@ def check_greedy(
 ) -> None:
     """Greedy texts with drafts, against plain decoding's."""
     tally.place = {"method": name}
-    outputs = _decode(decoder, prompts, new, tally)
-    for i, (prompt, plain, out) in enumerate(zip(prompts, texts, outputs, strict=True)):
+    for i, (prompt, plain) in enumerate(zip(prompts, texts, strict=True)):
         tally.place = {"prompt": i, "method": name}
+        stream = decoder.stream(prompt, max_new_tokens=new)
+        text, out = "".join(stream), stream.output
+        if text != out.text:
+            tally.find(f"{name}, prompt {i}: the streamed pieces are not the text")
         right = _agree(prompt, plain, out.tokens, reference, tally)
         what = f"{name}, prompt {i}: the greedy text is not plain decoding's"
         tally.expect("greedy texts with drafts", right, what)
         tally.counts["tokens drafted"] += sum(out.nodes)
         tally.counts["drafted tokens accepted"] += sum(out.accepted)
-
-
-def _decode(
-    decoder: Decoder, prompts: Sequence[list[int]], new: int, tally: Tally
-) -> list[Generation]:
-    """Greedy texts: the first prompt's alone and streamed, the others' in batches."""
-    stream = decoder.stream(prompts[0], max_new_tokens=new)
-    if "".join(stream) != stream.output.text:
-        tally.find("the streamed pieces are not the text")
-    together = decoder.generate_batch(prompts[1:], max_new_tokens=new, batch_size=TOGETHER)
-    return [stream.output, *together]
 
 
 def _agree(
