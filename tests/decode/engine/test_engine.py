@@ -251,3 +251,12 @@ def test_figures_of_a_generation() -> None:
     trees = [None, Tree((-1, -1, 0), [0, 2])]
     out = Generation([1, 2, 3, 4, 5, 6], "", 3, "length", 2, [2, 2], trees, [1, 2], seconds=2.5)
     assert out.nodes == [2, 3] and out.tau == 2.5 and out.tokens_per_second == 2.0
+
+
+def test_times_of_all_rounds_are_added(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that advances by one whenever it is read."""
+    clock = itertools.count()
+    monkeypatch.setattr("decode.engine.engine.perf_counter", lambda: float(next(clock)))
+    out = Decoder(target, LookupProposer(3)).generate(PROMPT, 20)
+    assert out.calls > 2
+    assert (out.draft_seconds, out.verify_seconds) == (2.0 * out.calls, 1.0 * out.calls)
