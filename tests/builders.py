@@ -258,11 +258,11 @@ def sharp_block_network(
 def session_after_prefill(target: Target, proposer: DiffusionProposer, sampling: Sampling):  # type: ignore[no-untyped-def]
     """An engine's session after the prompt's first token, and the engine."""
 
-    engine = RequestRunner(target, PROMPT, 40, sampling, proposer, "point_mass")
+    runner = RequestRunner(target, PROMPT, 40, sampling, proposer, "point_mass")
     with torch.no_grad():
-        engine.begin()
-    assert engine.session is not None
-    return engine, engine.session
+        runner.begin()
+    assert runner.session is not None
+    return runner, runner.session
 
 
 def smaller_model(

@@ -27,7 +27,7 @@ from align.writing.prompts import TOO_LONG
 from align.writing.rows import Plan, Progress, Row, Source, ignore_progress
 from align.writing.template import chat_template
 from specalign.common.errors import UserError
-from specalign.common.text import say
+from specalign.common.text import plural, say
 from specalign.folder.template_notes import note_readings
 from specalign.lm.model import Target
 
@@ -230,8 +230,8 @@ def synthesize(recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = F
     dropped = _list_counts(manifest["dropped"])
     if TOO_LONG in manifest["dropped"] and writing.prompts is not None:
         dropped += (
-            f"; the limit is data.max_prompt_tokens={d.prompt_limit}, data.long_prompts=cut shortens "
-            f"prompts; {len(writing.prompts)} were read"
+            f" (of {plural(len(writing.prompts), 'prompt')}; the limit is data.max_prompt_tokens="
+            f"{d.prompt_limit}, data.long_prompts=cut shortens longer ones)"
         )
     if not manifest["samples"]:
         raise UserError(

@@ -62,7 +62,7 @@ def check_sources(data: DataConfig) -> None:
 
 
 def check_text_source(source: str) -> None:
-    """Raises UserError for a source that is no file, no folder with text and no Hub id."""
+    """Raises UserError for a source that is neither a file, a folder with text nor a Hub id."""
     path = expand_path(source, "data.text")
     if path.is_dir() and not any(suffix_of(f) in TABLES + TEXTS for f in visible_files(path)):
         raise UserError(f"data.text={source!r}: contains no text, source code, .jsonl or .parquet")

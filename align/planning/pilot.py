@@ -98,7 +98,7 @@ def _shrink(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def _write_samples(small: Recipe, target: Target, pilot: Pilot) -> None:
-    """Write a batch and time it, then as many as training needs."""
+    """Write a batch and time it, then the further ones that training needs."""
     writing = Synthesis(small, target, small.data_folder, quiet=True)
     start = time.monotonic()
     writing.write_shard()

@@ -37,7 +37,7 @@ PARAMETER_KEYS = ("value", "values", "min", "max", "q", "distribution")
 RANGES = (
     "uniform", "int_uniform", "log_uniform_values", "q_uniform", "q_log_uniform_values",
 )  # fmt: skip
-METRIC = {"name": "validation/loss", "goal": "minimize"}  # as W&B, which asks for none
+METRIC = {"name": "validation/loss", "goal": "minimize"}  # W&B requires one for bayes only
 MAX_TRIALS = 10_000
 USE_AGENT = "is not supported by the local runner; use `wandb sweep` and `wandb agent`"
 FINISHED = "finished.json"

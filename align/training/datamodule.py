@@ -177,8 +177,8 @@ class RowsModule(lightning.LightningDataModule):
         return _make_loader(batches, lambda places: self._validation_step(places[0][1]))
 
     def _validation_step(self, place: int) -> Step:
-        """A held-out row with an anchor at every position, or for standalone drafters, whose blocks
-        are more expensive, as many as in training."""
+        """A held-out row with an anchor at every position. Standalone drafters, whose blocks are
+        more expensive, get the number of anchors used in training."""
         count, limit = len(self.held_out), self.recipe.data.length
         index = place % count
         kind, row = self.held_out[index]

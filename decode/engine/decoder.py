@@ -23,7 +23,11 @@ from specalign.common.text import short
 from specalign.lm.model import Target
 from specalign.rows.conversation import is_message
 
-LOADING_OPTIONS = ("system", "template_kwargs", "dtype", "device", "method", "draft_tokens")
+LOADING_OPTIONS = (
+    "drafter", "verifier", "dtype", "device", "draft_tokens", "tree_nodes", "copying", "steps",
+    "order", "method", "template_kwargs", "system",
+)  # fmt: skip
+"""Of `decode.load`, for the error where one is passed to `generate`."""
 
 
 class GenerateOptions(SamplingOptions, total=False):
@@ -103,7 +107,7 @@ class Decoder:
             hint = "to iterate: for piece in decoder.stream(…)"
             raise UserError(f"stream={stream!r}: must be a function; {hint}")
         tokens = self._read_prompt(prompt, options)
-        return self._engines([tokens], max_new_tokens, stream, options)[0].run()
+        return self._make_runners([tokens], max_new_tokens, stream, options)[0].run()
 
     def stream(
         self,
@@ -116,7 +120,9 @@ class Decoder:
         iterator's `output` holds the `Generation`; `close()` stops early."""
         pieces: list[str] = []
         tokens = self._read_prompt(prompt, options)
-        return Stream(self._engines([tokens], max_new_tokens, pieces.append, options)[0], pieces)
+        return Stream(
+            self._make_runners([tokens], max_new_tokens, pieces.append, options)[0], pieces
+        )
 
     def generate_batch(
         self,
@@ -145,15 +151,15 @@ class Decoder:
                 rows.append(self._read_prompt(prompt, options))
             except UserError as error:
                 raise UserError(f"prompts[{index}]: {error}") from None
-        engines = self._engines(rows, max_new_tokens, None, options)
-        run_batch(engines, size)
-        return [engine.out for engine in engines]
+        runners = self._make_runners(rows, max_new_tokens, None, options)
+        run_batch(runners, size)
+        return [runner.out for runner in runners]
 
     def _read_prompt(self, prompt: Prompt, options: Mapping[str, Any]) -> list[int]:
         raw, tools = options.get("raw", False), options.get("tools")
         return prompt_tokens(self.target, prompt, raw, tools=tools)
 
-    def _engines(
+    def _make_runners(
         self,
         rows: Sequence[list[int]],
         max_new_tokens: int | Sequence[int],
@@ -177,11 +183,11 @@ class Decoder:
                 raise UserError(f"{name}: {len(each)} for {len(rows)} prompts")
         stops = _read_stops(options.get("stop"))
         return [
-            self._engine(tokens, limit, sampling, stops, stream)
+            self._make_runner(tokens, limit, sampling, stops, stream)
             for tokens, limit, sampling in zip(rows, limits, settings, strict=True)
         ]
 
-    def _engine(
+    def _make_runner(
         self,
         tokens: list[int],
         max_new_tokens: int,

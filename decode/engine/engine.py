@@ -31,48 +31,48 @@ PREFILL_CHUNK = 2048
 
 
 @torch.no_grad()
-def run_batch(engines: Sequence[RequestRunner], most: int = 1) -> None:
+def run_batch(runners: Sequence[RequestRunner], most: int = 1) -> None:
     """Run requests of one target and drafter to their ends, at most `most` at a time in one target
     forward; as one ends the next begins."""
-    for _ in run_rounds(engines, most):
+    for _ in run_rounds(runners, most):
         pass
 
 
-def run_rounds(engines: Sequence[RequestRunner], most: int = 1) -> Generator[None, None, None]:
+def run_rounds(runners: Sequence[RequestRunner], most: int = 1) -> Generator[None, None, None]:
     """`run_batch` as an iterator that pauses after every prefill and round. Closing it ends the
     drafters' sessions."""
-    waiting = list(reversed(engines))
+    waiting = list(reversed(runners))
     running: list[RequestRunner] = []
     try:
         while waiting or running:
             while waiting and len(running) < most:
                 fresh = [waiting.pop() for _ in range(min(most - len(running), len(waiting)))]
                 prefill_batch(fresh)
-                running += [engine for engine in fresh if not engine.out.finish]
+                running += [runner for runner in fresh if not runner.out.finish]
                 yield
             if not running:
                 continue
-            drafts = [engine.draft() for engine in running]
+            drafts = [runner.draft() for runner in running]
             outputs = forward_batch(running, drafts)
-            rounds = [engine.make_round(out) for engine, out in zip(running, outputs, strict=True)]
+            rounds = [runner.make_round(out) for runner, out in zip(running, outputs, strict=True)]
             outcomes = verify_rounds(rounds)
-            for engine, output, outcome in zip(running, outputs, outcomes, strict=True):
-                engine.commit_round(output, outcome)
-                if engine.out.finish and most > 1:
-                    engine.free()
-            running = [engine for engine in running if not engine.out.finish]
+            for runner, output, outcome in zip(running, outputs, outcomes, strict=True):
+                runner.commit_round(output, outcome)
+                if runner.out.finish and most > 1:
+                    runner.free()
+            running = [runner for runner in running if not runner.out.finish]
             yield
     finally:
-        for engine in engines:
-            engine.close()
+        for runner in runners:
+            runner.close()
 
 
 @torch.no_grad()
-def prefill_batch(engines: Sequence[RequestRunner]) -> None:
+def prefill_batch(runners: Sequence[RequestRunner]) -> None:
     """Prefill each request's prompt and choose its first token."""
-    rounds = [engine.prefill() for engine in engines]
-    for engine, outcome in zip(engines, verify_rounds(rounds), strict=True):
-        engine.commit_prefill(outcome)
+    rounds = [runner.prefill() for runner in runners]
+    for runner, outcome in zip(runners, verify_rounds(rounds), strict=True):
+        runner.commit_prefill(outcome)
 
 
 class ForwardInput(NamedTuple):
@@ -88,8 +88,8 @@ def forward_batch(
     running: Sequence[RequestRunner], drafts: Sequence[ForwardInput]
 ) -> list[TargetOutput]:
     """One forward pass of the target over the drafts of all requests."""
-    target, caches = running[0].target, [engine.request.cache for engine in running]
-    taps = next((engine.session.taps for engine in running if engine.session is not None), ())
+    target, caches = running[0].target, [runner.request.cache for runner in running]
+    taps = next((runner.session.taps for runner in running if runner.session is not None), ())
     if len(running) == 1:
         [cache], [(tokens_1L, see_LL, depth_L)] = caches, drafts
         positions_1L = None if depth_L is None else (cache.length + depth_L)[None]

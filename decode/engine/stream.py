@@ -19,13 +19,13 @@ class Stream(AbstractContextManager["Stream"]):
     generation.
 
     Args:
-        engine: a request that has not started.
+        runner: a request that has not started.
         pieces: the list to which the engine appends its pieces of text.
     """
 
-    def __init__(self, engine: RequestRunner, pieces: list[str]) -> None:
-        self._engine = engine
-        self._pieces = _iterate(engine, pieces)
+    def __init__(self, runner: RequestRunner, pieces: list[str]) -> None:
+        self._runner = runner
+        self._pieces = _iterate(runner, pieces)
 
     def __iter__(self) -> Stream:
         return self
@@ -40,20 +40,20 @@ class Stream(AbstractContextManager["Stream"]):
         """End the generation. An incomplete output gets the finish reason `closed` and keeps all
         committed tokens, which can be a few more than were returned."""
         self._pieces.close()
-        self._engine.cancel()
+        self._runner.cancel()
 
     @property
     def output(self) -> Generation:
         """The output with its counts and times. Raises UserError before the end."""
-        if not self._engine.out.finish:
+        if not self._runner.out.finish:
             raise UserError("the stream has not ended: iterate to its end, or close() it, first")
-        return self._engine.out
+        return self._runner.out
 
 
 @torch.no_grad()
-def _iterate(engine: RequestRunner, pieces: list[str]) -> Generator[str, None, Generation]:
+def _iterate(runner: RequestRunner, pieces: list[str]) -> Generator[str, None, Generation]:
     """Run the request; the time between two pieces does not count as decoding."""
-    rounds = run_rounds([engine])
+    rounds = run_rounds([runner])
     try:
         for _ in rounds:
             paused = perf_counter()
@@ -61,7 +61,7 @@ def _iterate(engine: RequestRunner, pieces: list[str]) -> Generator[str, None, G
                 while pieces:
                     yield pieces.pop(0)
             finally:
-                engine.exclude_pause(perf_counter() - paused)
+                runner.exclude_pause(perf_counter() - paused)
     finally:
         rounds.close()
-    return engine.out
+    return runner.out

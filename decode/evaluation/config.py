@@ -13,7 +13,7 @@ from specalign.common.schema import JsonObject
 
 DEFAULT_METHODS = (PLAIN, LOOKUP, DRAFTER, COMBINED)
 TUNING_SUITE = "builtin"
-"""The suite on which options are tuned: prompts of this project, which are no benchmark."""
+"""The suite on which options are tuned: built-in prompts, not a benchmark."""
 TUNING_PROMPTS = 12
 
 

@@ -28,9 +28,9 @@ class Divergence:
     """Where a greedy output first leaves the plain one, at position `index`, and why: `rounding
     tie` or `BUG` (decode/evaluation/divergence.py).
 
-    plain_token: None where the plain output has ended. gap: plain decoding's logit of its own token
-    minus that of the other one. bound: the largest gap that the measured rounding can close. top2:
-    the two tokens are plain decoding's two most probable ones. reproduced: replays give both again.
+    plain_token: None if the plain output has ended. gap: plain decoding's logit of `plain_token`
+    minus that of `token`. bound: the largest gap that the measured rounding can close. top2: the
+    tokens are plain decoding's two most probable ones. reproduced: a replay gives both again.
     """
 
     index: int

@@ -105,7 +105,7 @@ def note_target(target: str) -> list[str]:
     if hub_id(target):
         return []
     return [
-        f"its target is {target!r}, which is no hub id: name the model for others, "
+        f"its target is {target!r}, which is not a hub id: name the model for others, "
         "or export with --target OWNER/NAME"
     ]
 

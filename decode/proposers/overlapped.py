@@ -1,11 +1,11 @@
 """Drafting while the target verifies (DuoDecoding, arXiv 2503.00784; Double, 2601.05524). As soon
 as a draft is proposed, a thread begins the next one, on the guess that the draft will be accepted
 whole and followed by the drafter's own next token. If the guess is right the next draft costs no
-time; else it is made again.
+time; otherwise it is discarded and drafted again.
 
-The law is that of the inner drafter: the next draft is drawn from q after the guessed text, with a
-generator of its own, and whether the guess is right depends on other numbers. It needs a drafter on
-another device than the target, or idle cores.
+The law is that of the inner drafter: the next draft is drawn from q after the guessed text with a
+separate generator, and whether the guess is right does not depend on that generator. The drafter
+needs a different device than the target, or idle cores.
 """
 
 from __future__ import annotations

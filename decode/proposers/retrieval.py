@@ -124,7 +124,7 @@ def read_corpus(file: str, target: Target) -> list[list[int]]:
         if not isinstance(text, str):
             raise UserError(f"{path}, row {number}: needs a string under the key 'text'")
         if text.strip():
-            # half a surrogate pair, which JSON can hold, is no text
+            # half a surrogate pair, which JSON can hold, is not text
             tokens.append(target.text_tokens(text.encode(errors="replace").decode()))
     if not tokens:
         raise UserError(f"{path} contains no text")

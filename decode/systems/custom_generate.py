@@ -143,7 +143,7 @@ def custom_generate(
             )  # fmt: skip
         finally:
             for text in texts:
-                text.engine.close()
+                text.runner.close()
 
 
 def _find_arguments(model: PreTrainedModel, frame: FrameType | None) -> JsonObject:
@@ -169,9 +169,9 @@ class TargetText:
         proposer: Proposer | None,
         batch: list[TargetText],
     ) -> None:
-        self.engine = RequestRunner(target, prompt, limit, Sampling(), proposer)
-        self.engine.eos = frozenset()
-        self.engine.proposal = NO_DRAFTS
+        self.runner = RequestRunner(target, prompt, limit, Sampling(), proposer)
+        self.runner.eos = frozenset()
+        self.runner.proposal = NO_DRAFTS
         self.batch = batch
         self.rows: Tensor | None = None
         self.output: TargetOutput | None = None
@@ -181,7 +181,7 @@ class TargetText:
 
     def logits(self, room: int) -> Tensor:
         if self.rows is None:
-            self.rows = self.engine.prefill().logits_MV.float()
+            self.rows = self.runner.prefill().logits_MV.float()
         elif self.used_up and not self.ended:
             _run([text for text in self.batch if text.used_up and not text.ended])
         assert self.rows is not None
@@ -194,7 +194,7 @@ class TargetText:
     def take(self, token: int, ended: bool) -> None:
         if self.ended:
             return
-        proposal, parent = self.engine.proposal, self._row() - 1
+        proposal, parent = self.runner.proposal, self._row() - 1
         nodes = zip(proposal.tokens_K.tolist(), proposal.tree, strict=True)
         chosen = [i for i, (draft, above) in enumerate(nodes) if (draft, above) == (token, parent)]
         self.path += chosen[:1]
@@ -206,20 +206,20 @@ class TargetText:
 
     def commit(self) -> None:
         """Commit the tokens of the last pass."""
-        accepted = [int(self.engine.proposal.tokens_K[i]) for i in self.path]
+        accepted = [int(self.runner.proposal.tokens_K[i]) for i in self.path]
         outcome = Outcome(accepted, self.last, self.path)
         if self.output is None:
-            self.engine.commit_prefill(outcome)
+            self.runner.commit_prefill(outcome)
         else:
-            self.engine.commit_round(self.output, outcome)
+            self.runner.commit_round(self.output, outcome)
 
 
 def _run(texts: list[TargetText]) -> None:
     """One forward pass over new drafts of these texts."""
     for text in texts:
         text.commit()
-    engines = [text.engine for text in texts]
-    outputs = forward_batch(engines, [engine.draft() for engine in engines])
+    runners = [text.runner for text in texts]
+    outputs = forward_batch(runners, [runner.draft() for runner in runners])
     for text, output in zip(texts, outputs, strict=True):
         assert output.logits_BLV is not None
         text.rows, text.output = output.logits_BLV[0].float(), output

@@ -82,8 +82,8 @@ def option(default: Any, kind: type, **limits: Any) -> Any:
 
 
 def count_option(default: int | None = None, least: int = 1) -> Any:
-    """A number of drafts, nodes, steps, …; of `draft_tokens`, γ, None: as many as the drafter was
-    trained for; of `tree_nodes` 0: a chain."""
+    """A number of drafts, nodes, steps, …. For `draft_tokens` None means the drafter's block size,
+    for `tree_nodes` 0 means a chain."""
     return option(default, int, least=least, most=MOST_NODES)
 
 

@@ -96,7 +96,7 @@ def _check_processed(one: RecordedRound, node: int, tally: Tally) -> None:
     request, row_V = one.request, one.logits_MV[node]
     count, sampling = len(request.asked.prompt), request.asked.sampling
     z_V = scores(
-        row_V, one.text[:count], one.text_at(node)[count:], sampling, sorted(request.engine.eos)
+        row_V, one.text[:count], one.text_at(node)[count:], sampling, sorted(request.runner.eos)
     )
     if node not in one.received:  # temperature 0: the choice alone
         best = float(z_V.max())
@@ -254,7 +254,7 @@ def _check_own_decision(one: RecordedRound, u_M: Sequence[float], tally: Tally) 
 def check_commit(recorder: Recorder, target: Target, tally: Tally) -> None:
     """The text of each request, rebuilt from its rounds, and decoded as a whole."""
     for request in recorder.requests:
-        asked, out, rounds = request.asked, request.engine.out, request.rounds
+        asked, out, rounds = request.asked, request.runner.out, request.rounds
         tokens: list[int] = []
         for one in rounds:
             tally.place = one.place

@@ -105,14 +105,14 @@ def every_outcome(
         script[-1] += 1
 
 
-def check_proposal_of(engine: RequestRunner, tally: Tally, name: str) -> None:
+def check_proposal_of(runner: RequestRunner, tally: Tally, name: str) -> None:
     """Enumerate what a request would draft now, at a small top-k. The request is left as it was."""
     tally.place = {"method": name}
-    session, request, drafter = engine.session, engine.request, engine.drafter
-    room = min(LEVELS, engine.limit - len(engine.out.tokens) - 1)
+    session, request, drafter = runner.session, runner.request, runner.drafter
+    room = min(LEVELS, runner.limit - len(runner.out.tokens) - 1)
     if session is None or drafter is None or room < 1:
         return
-    restore = _snapshot(engine)
+    restore = _snapshot(runner)
 
     def propose(levels: int) -> Proposal | None:
         restore()
@@ -142,7 +142,7 @@ def check_proposal_of(engine: RequestRunner, tally: Tally, name: str) -> None:
         restore()
 
 
-def _snapshot(engine: RequestRunner) -> Callable[[], None]:
+def _snapshot(runner: RequestRunner) -> Callable[[], None]:
     """A function that puts a request's session, those that it wraps, and its random numbers back
     into their present state."""
 
@@ -150,13 +150,13 @@ def _snapshot(engine: RequestRunner) -> Callable[[], None]:
         """Automata are changed in place, anything else is replaced."""
         return {k: deepcopy(v) if isinstance(v, TextAutomaton) else v for k, v in fields.items()}
 
-    numbers, states, part = engine.request.generator.get_state(), [], engine.session
+    numbers, states, part = runner.request.generator.get_state(), [], runner.session
     while part is not None and hasattr(part, "__dict__"):
         states.append((part, copy(vars(part))))
         part = getattr(part, "inner", None)
 
     def restore() -> None:
-        engine.request.generator.set_state(numbers)
+        runner.request.generator.set_state(numbers)
         for session, fields in states:
             vars(session).clear()
             vars(session).update(copy(fields))
@@ -243,11 +243,11 @@ def _number(row: Row, known: list[Row]) -> int:
 
 
 def check_drafts(recorder: Recorder, tally: Tally) -> None:
-    """Every drafted token is the one that the q reported with it and a random number of its own
-    give, whatever the options."""
+    """Every drafted token is the one that its reported q and a random number used for nothing else
+    determine, whatever the options."""
     for one in recorder.rounds:
         tally.place = one.place
-        if one.proposal.q is not None and not drafts_so(one.request.engine.drafter, "in_rounds"):
+        if one.proposal.q is not None and not drafts_so(one.request.runner.drafter, "in_rounds"):
             _check_drawn(one.proposal, one.drafting, tally)
 
 

@@ -56,7 +56,7 @@ class RecordedRequest:
 
     number: int
     asked: Asked
-    engine: RequestRunner
+    runner: RequestRunner
     pieces: list[str] | None
     rounds: list[RecordedRound] = field(default_factory=list)
     generator: torch.Generator | None = None
@@ -122,7 +122,7 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         for owner, name, watch in (
-            (Decoder, "_engine", self._make_engine),
+            (Decoder, "_make_runner", self._make_runner),
             (RequestRunner, "draft", self._draft),
             (RequestRunner, "make_round", self._make_round),
             (RequestRunner, "prefill", self._make_round),
@@ -159,7 +159,7 @@ class Recorder:
 
         self._stack.enter_context(mock.patch.object(owner, name, call))
 
-    def _make_engine(self, original: Original, *args: Any) -> RequestRunner:
+    def _make_runner(self, original: Original, *args: Any) -> RequestRunner:
         number = len(self.requests)
         pieces: list[str] | None = [] if number % 2 == 0 else None
         *given, stream = args
@@ -167,25 +167,25 @@ class Recorder:
         self.requests.append(RecordedRequest(number, self.asked[number], made, pieces))
         return made
 
-    def _of(self, engine: RequestRunner) -> RecordedRequest:
-        return next(one for one in self.requests if one.engine is engine)
+    def _of(self, runner: RequestRunner) -> RecordedRequest:
+        return next(one for one in self.requests if one.runner is runner)
 
-    def _draft(self, original: Original, engine: RequestRunner) -> Any:
-        request = self._of(engine)
+    def _draft(self, original: Original, runner: RequestRunner) -> Any:
+        request = self._of(runner)
         calls, used = len(self.calls), len(self.used)
         self.before_draft(request)
         del self.calls[calls:], self.used[used:]  # its draws are not the request's
         self._drafting = request
         try:
-            return original(engine)
+            return original(runner)
         finally:
             self._drafting = None
 
-    def _make_round(self, original: Original, engine: RequestRunner, *args: Any) -> Round:
-        made: Round = original(engine, *args)
-        request = self._of(engine)
+    def _make_round(self, original: Original, runner: RequestRunner, *args: Any) -> Round:
+        made: Round = original(runner, *args)
+        request = self._of(runner)
         self._owners[id(made)] = made, request
-        request.generator = request.generator or engine.request.generator
+        request.generator = request.generator or runner.request.generator
         return made
 
     def _verify(self, original: Original, rounds: Sequence[Round]) -> list[Outcome]:
@@ -196,7 +196,7 @@ class Recorder:
             if one.generator is not request.generator:
                 what = "a round was verified with another generator than its own"
                 self.foreign.append(f"request {request.number}: {what}")
-            text, logits_MV = list(request.engine.request.tokens), one.logits_MV.clone()
+            text, logits_MV = list(request.runner.request.tokens), one.logits_MV.clone()
             numbers = [call.values for call in drafted if call.drafting is request]
             self._open[id(one)] = RecordedRound(request, text, one, logits_MV, numbers)
         fresh = list(self._open.values())

@@ -152,10 +152,10 @@ class VerificationRun:
         left = {0, len(asked) - 1} if enumerate_drafts else set()
 
         def before_draft(request: RecordedRequest) -> None:
-            if request.number in left and len(request.engine.out.tokens) > 1:
+            if request.number in left and len(request.runner.out.tokens) > 1:
                 left.discard(request.number)
                 with self.tallies["proposals"].measure_time() as tally:
-                    proposals.check_proposal_of(request.engine, tally, batch.name)
+                    proposals.check_proposal_of(request.runner, tally, batch.name)
 
         recorder = Recorder(asked, before_draft)
         with recorder, mock.patch.object(engine_module, "PREFILL_CHUNK", batch.chunk):
@@ -176,7 +176,7 @@ class VerificationRun:
         among = min(recorder.requests[:0:-1] or recorder.requests, key=lambda one: one.asked.new)
         (alone,) = self._decode(batch, among.asked).requests
         tally.place = {"request": among.number}
-        a, b = among.engine.out.tokens, alone.engine.out.tokens
+        a, b = among.runner.out.tokens, alone.runner.out.tokens
         right = a == b
         if not right:
             pairs = zip(among.rounds, alone.rounds, strict=False)

@@ -71,7 +71,7 @@ def local_path(name: str | Path) -> Path:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name that is no local folder is looked up on the Hub: `owner/name`, where `owner`
+    """Whether a name that is not a local folder is looked up on the Hub: `owner/name`, where `owner`
     is neither a local folder nor one of `OWN_FOLDERS`, or an id in the Hub's cache."""
     owner = name.partition("/")[0]
     if not _ID.fullmatch(name):

@@ -28,7 +28,7 @@ def end_ids(value: object, where: str) -> set[int]:
 
 
 def check_ends(config: Mapping[str, object], where: str) -> None:
-    """Raises UserError if a config names an end of text that is no token id."""
+    """Raises UserError if a config names an end of text that is not a token id."""
     end_ids(config.get("eos_token_id"), where)
     text_config = config.get("text_config")
     if isinstance(text_config, dict):

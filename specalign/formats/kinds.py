@@ -109,7 +109,7 @@ def layout_of(values: JsonObject) -> str:
 
 
 def architectures_of(values: Mapping[str, Any]) -> list[str]:
-    """The names under `architectures` in a config.json; none where that is no list of them."""
+    """The names under `architectures` in a config.json; empty if that is not a list of names."""
     named = values.get("architectures")
     return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
 

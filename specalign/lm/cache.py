@@ -25,7 +25,7 @@ class KVCache(Cache):
 
     Args:
         shapes: of each layer; None = it caches no keys.
-        others: by layer, transformers' own cache layer where that is no plain attention.
+        others: by layer, transformers' own cache layer unless it is plain attention.
 
     views: its memory as kernels read it, by layers: cleared when that moves. recurrence: its
     recurrent states, if any.

@@ -107,8 +107,8 @@ def folder_kind(spec: str, folder: Path) -> Path:
     if (folder / "adapter_config.json").is_file():
         base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
         raise UserError(
-            f"target {spec!r}: this is an adapter: merge it into its base model "
-            f"{base or ''} (peft: merge_and_unload), save the merged model and use its folder"
+            f"target {spec!r}: this is an adapter: merge it into its base {base or 'model'} "
+            "(peft: merge_and_unload), save the merged model and use its folder"
         )
     found = folder if is_hub_layout(folder) else gguf_of_folder(folder)
     if found is None:
@@ -131,7 +131,7 @@ def check_given(spec: str | None, device: str, dtype: str = "auto") -> None:
 
 
 def check_config(folder: Path, what: str, device: str | None = None) -> None:
-    """Raises UserError for a config.json with an end of text that is no token, or a quantisation
+    """Raises UserError for a config.json with an end of text that is not a token, or a quantisation
     whose package or device (torch's name of its kind, None = unchecked) is missing. `what`: the
     target, for the message. A broken file is reported on loading."""
     config: JsonObject = {}

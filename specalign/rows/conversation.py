@@ -123,8 +123,8 @@ def _is_text_part(value: object) -> bool:
 def read_messages(values: Iterable[object]) -> list[Message]:
     """A list of messages, without null entries and system and user messages without content.
 
-    Raises UnusableRow for an entry that is no message, an unknown role, or content that is no
-    text."""
+    Raises UnusableRow for an entry that is not a message, an unknown role, or content that is
+    not text."""
     messages = []
     for value in values:
         if value is None:
@@ -178,7 +178,7 @@ def read_text_parts(content: object) -> str:
     """The text of a message's content: a string, nothing, or parts joined by line ends as in vLLM;
     parts may also be stored as a string of JSON.
 
-    Raises UnusableRow for anything else (images, sound)."""
+    Raises UnusableRow for anything else (images, audio)."""
     if isinstance(content, str):
         stored = decode_json(content)
         is_stored = isinstance(stored, list) and stored and all(map(_is_text_part, stored))

@@ -13,7 +13,7 @@ SPLITS = {
     "validation": "validation valid val dev devset",
     "eval": "eval evals evaluation evalset",
 }
-"""Words of names by split, between characters that are no letters."""
+"""Words of names by split, between characters other than letters."""
 _SPLIT_OF = {word: split for split, words in SPLITS.items() for word in words.split()}
 _WORD = re.compile(r"[^\W\d_]+")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -50,6 +50,6 @@ def is_unclear(path: Path, split: str) -> bool:
 
 
 def names_phrase(path: Path, phrase: str) -> bool:
-    """Whether a relative path contains a name between characters that are no letters or digits."""
+    """Whether a relative path contains a name between characters other than letters and digits."""
     pattern = rf"(?<![^\W_]){re.escape(phrase)}(?![^\W_])"
     return re.search(pattern, path.as_posix(), re.IGNORECASE) is not None

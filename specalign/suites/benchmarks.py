@@ -67,8 +67,8 @@ def read_champ(row: Row, number: int) -> Prompt:
 
 
 def read_gpqa(row: Row, number: int) -> Prompt | None:
-    """The question and its lettered choices. The hub has the right answer in a column of its own:
-    the choices are shuffled, with the question as the seed."""
+    """The question and its lettered choices. The Hub stores the correct answer in a separate column,
+    so the choices are shuffled, seeded by the question."""
     if row.get("source", "GPQA Diamond") != "GPQA Diamond":
         return None
     question = _text(row, "Question", "question")

@@ -73,7 +73,7 @@ def compare(
         module, proposer = DiffusionDrafterModule(drafter, recipe), DiffusionProposer(drafter)
     chosen = [i for i in range(len(samples)) if samples.temperature[i] == 1]
     per_sample = -(-prefixes // len(chosen))
-    expected, texts, engines = [], [], []
+    expected, texts, runners = [], [], []
     for i in chosen:
         text = samples[i]
         row = packing.pack(samples.select([i]), len(text), 0)[0]
@@ -86,15 +86,15 @@ def compare(
         for a in whole[torch.randperm(len(whole), generator=generator)[:per_sample]].tolist():
             prefix = text[: int(anchors.index_BA[0, a])].tolist()
             sampling = Sampling(temperature=1.0, seed=1000 * len(expected))
-            engines.append(RequestRunner(target, prefix, size + 2, sampling, proposer, "token"))
+            runners.append(RequestRunner(target, prefix, size + 2, sampling, proposer, "token"))
             expected.append(float(tau[a]))
             texts.append(i)
         if len(expected) >= prefixes:
             break
-    run_batch(engines, 32)
+    run_batch(runners, 32)
     # without a call the last token was the end of the text: nothing to draft after it
-    drafted = [i for i, engine in enumerate(engines) if engine.out.calls]
-    m = torch.tensor([float(engines[i].out.accepted[0]) for i in drafted])
+    drafted = [i for i, runner in enumerate(runners) if runner.out.calls]
+    m = torch.tensor([float(runners[i].out.accepted[0]) for i in drafted])
     e = torch.tensor(expected)[drafted]
     error = error_over_texts(e - m, torch.tensor(texts)[drafted])  # prefixes of one text overlap
     return Taus(1 + float(e.mean()), 1 + float(m.mean()), error, len(e))

@@ -203,7 +203,7 @@ def eos_ids(
 ) -> tuple[int, ...]:
     """The tokens that end a text, ascending: those of the generation config, at which `generate`
     stops; where it names none, those of the model's config and tokenizer. Ids beyond the vocabulary
-    are left out. Raises UserError if one is no token id."""
+    are left out. Raises UserError if one is not a token id."""
     config = config.get_text_config(decoder=True)
     found = end_ids(getattr(generation, "eos_token_id", None), "generation_config.json")
     if not found:

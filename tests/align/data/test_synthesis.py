@@ -161,7 +161,10 @@ def test_long_prompts_are_left_out_or_cut(
     dropped = synthesize(recipe, target, tmp_path / "a")["dropped"]
     assert dropped["prompt too long"] == 1
     out = capsys.readouterr().out
-    assert "texts left out: 1 prompt too long; the limit is data.max_prompt_tokens=" in out
+    assert (
+        "texts left out: 1 prompt too long (of 3 prompts; the limit is data.max_prompt_tokens="
+        in out
+    )
     cut = write(target, tmp_path / "b", "data.prompts=p", "data.long_prompts=cut")
     assert "prompt too long" not in cut["dropped"]
 

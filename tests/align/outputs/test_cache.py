@@ -127,14 +127,14 @@ def kept_in(config: BlockConfig, memory: float) -> TargetOutputCache:
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_same_numbers(context: str, temperature: float) -> None:
     config, step = config_of(context), one_step()
-    anew = compute_target_outputs(TARGET, step, config, temperature)
+    again = compute_target_outputs(TARGET, step, config, temperature)
     store = kept_in(config, 1.0)
     first, again = store.outputs(step, temperature), store.outputs(step, temperature)
     none = kept_in(config, 1e-9).outputs(step, temperature)
     for other in (again, none):
         assert all(torch.equal(a, b) for a, b in zip(vars_of(first), vars_of(other), strict=True))
-    assert torch.equal(first.used_P, anew.used_P)
-    for a, b in zip(vars_of(first), vars_of(anew), strict=True):
+    assert torch.equal(first.used_P, again.used_P)
+    for a, b in zip(vars_of(first), vars_of(again), strict=True):
         torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)
 
 

@@ -189,9 +189,9 @@ def test_the_cache_after_rollbacks_is_that_of_a_fresh_forward(target: Target) ->
     script = plain(target, 25).tokens
     for name, drafter in drafters(script).items():
         verifier = "greedy"
-        engine = RequestRunner(target, PROMPT, 25, VARIED, drafter, verifier)
-        out = engine.run()
-        used, cache = engine.request.tokens, engine.request.cache
+        runner = RequestRunner(target, PROMPT, 25, VARIED, drafter, verifier)
+        out = runner.run()
+        used, cache = runner.request.tokens, runner.request.cache
         assert used == PROMPT + out.tokens
         fresh = target.new_cache(1, len(used))
         target.forward(torch.tensor([used[:-1]]), cache=fresh, logits=False)
@@ -241,10 +241,10 @@ def test_a_long_prompt_goes_through_in_chunks(
 def test_a_request_that_ended_gives_its_cache_back_where_others_run(
     target: Target, most: int
 ) -> None:
-    engines = [RequestRunner(target, PROMPT, limit, VARIED, None, "greedy") for limit in (4, 9, 4)]
-    run_batch(engines, most)
-    assert [len(engine.out.tokens) for engine in engines] == [4, 9, 4]
-    assert [hasattr(engine, "request") for engine in engines] == [most == 1] * 3
+    runners = [RequestRunner(target, PROMPT, limit, VARIED, None, "greedy") for limit in (4, 9, 4)]
+    run_batch(runners, most)
+    assert [len(runner.out.tokens) for runner in runners] == [4, 9, 4]
+    assert [hasattr(runner, "request") for runner in runners] == [most == 1] * 3
 
 
 def test_figures_of_a_generation() -> None:

@@ -35,7 +35,7 @@ def test_the_folder_is_an_assistant_of_transformers(tmp_path: Path, target: Targ
     verdict = export(tmp_path, "float32")
     assert verdict.exit_code == 0 and "draft_model" in verdict.serve[0].lines[0]
     page = (tmp_path / "out" / "README.md").read_text()
-    assert "license: mit" in page and "'debug', which is no hub id" in page
+    assert "license: mit" in page and "'debug', which is not a hub id" in page
     first, second = (AutoModelForCausalLM.from_pretrained(tmp_path / n) for n in ("drafter", "out"))
     ids = torch.tensor([PROMPT])
     assert torch.equal(first(ids).logits, second(ids).logits)

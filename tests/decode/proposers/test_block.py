@@ -72,11 +72,11 @@ def proposals(
     target: Target, net: BlockDrafter, sampling: Sampling, count: int
 ) -> tuple[BlockProposerSession, list[Any]]:
     """Many proposals from the same state."""
-    engine = RequestRunner(target, PROMPT, 20, sampling, BlockProposer(net), "token")
+    runner = RequestRunner(target, PROMPT, 20, sampling, BlockProposer(net), "token")
     with torch.no_grad():
-        engine.begin()
-        assert isinstance(engine.session, BlockProposerSession)
-        return engine.session, [engine.session.propose(3) for _ in range(count)]
+        runner.begin()
+        assert isinstance(runner.session, BlockProposerSession)
+        return runner.session, [runner.session.propose(3) for _ in range(count)]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

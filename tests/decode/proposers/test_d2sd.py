@@ -66,13 +66,13 @@ def begun(
     target: Target, drafter: D2SDProposer, sampling: Sampling, verifier: str = "point_mass"
 ) -> D2SDSession:
     """A request after its prompt and first token."""
-    engine = RequestRunner(
+    runner = RequestRunner(
         target, PROMPT, 20, sampling, drafter, "greedy" if sampling.greedy else verifier
     )
     with torch.no_grad():
-        engine.begin()
-    assert isinstance(engine.session, D2SDSession)
-    return engine.session
+        runner.begin()
+    assert isinstance(runner.session, D2SDSession)
+    return runner.session
 
 
 def paths(tree: Proposal) -> list[tuple[int, ...]]:

@@ -26,10 +26,10 @@ def test_q_is_what_each_token_was_drawn_from(target: Target, order: str) -> None
     """Steps and rows of q against a replay: each step's block is rebuilt from the tokens that earlier steps drew."""
     made = drafter(target, "ddit")
     proposer, sampling = DiffusionProposer(made, 5, 3, order), Sampling(0.9, seed=4)
-    engine = RequestRunner(target, PROMPT, 20, sampling, proposer, "point_mass")
+    runner = RequestRunner(target, PROMPT, 20, sampling, proposer, "point_mass")
     with torch.no_grad():
-        engine.begin()
-        session = engine.session
+        runner.begin()
+        session = runner.session
         assert session is not None
         proposal = session.propose(5)
     assert proposal is not None and proposal.q is not None

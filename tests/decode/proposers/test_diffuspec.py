@@ -36,13 +36,13 @@ def made(
 
 def begun(target: Target, proposer: DiffuSpecProposer, sampling: Sampling) -> DiffuSpecSession:
     """A request after its first token."""
-    engine = RequestRunner(
+    runner = RequestRunner(
         target, PROMPT, 40, sampling, proposer, "point_mass" if sampling.temperature else "greedy"
     )
     with torch.no_grad():
-        engine.begin()
-    assert isinstance(engine.session, DiffuSpecSession)
-    return engine.session
+        runner.begin()
+    assert isinstance(runner.session, DiffuSpecSession)
+    return runner.session
 
 
 @pytest.mark.parametrize(

@@ -84,13 +84,13 @@ def test_the_penalty_looks_at_each_nodes_own_prefix(kind: str) -> None:
 def test_coupled_drafts_use_the_noise_of_their_positions(target: Target, variant: str) -> None:
     """Each draft is what the target would say if p were q: ln q plus the noise of the very position."""
     net, sampling = network(target, **VARIANTS[variant]), Sampling(1.0, seed=5)
-    engine = RequestRunner(target, PROMPT, 20, sampling, BlockProposer(net), "gumbel")
+    runner = RequestRunner(target, PROMPT, 20, sampling, BlockProposer(net), "gumbel")
     with torch.no_grad():
-        engine.begin()
-        drafts = engine.session
+        runner.begin()
+        drafts = runner.session
         assert isinstance(drafts, BlockProposerSession)
         tree = drafts.propose(3)
-        tokens, hidden = engine.request.tokens, drafts.session.hidden(engine.request.tokens[-1])
+        tokens, hidden = runner.request.tokens, drafts.session.hidden(runner.request.tokens[-1])
         inputs = drafts.session.bias_inputs(hidden)
         ids = torch.arange(target.vocab_size) if net.draft_vocab is None else net.draft_vocab
         last = tokens[-1]
