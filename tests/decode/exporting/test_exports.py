@@ -56,7 +56,7 @@ def test_a_folder_given_as_the_target_is_named(tmp_path: Path, target: Target) -
     for place, name in ((tmp_path / "its", str(tmp_path / "its")), (cached, "org/finetune")):
         folder, out = asking_target(place, target), tmp_path / place.name / "out"
         (verdict,) = export(str(tmp_path / "drafter"), folder, {"speculators": out}, limit=0)
-        assert any("no hub id" in note for note in verdict.notes) == (place.name == "its")
+        assert any("not a hub id" in note for note in verdict.notes) == (place.name == "its")
         record = json.loads((out / "export.json").read_text())
         verifier = json.loads((out / "config.json").read_text())["speculators_config"]["verifier"]
         assert verifier["name_or_path"] == record["target"] == name
