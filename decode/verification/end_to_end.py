@@ -14,7 +14,7 @@ from torch import Tensor
 from decode.engine.decoder import Decoder
 from decode.proposers.base import common_prefix_length
 from decode.speculation.sampling import Sampling
-from decode.verification.proposals import ReusedNumber, TooMany, every_outcome
+from decode.verification.proposals import every_outcome
 from decode.verification.reference import Reference, law, scores
 from decode.verification.verdict import Tally
 
@@ -28,47 +28,40 @@ GENERATED = 2
 most probable one of a forward pass of transformers over the whole text."""
 
 
-def check_plain(
-    plain: Decoder, prompts: Sequence[list[int]], new: int, reference: Reference, tally: Tally
-) -> list[list[int]]:
-    """Plain greedy texts, against transformers' model and its `generate`."""
-    texts = [plain.generate(prompt, max_new_tokens=new).tokens for prompt in prompts]
-    pairs = list(zip(prompts, texts, strict=True))
-    reference.load([([*prompt, *text[:-1]], len(text)) for prompt, text in pairs])
-    for i, (prompt, text) in enumerate(pairs):
-        tally.place = {"prompt": i}
-        right = _is_greedy(prompt, text, reference, tally)
-        what = f"prompt {i}: plain decoding does not write the most probable tokens"
-        tally.expect("greedy texts against a forward pass of transformers", right, what)
-        if i < GENERATED:
-            right = _agree(prompt, text, _generate(reference, prompt, new), reference, tally)
-            what = f"prompt {i}: plain decoding and transformers' generate differ"
-            tally.expect("greedy texts against transformers' generate", right, what)
-    return texts
-
-
 def check_greedy(
-    name: str,
     decoder: Decoder,
     prompts: Sequence[list[int]],
-    texts: Sequence[list[int]],
     new: int,
+    plain: Sequence[list[int]],
     reference: Reference,
     tally: Tally,
-) -> None:
-    """Greedy texts with drafts, against plain decoding's."""
-    tally.place = {"method": name}
-    for i, (prompt, plain) in enumerate(zip(prompts, texts, strict=True)):
-        tally.place = {"prompt": i, "method": name}
+) -> list[list[int]]:
+    """Greedy texts, streamed, against plain decoding's; without these, against transformers' model
+    and its `generate`. Returns them."""
+    texts = []
+    for i, prompt in enumerate(prompts):
+        tally.place = {"prompt": i, "method": decoder.name}
+        where = f"{decoder.name}, prompt {i}"
         stream = decoder.stream(prompt, max_new_tokens=new)
         text, out = "".join(stream), stream.output
+        texts.append(out.tokens)
         if text != out.text:
-            tally.find(f"{name}, prompt {i}: the streamed pieces are not the text")
-        right = _agree(prompt, plain, out.tokens, reference, tally)
-        what = f"{name}, prompt {i}: the greedy text is not plain decoding's"
-        tally.expect("greedy texts with drafts", right, what)
+            tally.find(f"{where}: the streamed pieces are not the text")
+        if plain:
+            against = {"plain decoding's": _agree(prompt, plain[i], out.tokens, reference, tally)}
+        else:
+            right = _is_greedy(prompt, out.tokens, reference, tally)
+            against = {"those of a forward pass of transformers": right}
+        if not plain and i < GENERATED:
+            other = _generate(reference, prompt, new)
+            right = _agree(prompt, out.tokens, other, reference, tally)
+            against["those of transformers' generate"] = right
+        for name, right in against.items():
+            what = f"{where}: its greedy tokens are not {name}"
+            tally.expect(f"greedy texts against {name}", right, what)
         tally.counts["tokens drafted"] += sum(out.nodes)
         tally.counts["drafted tokens accepted"] += sum(out.accepted)
+    return texts
 
 
 def _agree(
@@ -120,61 +113,34 @@ def check_joint_law(
     sampling: Sampling,
 ) -> None:
     """The joint law of `LENGTH` tokens. `sampling`: with a small top-k, so that there are few."""
-    tally.place = {"method": name}
+    tally.place, eos_ids = {"method": name}, reference.target.eos_ids
 
     def run() -> tuple[int, ...]:
         return tuple(decoder.generate(prompt, max_new_tokens=LENGTH, sampling=sampling).tokens)
 
-    try:
-        runs = every_outcome(run, MOST_RUNS)
-    except ReusedNumber:
-        tally.find(f"{name}: two draws used the same random number")
-        return
-    except TooMany:
+    def follow(text: tuple[int, ...], row_V: Tensor) -> Tensor:
+        return law(scores(row_V, prompt, text, sampling, eos_ids), sampling)
+
+    runs = every_outcome(run, MOST_RUNS)
+    if runs is None:
         tally.counts["joint distributions with too many outcomes"] += 1
         return
     tally.counts["runs of the engine"] += len(runs)
     found: dict[tuple[int, ...], float] = defaultdict(float)
     for weight, tokens in runs:
         found[tokens] += weight
-    wanted, going = _joint_law(prompt, reference, sampling)
+    wanted, prefixes = {(): 1.0}, {}  # texts, and those that have not ended, with their masses
+    for _ in range(LENGTH):
+        going = {text: wanted[text] for text in wanted if not text or text[-1] not in eos_ids}
+        prefixes |= going
+        reference.load([([*prompt, *text], 1) for text in going])
+        for text in going:
+            mass, p_V = wanted.pop(text), follow(text, reference.logits([*prompt, *text], 1)[0])
+            wanted |= {(*text, i): mass * float(p_V[i]) for i in p_V.nonzero()[:, 0].tolist()}
     away = sum(abs(found.get(x, 0.0) - wanted.get(x, 0.0)) for x in {*found, *wanted}) / 2
     bound = NEGLIGIBLE
-    if away > NEGLIGIBLE:
-        bound += MOVED * _moved(prompt, going, reference, sampling)
+    for text, mass in prefixes.items() if away > NEGLIGIBLE else ():
+        p_V, *others = (follow(text, row_V) for row_V in reference.perturb([*prompt, *text]))
+        bound += MOVED * mass * max(float((p_V - x_V).abs().sum()) / 2 for x_V in others)
     what = f"{name}: the joint distribution of {LENGTH} tokens is not the target's"
     tally.measure(f"joint distribution of {LENGTH} tokens, total variation", away, bound, what)
-
-
-Masses = dict[tuple[int, ...], float]
-
-
-def _joint_law(
-    prompt: list[int], reference: Reference, sampling: Sampling
-) -> tuple[Masses, Masses]:
-    """The target's joint law of `LENGTH` tokens; and the mass of each text that has not ended."""
-    eos_ids = reference.target.eos_ids
-    law_of: Masses = {(): 1.0}
-    all_going: Masses = {}
-    for _ in range(LENGTH):
-        going = {text: m for text, m in law_of.items() if not text or text[-1] not in eos_ids}
-        law_of = {text: m for text, m in law_of.items() if text not in going}
-        all_going.update(going)
-        reference.load([([*prompt, *text], 1) for text in going])
-        for text, mass in going.items():
-            logits_V = reference.logits([*prompt, *text], 1)[0]
-            p_V = law(scores(logits_V, prompt, text, sampling, eos_ids), sampling)
-            for token in p_V.nonzero()[:, 0].tolist():
-                law_of[(*text, token)] = mass * float(p_V[token])
-    return law_of, all_going
-
-
-def _moved(prompt: list[int], going: Masses, reference: Reference, sampling: Sampling) -> float:
-    """How far a perturbation of one epsilon moves the joint law, in total variation."""
-    total = 0.0
-    for text, mass in going.items():
-        rows: list[Tensor] = reference.perturb([*prompt, *text])
-        eos_ids = reference.target.eos_ids
-        p_V, *others = (law(scores(z_V, prompt, text, sampling, eos_ids), sampling) for z_V in rows)
-        total += mass * max(float((p_V - other_V).abs().sum()) / 2 for other_V in others)
-    return total

@@ -1,6 +1,8 @@
 """Check 2: the random draws of a proposal, enumerated. In place of each draw every token that it
-may give is tried, so that the probability of every proposal is known exactly and can be compared
-with the q that is reported. And the draws of recorded rounds, whatever their options."""
+may give is tried, so that the probability of every proposal is known exactly. Verified by ratio
+under random tables of p, all proposals together then have to give exactly p: they do if each
+drafted token follows the q that is reported with it. And the draws of recorded rounds, whatever
+their options."""
 
 from __future__ import annotations
 
@@ -21,27 +23,25 @@ from decode.engine.engine import RequestRunner
 from decode.proposers.suffix_automaton import TextAutomaton
 from decode.speculation import sampling as sampling_module
 from decode.speculation import verification, verifiers
-from decode.speculation.proposal import Proposal
-from decode.verification.cases import drafts_so
+from decode.speculation.drafts import Drafts
+from decode.speculation.proposal import DraftProbs, Proposal
+from decode.verification.enumeration import RuleCase, Toy, output_law
 from decode.verification.recording import Recorder
 from decode.verification.reference import NEAR, interval, is_inside
+from decode.verification.requests import drafts_so
 from decode.verification.verdict import Tally
 
 Result = TypeVar("Result")
-Row = dict[int, float]  # token → probability
+Weighted = list[tuple[float, Result]]  # results with their probabilities
 EXACT = 1e-5
-SAME = 1e-4  # probabilities of one row differ by less: a context read in parts rounds differently
 MOST_OUTCOMES = 128
 FEW, SIBLINGS = 2, 3  # top-k of enumerated proposals, and of those of one level, all siblings
 LEVELS = 3  # draft tokens along a path of an enumerated proposal
+TABLES = 3  # random tables of p
 
 
-class TooMany(Exception):
-    """More outcomes than are enumerated, or other ones at every run."""
-
-
-class ReusedNumber(Exception):
-    """One random number serves two draws."""
+class Unsteady(Exception):
+    """Another run than the last one: it cannot be enumerated."""
 
 
 class Choices:
@@ -52,13 +52,8 @@ class Choices:
         self.script, self.place = script, 0
         self.weight = 1.0
         self.widths: list[int] = []
-        self.numbers: set[float] = set()
 
     def draw_at(self, weights: Tensor, u: Tensor) -> Tensor:
-        numbers = u.flatten().tolist()
-        if self.numbers & {*numbers} or len({*numbers}) < len(numbers):
-            raise ReusedNumber
-        self.numbers.update(numbers)
         rows = weights.reshape(-1, weights.shape[-1]).double()
         found = [self._choose(row_V) for row_V in rows / rows.sum(-1, keepdim=True)]
         return torch.stack(found).reshape(weights.shape[:-1])
@@ -68,7 +63,7 @@ class Choices:
         if self.place == len(self.script):
             self.script.append(0)
         if self.script[self.place] >= len(support):
-            raise TooMany  # another run than the last one: it cannot be enumerated
+            raise Unsteady
         token = support[self.script[self.place]]
         self.widths.append(len(support))
         self.place += 1
@@ -78,14 +73,10 @@ class Choices:
 
 def every_outcome(
     run: Callable[[], Result], most: int, even: bool = False
-) -> list[tuple[float, Result]]:
-    """(probability, result) of a function for everything that its draws may give. `even`: every run
-    draws equally often, so the first one shows how many outcomes there are.
-
-    Raises:
-        TooMany, ReusedNumber.
-    """
-    found: list[tuple[float, Result]] = []
+) -> Weighted[Result] | None:
+    """(probability, result) of a function for everything that its draws may give; None if there are
+    more than `most`. `even`: every run draws equally often, so the first one shows how many."""
+    found: Weighted[Result] = []
     script: list[int] = []
     while True:
         choices = Choices(script)
@@ -93,10 +84,13 @@ def every_outcome(
             for module in (sampling_module, verification, verifiers):
                 stack.enter_context(mock.patch.object(module, "draw_at", choices.draw_at))
             stack.enter_context(mock.patch.object(verifiers, "_chains_in_c", lambda *_: None))
-            result = run()
+            try:
+                result = run()
+            except Unsteady:
+                return None
         found.append((choices.weight, result))
         if len(found) > most or (even and math.prod(choices.widths) > most):
-            raise TooMany
+            return None
         del script[choices.place :]
         while script and script[-1] + 1 == choices.widths[len(script) - 1]:
             script.pop()
@@ -105,12 +99,12 @@ def every_outcome(
         script[-1] += 1
 
 
-def check_proposal_of(runner: RequestRunner, tally: Tally, name: str) -> None:
-    """Enumerate what a request would draft now, at a small top-k. The request is left as it was."""
+def check_proposals(runner: RequestRunner, tally: Tally, name: str) -> None:
+    """Enumerate what a request, which is then given up, would draft now, at a small top-k."""
     tally.place = {"method": name}
     session, request, drafter = runner.session, runner.request, runner.drafter
-    room = min(LEVELS, runner.limit - len(runner.out.tokens) - 1)
-    if session is None or drafter is None or room < 1:
+    sampling, room = request.sampling, min(LEVELS, runner.limit - len(runner.out.tokens) - 1)
+    if session is None or drafter is None or room < 1 or sampling.greedy or request.noise:
         return
     restore = _snapshot(runner)
 
@@ -118,28 +112,17 @@ def check_proposal_of(runner: RequestRunner, tally: Tally, name: str) -> None:
         restore()
         return session.propose(min(levels, drafter.draft_tokens))
 
-    sampling = request.sampling
-    try:
-        if sampling.greedy or request.noise is not None:
-            first, second = propose(room), propose(room)
-            alike = first is None or second is None or _are_alike(first, second)
-            what = f"{name}: two proposals for the same text differ, although nothing is drawn"
-            tally.expect("chosen proposals, drafted twice", alike, what)
+    for top_k, most in ((FEW, room), (SIBLINGS, 1)):
+        request.sampling = replace(sampling, top_k=top_k)
+        runs = (partial(propose, levels) for levels in range(most, 0, -1))
+        tried = (every_outcome(run, MOST_OUTCOMES, even=True) for run in runs)
+        outcomes = next((found for found in tried if found is not None), None)
+        if outcomes is None:
+            tally.counts["proposals with too many outcomes"] += top_k == FEW
             return
-        for top_k, most in ((FEW, room), (SIBLINGS, 1)):
-            request.sampling = replace(sampling, top_k=top_k)
-            outcomes = _enumerate(propose, most)
-            if outcomes is None:
-                tally.counts["proposals with too many outcomes"] += top_k == FEW
-                return
-            judge(outcomes, tally, name)
-            if not any(proposal is not None and proposal.siblings for _, proposal in outcomes):
-                return
-    except ReusedNumber:
-        tally.find(f"{name}: two drafts of a proposal used the same random number")
-    finally:
-        request.sampling = sampling
-        restore()
+        judge(outcomes, tally, name)
+        if not any(proposal is not None and proposal.siblings for _, proposal in outcomes):
+            return
 
 
 def _snapshot(runner: RequestRunner) -> Callable[[], None]:
@@ -164,82 +147,48 @@ def _snapshot(runner: RequestRunner) -> Callable[[], None]:
     return restore
 
 
-def _enumerate(
-    propose: Callable[[int], Proposal | None], most: int
-) -> list[tuple[float, Proposal | None]] | None:
-    """All proposals of as many levels as can be enumerated; None if there are none."""
-    for levels in range(most, 0, -1):
-        try:
-            return every_outcome(partial(propose, levels), MOST_OUTCOMES, even=True)
-        except TooMany:
-            continue
-    return None
-
-
-def _are_alike(one: Proposal, other: Proposal) -> bool:
-    """The same drafts, as far as both go: their number may depend on the clock."""
-    count = min(len(one), len(other))
-    same = torch.equal(one.tokens_K[:count], other.tokens_K[:count])
-    return same and one.tree[:count] == other.tree[:count]
-
-
-def judge(outcomes: Sequence[tuple[float, Proposal | None]], tally: Tally, name: str) -> None:
-    """Compare the distribution of each drafted token, given what was drawn before it, with its
-    q."""
-    mass: dict[Any, Row] = defaultdict(lambda: defaultdict(float))
-    wanted: dict[Any, Row] = {}
-    known: list[Row] = []
-    total = sum(weight for weight, _ in outcomes)
-    what = f"{name}: the probabilities of its proposals do not sum to 1"
-    tally.measure(
-        "total probability of all proposals, distance from 1", abs(total - 1), EXACT, what
-    )
-    for weight, proposal in outcomes:
-        if proposal is None or proposal.q is None or weight == 0:
-            tally.counts["chosen proposals"] += 1
-            continue
-        tokens, tree = proposal.tokens_K.tolist(), proposal.tree
-        steps = [0] * len(tokens) if proposal.steps_K is None else proposal.steps_K.tolist()
-        rows = [_support(proposal, i) for i in range(len(tokens))]
-        # a token that was unmasked before an earlier one is tested as a point mass, without its q
-        tested = [i for i in range(len(tokens)) if steps[i] >= max(steps[: i + 1])]
-        for i in tested:
-            seen = tuple(_number(rows[j], known) for j in tested if j <= i)
-            key = (tree[: i + 1], tuple(tokens[:i]), seen, tuple(steps[: i + 1]))
-            mass[key][tokens[i]] += weight
-            without = proposal.siblings == "without_replacement"
-            gone = {tokens[j] for j in range(i) if without and tree[j] == tree[i]}
-            wanted[key] = {token: q for token, q in rows[i].items() if token not in gone}
-    for key, counts in mass.items():
-        away = _distance(counts, wanted[key])
-        what = f"{name}: draft {len(key[1]) + 1} after {list(key[1])} does not follow its q"
-        if not tally.measure("drafted token against its q, total variation", away, EXACT, what):
+def judge(outcomes: Weighted[Proposal | None], tally: Tally, name: str) -> None:
+    """What the rules make of all proposals together follows p, under random tables of p."""
+    tally.counts["proposals enumerated"] += len(outcomes)
+    drawn = [(weight, x) for weight, x in outcomes if x is not None and x.q is not None]
+    if not drawn:
+        return
+    ids_V = torch.cat([_ids_of(x) for _, x in drawn]).unique()
+    groups: dict[Any, Weighted[Proposal]] = defaultdict(list)
+    for weight, x in drawn:
+        groups[x.tree, x.law, x.siblings].append((weight, x))
+    chosen = sum(weight for weight, _ in outcomes) - sum(weight for weight, _ in drawn)
+    for seed in range(1, TABLES + 1):
+        toy = Toy(len(ids_V), max(x.depth for _, x in drawn), seed)
+        law = chosen * toy.joint
+        for (_, kind, _), group in groups.items():
+            verifier = "hybrid" if kind == "unmasked" else "traversal"
+            law = law + output_law(_case_of(group, ids_V, toy), verifier)
+        away = float((law - toy.joint).abs().sum()) / 2
+        what = f"{name}: its drafts do not follow their q, so the output does not follow p"
+        if not tally.measure("output of all proposals, total variation", away, EXACT, what):
             return
 
 
-def _distance(a: Row, b: Row) -> float:
-    """Total variation between two distributions, normalised; 0 where nothing is left of one."""
-    whole, share = sum(a.values()), sum(b.values())
-    if share <= 0:
-        return 0.0
-    return sum(abs(a.get(t, 0.0) / whole - b.get(t, 0.0) / share) for t in {*a, *b}) / 2
-
-
-def _support(proposal: Proposal, i: int) -> Row:
+def _ids_of(proposal: Proposal) -> Tensor:
+    """The tokens that a proposal may have."""
     assert proposal.q is not None
-    row = proposal.q.probs[i]
-    columns = row.nonzero()[:, 0]
+    columns = proposal.q.probs.amax(0).nonzero()[:, 0]
     ids = columns if proposal.q.ids is None else proposal.q.ids[columns]
-    return dict(zip(ids.tolist(), row[columns].tolist(), strict=True))
+    return torch.cat((ids, proposal.tokens_K)).cpu()
 
 
-def _number(row: Row, known: list[Row]) -> int:
-    """The place of a distribution among those seen, up to rounding; a new one is appended."""
-    for number, other in enumerate(known):
-        if all(abs(row.get(t, 0.0) - other.get(t, 0.0)) < SAME for t in {*row, *other}):
-            return number
-    known.append(row)
-    return len(known) - 1
+def _case_of(group: Weighted[Proposal], ids_V: Tensor, toy: Toy) -> RuleCase:
+    """Proposals of one tree and law, over these tokens alone."""
+    own = []
+    for _, x in group:
+        assert x.q is not None
+        size = 1 + max(int(ids_V.max()), 0 if x.q.ids is None else int(x.q.ids.max()))
+        q = DraftProbs(x.q.dense(size).cpu()[:, ids_V].double())
+        own.append(replace(x, tokens_K=torch.searchsorted(ids_V, x.tokens_K.cpu()), q=q))
+    drafts = Drafts.of(own, len(ids_V))
+    weight_B = torch.tensor([weight for weight, _ in group], dtype=torch.float64)
+    return RuleCase(weight_B, drafts, toy.p_BMV(drafts.tokens_BN, own[0].tree), toy)
 
 
 def check_drafts(recorder: Recorder, tally: Tally) -> None:
@@ -257,8 +206,7 @@ def _check_drawn(proposal: Proposal, numbers: Sequence[Tensor], tally: Tally) ->
     if not u_K and bool((proposal.q.probs.amax(1) == 1).all()):  # copies
         return
     if len(u_K) != len(proposal):
-        what = "each proposed draft needs exactly one"
-        tally.find(f"{len(proposal)} drafts used {len(u_K)} random numbers: {what}")
+        tally.find(f"{len(proposal)} drafts used {len(u_K)} random numbers: each needs one")
         return
     columns_K, ids = proposal.tokens_K, proposal.q.ids
     if ids is not None:
@@ -275,9 +223,7 @@ def _check_drawn(proposal: Proposal, numbers: Sequence[Tensor], tally: Tally) ->
         u_K = _match(bounds, u_K)  # drawn in another order than they stand
     for k, u in enumerate(u_K):
         what = f"draft {k + 1} does not follow from its q and random number"
-        tally.expect(
-            "drafted tokens recomputed from q and random number", is_inside(bounds[k], u), what
-        )
+        tally.expect("drafts recomputed from q and random number", is_inside(bounds[k], u), what)
 
 
 def _match(bounds: Sequence[tuple[float, float]], numbers: Sequence[float]) -> list[float]:

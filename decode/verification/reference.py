@@ -53,14 +53,8 @@ class Reference:
         return found
 
     def load(self, texts: Sequence[Wanted]) -> None:
-        """Compute the rows that `logits` will be asked for, several texts in one forward pass. A
-        text that begins another one shares its rows."""
-        missing: list[Wanted] = []
-        for text, count in sorted(texts, key=lambda one: (-len(one[0]), -one[1])):
-            first = len(text) - count
-            shared = any(len(x) - n <= first and x[: len(text)] == text for x, n in missing)
-            if not shared and self._find(text, count) is None:
-                missing.append((text, count))
+        """Compute the rows that `logits` will be asked for, several texts in one forward pass."""
+        missing = [(text, count) for text, count in texts if self._find(text, count) is None]
         missing.sort(key=lambda one: len(one[0]) - one[1], reverse=True)  # few rows for the head
         while missing:
             longest = max(len(text) for text, _ in missing[:BATCH_TEXTS])
@@ -70,6 +64,7 @@ class Reference:
             del missing[:size]
 
     def _find(self, text: list[int], count: int) -> Tensor | None:
+        """Rows that are stored, of this text or of one that it begins."""
         for longer, rows_RV in self._stored:
             first = len(longer) - len(rows_RV)
             if len(text) - count >= first and longer[: len(text)] == text:
@@ -136,9 +131,7 @@ def dtype_limit(dtype: torch.dtype, logits_V: Tensor) -> float:
     return _ULPS.get(dtype, 8.0) * torch.finfo(dtype).eps * float(logits_V.abs().max())
 
 
-@lru_cache(8)
-def _ids(tokens: tuple[int, ...]) -> Tensor:
-    return torch.tensor(tokens)
+_ids = lru_cache(8)(torch.tensor)
 
 
 def scores(

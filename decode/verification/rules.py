@@ -1,12 +1,11 @@
-"""Check 3: the verifying function itself, over every draft of small tables, random ones and ones
-cut out of recorded rounds."""
+"""Check 3: the verifying functions themselves, over every draft of small tables."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
-from typing import cast
+from typing import NamedTuple, cast
 from unittest import mock
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from decode.speculation import verifiers
-from decode.speculation.drafts import Drafts, normalise
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
 from decode.speculation.rules import fall_back_to_p
 from decode.speculation.tree import chain, depths
@@ -31,164 +29,94 @@ from decode.verification.enumeration import (
     outcomes,
     pairs,
 )
-from decode.verification.recording import RecordedRound
 from decode.verification.reference import interval
 from decode.verification.verdict import Tally
-from specalign.kernels import choice
 
 CHAINS = ((-1,), chain(2), chain(3))
 TREES = ((-1, -1), (-1, -1, -1), (-1, 0, 0, -1), (-1, 0, -1, 0, 2), (-1, -1, 0, 0, 1))
-SMALL = 4  # nodes of the trees that every test is made with
+SMALL = 4  # nodes of the trees whose draws are tried
 SEEDS = 3
-TOKENS = 4  # tokens that are left of a recorded distribution
-WIDE = 1100  # a vocabulary over which those of a table are spread: kernels sum it in blocks
+WIDE, APART = 1100, 275
+"""A vocabulary over which the tokens of a table are spread: kernels sum it in blocks."""
 DRAWN = 4  # of each case, drafts whose draws are tried
 AWAY = 1e-4  # how far from the border of two outcomes the numbers lie that decide between them
-Pool = tuple[Tensor, Tensor] | None
-
-
-def pool_of(rounds: Sequence[RecordedRound], tokens: int = TOKENS) -> Pool:
-    """Rows of p and q of recorded rounds over the tokens likeliest under either, normalised; None
-    without rounds that have a q."""
-    found = []
-    for one in rounds:
-        if one.proposal.q is None or not one.by_rule:
-            continue
-        for i, parent in enumerate(one.proposal.tree):
-            p_V = one.received[parent + 1].double().cpu()
-            q_V = one.proposal.q.take(slice(i, i + 1)).dense(len(p_V))[0].double().cpu()
-            ids = torch.maximum(p_V, q_V).topk(tokens).indices
-            pair_2S = torch.stack((p_V[ids], q_V[ids]))
-            if float(pair_2S.sum(1).min()) > 0:
-                found.append(normalise(pair_2S))
-    if not found:
-        return None
-    p_RS, q_RS = torch.stack(found).unbind(1)
-    return p_RS, q_RS
 
 
 def check_rules(
-    tally: Tally,
-    rounds: Sequence[RecordedRound] = (),
-    seeds: int = SEEDS,
-    names: Collection[str] = tuple(VERIFIERS),
+    tally: Tally, seeds: int = SEEDS, names: Collection[str] = tuple(VERIFIERS)
 ) -> None:
     """Check every exact verifier (of those named) with every kind of drafts that it accepts."""
-    pool = pool_of(rounds)
     for verifier, drafter in pairs():
         if verifier not in names:
             continue
         greedy, chains = VERIFIERS[verifier].greedy_only, chains_only(verifier, drafter)
-        several: list[tuple[Proposal, Tensor]] = []
-        for parents, seed, case in _cases(drafter, greedy, chains, seeds, pool):
-            where = f"{verifier} over drafts {drafter!r} of the tree {parents}"
-            what = f"{where}, seed {seed}: the output does not follow p"
+        where = f"{verifier} over drafts {drafter!r}"
+        batches: dict[int, list[Draw]] = defaultdict(list)
+        for parents, seed, case in _cases(drafter, greedy, chains, seeds):
+            what = f"{where} of the tree {parents}, seed {seed}: the output does not follow p"
             away = distance(case, verifier)
             tally.measure("output of a rule against p, total variation", away, EXACT, what)
-            if seed != 1 or len(parents) > SMALL:
-                continue
-            if not greedy:
-                _check_draws(case, verifier, drafter, where, tally)
-            for b in range(0, len(case.weight_B), max(1, len(case.weight_B) // 3)):
-                p_MV = case.p_BMV[b, : len(case.drafts.parents[b]) + 1]
-                several.append((_proposal(case, drafter, b), p_MV))
-        _check_together(verifier, drafter, several, tally)
-    _check_borders(tally)
+            if seed == 1 and len(parents) <= SMALL:
+                count = len(case.weight_B)
+                for place, b in enumerate(range(0, count, max(1, count // DRAWN))):
+                    batches[place] += _draws(case, verifier, drafter, b, bool(place % 2))
+        for draws in batches.values():
+            _check_draws(verifier, where, draws, tally)
+    _check_zero(tally)
 
 
 @lru_cache(1)  # neighbours in `pairs` share their cases
 def _cases(
-    drafter: str, greedy: bool, chains: bool, seeds: int, pool: Pool
+    drafter: str, greedy: bool, chains: bool, seeds: int
 ) -> list[tuple[Parents, int, RuleCase]]:
-    """Shape, seed and case: random tables, and every second time rows of `pool`."""
+    """Shape, seed and case."""
     found = []
     for parents in CHAINS if chains else (*CHAINS, *TREES):
         # orders differ by seed, and few of them show that a step is forgotten
         for seed in range(3 * seeds if drafter.startswith("unmasked") else seeds):
-            small = len(parents) <= SMALL
-            # q of recorded rounds is one row for a position, so i.i.d. siblings share it
-            own = pool if seed % 2 and not greedy and small else None
-            V = 2 + small if own is None else TOKENS
-            toy = Toy(V, max(depths(parents)), seed, greedy, own)
+            V = 2 + (len(parents) <= SMALL)
+            toy = Toy(V, max(depths(parents)), seed, greedy)
             found.append((parents, seed, DRAFTERS[drafter](toy, parents)))
     return found
 
 
-def _proposal(case: RuleCase, drafter: str, b: int) -> Proposal:
-    """One draft of a case."""
+class Draw(NamedTuple):
+    """A proposal, p (M, V), two random numbers, and the node and token that they give."""
+
+    proposal: Proposal
+    p_MV: Tensor
+    numbers: tuple[float, float]
+    outcome: tuple[int, int]
+
+
+def _draws(case: RuleCase, verifier: str, drafter: str, b: int, dense: bool) -> Iterator[Draw]:
+    """Around every border between two outcomes of draft `b` of a case, over a wide vocabulary;
+    `dense`: with q over all of it."""
     law, _, siblings = drafter.partition(", ")
     drafts, parents = case.drafts, case.drafts.parents[b]
     count = len(parents)
+    ids, q = APART * torch.arange(case.toy.V) + 7, None
+    if drafts.q_BNV is not None:  # over the tokens in another order, or over all
+        q = DraftProbs(drafts.q_BNV[b, :count].float().flip(1).contiguous(), ids.flip(0))
+        q = DraftProbs(q.dense(WIDE)) if dense else q
     branches = len(set(parents)) < count and law != "point"
-    kind = cast(Siblings, KINDS.get(siblings, "iid")) if branches else None
-    q = None if drafts.q_BNV is None else DraftProbs(drafts.q_BNV[b, :count])
-    steps_K = None if drafts.steps_BN is None else drafts.steps_BN[b, :count]
-    shape = None if parents == chain(count) else parents
-    tokens_K = drafts.tokens_BN[b, :count]
-    return Proposal(tokens_K, cast(Law, law), q, steps_K, shape, kind, law == "unmasked")
-
-
-def _check_together(
-    verifier: str, drafter: str, several: Sequence[tuple[Proposal, Tensor]], tally: Tally
-) -> None:
-    """Drafts of several shapes have the outcomes in one batch that they have alone."""
-    rule, size = VERIFIERS[verifier].rule, max(len(p_MV) for _, p_MV in several)
-    V = several[0][1].shape[1]
-    assert rule is not None
-    p_BMV = torch.stack([F.pad(p_MV, (0, 0, 0, size - len(p_MV))) for _, p_MV in several])
-    out = rule(p_BMV.clone(), Drafts.of([proposal for proposal, _ in several], V))
-    for b, (proposal, p_MV) in enumerate(several):
-        alone, rows = rule(p_MV[None].clone(), Drafts.of([proposal], V)), len(p_MV)
-        stop_M, rest_MV = alone.stop_BM[0], normalise(fall_back_to_p(alone.rest_BMV[0], p_MV))
-        away_M = (out.stop_BM[b, :rows] - stop_M).abs()
-        away_MV = (normalise(fall_back_to_p(out.rest_BMV[b, :rows], p_MV)) - rest_MV).abs()
-        away = max(float(away_M.max()), float((away_MV * (stop_M > EXACT)[:, None]).max()))
-        what = f"{verifier} over drafts {drafter!r}: different outcome in a batch ({proposal.tree})"
-        name = "outcomes in a mixed batch and alone"
-        if not tally.measure(name, away, EXACT, what):
-            return
-
-
-def _check_draws(case: RuleCase, verifier: str, drafter: str, where: str, tally: Tally) -> None:
-    """`run_verifier`, C kernels included, at numbers around every border between two outcomes of
-    the rule."""
-    ids = WIDE // TOKENS * torch.arange(case.toy.V) + 7
-    p_BMV = torch.zeros(*case.p_BMV.shape[:2], WIDE).index_copy_(2, ids, case.p_BMV.float())
-    out = outcomes(case, verifier)
-    count = len(case.weight_B)
-    for place, b in enumerate(range(0, count, max(1, count // DRAWN))):
-        proposal = _proposal(case, drafter, b)
-        rows, q = len(proposal) + 1, proposal.q
-        if q is not None:  # over the tokens in another order, then over all
-            q = DraftProbs(q.probs.float().flip(1).contiguous(), ids.flip(0))
-            q = DraftProbs(q.dense(WIDE)) if place % 2 else q
-        proposal = replace(proposal, tokens_K=ids[proposal.tokens_K], q=q)
-        rest_MV = fall_back_to_p(out.rest_BMV[b, :rows], case.p_BMV[b, :rows])
-        tried = list(_near_borders(out.stop_BM[b, :rows], rest_MV))
-        wanted = [(node, int(ids[token])) for _, _, node, token in tried]
-        numbers = [torch.tensor(one[:2], dtype=torch.float64) for one in tried]
-        p_TMV = p_BMV[b : b + 1, :rows].repeat(len(tried), 1, 1)
-        generators = [torch.Generator()] * len(tried)
-        with mock.patch.object(verifiers, "uniform", side_effect=numbers):
-            ends = run_verifier(verifier, [proposal] * len(tried), p_TMV, generators)
-        found = list(zip(*(one_T.tolist() for one_T in ends), strict=True))
-        in_c = verifier in ("block", "traversal") and proposal.parents is None and q is not None
-        kernel = ", C kernel" if in_c and choice.takes(p_TMV) else ""
-        tally.counts[f"outcomes at a border{kernel}"] += len(tried)
-        if found != wanted:
-            at = next(i for i, pair in enumerate(found) if pair != wanted[i])
-            ended = f"node and token {found[at]}, not {wanted[at]}"
-            tally.find(f"{where}: numbers {tried[at][:2]} give {ended}")
-            return
-
-
-def _near_borders(stop_M: Tensor, rest_MV: Tensor) -> Iterator[tuple[float, float, int, int]]:
-    """Two numbers, and the node and token that they give: just inside of every outcome."""
-    for node in range(len(stop_M)):
-        for u in _within(interval(stop_M, node)):
-            for token in range(rest_MV.shape[1]):
+    proposal = Proposal(
+        ids[drafts.tokens_BN[b, :count]],
+        cast(Law, law),
+        q,
+        None if drafts.steps_BN is None else drafts.steps_BN[b, :count],
+        None if parents == chain(count) else parents,
+        cast(Siblings, KINDS.get(siblings, "iid")) if branches else None,
+        law == "unmasked",
+    )
+    out, p_MV = outcomes(case, verifier), case.p_BMV[b, : count + 1]
+    rest_MV = fall_back_to_p(out.rest_BMV[b, : count + 1], p_MV)
+    wide_MV = torch.zeros(count + 1, WIDE).index_copy_(1, ids, p_MV.float())
+    for node in range(count + 1):
+        for u in _within(interval(out.stop_BM[b, : count + 1], node)):
+            for token in range(case.toy.V):
                 for v in _within(interval(rest_MV[node], token)):
-                    yield u, v, node, token
+                    yield Draw(proposal, wide_MV, (u, v), (node, int(ids[token])))
 
 
 def _within(bounds: tuple[float, float]) -> tuple[float, ...]:
@@ -197,15 +125,31 @@ def _within(bounds: tuple[float, float]) -> tuple[float, ...]:
     return (low + AWAY, high - AWAY) if high - low > 4 * AWAY else ()
 
 
-def _check_borders(tally: Tally) -> None:
+def _check_draws(verifier: str, where: str, draws: Sequence[Draw], tally: Tally) -> None:
+    """`run_verifier`, C kernels included, over drafts of several shapes in one batch: each has the
+    outcome that the rule gives it alone."""
+    size = max(len(one.p_MV) for one in draws)
+    p_BMV = torch.stack([F.pad(one.p_MV, (0, 0, 0, size - len(one.p_MV))) for one in draws])
+    numbers = [torch.tensor(one.numbers, dtype=torch.float64) for one in draws]
+    with mock.patch.object(verifiers, "uniform", side_effect=numbers):
+        proposals, generators = [one.proposal for one in draws], [torch.Generator()] * len(draws)
+        ends = run_verifier(verifier, proposals, p_BMV, generators)
+    tally.counts["outcomes at a border"] += len(draws)
+    for one, *found in zip(draws, *(end_B.tolist() for end_B in ends), strict=True):
+        if tuple(found) != one.outcome:
+            what = f"{where} of the tree {one.proposal.tree}: numbers {one.numbers} give node and"
+            tally.find(f"{what} token {found}, not {one.outcome}")
+            return
+
+
+def _check_zero(tally: Tally) -> None:
     """A number of 0, the smallest there is, never accepts or draws a token of probability 0."""
     p_1MV = torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])
     proposal = Proposal(torch.tensor([1]), "independent", DraftProbs(torch.tensor([[0.5, 0.5]])))
-    zeros = mock.patch.object(verifiers, "uniform", lambda n, _: torch.zeros(n).double())
     for name, one in VERIFIERS.items():
         if one.rule is None or one.greedy_only or one.lossy:
             continue
-        with zeros:
+        with mock.patch.object(verifiers, "uniform", lambda n, _: torch.zeros(n).double()):
             end_1, next_1 = run_verifier(name, [proposal], p_1MV, [torch.Generator()])
         right = end_1.tolist() == [0] and next_1.tolist() == [0]
         tally.expect("tokens of probability 0", right, f"{name} produced a token of probability 0")

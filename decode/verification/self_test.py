@@ -14,25 +14,20 @@ from torch import Tensor
 
 from decode.engine.detokenizer import TextStream
 from decode.engine.engine import RequestRunner
-from decode.evaluation.tokenized import tokenize_prompts
 from decode.proposers import autoregressive, block, diffusion
 from decode.speculation import drafts, processors, rules, sampling, tree, verification, verifiers
 from decode.speculation.proposal import DraftProbs
 from decode.speculation.sampling import ProcessorState
 from decode.speculation.verification import Outcome, Round
-from decode.verification.cases import cases_of
-from decode.verification.pair import VerifyConfig
-from decode.verification.run import VerificationRun
+from decode.verification.run import VerificationRun, VerifiedPair
 from decode.verification.verdict import PlantedBug
 from specalign.lm.cache import KVCache
-from specalign.lm.loading import own_model
-from specalign.suites.prompt import Prompt
 
 Patch = tuple[object, str, object]
 
 
 def reused_numbers() -> list[Patch]:
-    """Verification draws with the numbers that the drafter drew with."""
+    """Verification draws with the drafter's random numbers."""
     original = sampling.uniform
     drawn: dict[int, Tensor] = {}
 
@@ -59,18 +54,23 @@ def _sampled_otherwise(one: Round, **options: Any) -> Round:
 
 
 def half_top_k() -> list[Patch]:
+    """The rules use half of top-k."""
     return _before_the_rules(lambda x: _sampled_otherwise(x, top_k=(x.sampling.top_k + 1) // 2))
 
 
 def no_min_p() -> list[Patch]:
+    """The rules ignore min-p."""
     return _before_the_rules(lambda x: _sampled_otherwise(x, min_p=0.0))
 
 
 def rounded_logits() -> list[Patch]:
+    """The rules use logits rounded to bf16."""
     return _before_the_rules(lambda x: x._replace(logits_MV=x.logits_MV.bfloat16().float()))
 
 
 def siblings_not_corrected() -> list[Patch]:
+    """Siblings without replacement are not corrected."""
+
     def q_BV(self: Any, i: int, above_BN: Tensor) -> Tensor:
         return self.q()[:, i] if isinstance(i, int) else drafts.rows_at(self.q(), i)
 
@@ -78,6 +78,8 @@ def siblings_not_corrected() -> list[Patch]:
 
 
 def forgotten_step() -> list[Patch]:
+    """The hybrid rule forgets the latest step."""
+
     def hybrid(p_BMV: Tensor, given: Any) -> Any:
         steps = given.steps_BN
         if steps is not None:
@@ -90,7 +92,7 @@ def forgotten_step() -> list[Patch]:
 
 
 def other_temperature() -> list[Patch]:
-    """q is reported at another temperature than drafts were drawn at."""
+    """Q is reported at another temperature."""
 
     def report(probs: Tensor, ids: Tensor | None = None) -> DraftProbs:
         cooled = probs.double() ** 1.5
@@ -100,7 +102,7 @@ def other_temperature() -> list[Patch]:
 
 
 def swapped_states() -> list[Patch]:
-    """In a batch, requests get one another's processor states."""
+    """Processor states of a batch are swapped."""
     original = ProcessorState.joined
 
     def joined(states: Sequence[ProcessorState], heights: Sequence[int]) -> ProcessorState:
@@ -110,7 +112,7 @@ def swapped_states() -> list[Patch]:
 
 
 def stale_cache() -> list[Patch]:
-    """The cache keeps the first rows of a call in place of the accepted path."""
+    """The cache keeps rejected rows."""
     original = KVCache.keep
 
     def keep(self: KVCache, start: int, offsets: Sequence[int]) -> None:
@@ -120,7 +122,7 @@ def stale_cache() -> list[Patch]:
 
 
 def blind_tree() -> list[Patch]:
-    """Nodes of a tree attend to their siblings."""
+    """Nodes of a tree see their siblings."""
     original = RequestRunner.draft
 
     def draft(self: RequestRunner) -> object:
@@ -132,12 +134,12 @@ def blind_tree() -> list[Patch]:
 
 
 def penalty_of_the_text_alone() -> list[Patch]:
-    """The penalties of a node do not see the drafts on its path."""
+    """Penalties ignore the drafts."""
     return [(processors.History, "_with", staticmethod(lambda held_V, tokens_K, parents: held_V))]
 
 
 def past_the_end() -> list[Patch]:
-    """An end of sequence inside an accepted path does not end the text."""
+    """The text does not end at an end of sequence."""
     original = RequestRunner._append
 
     def append(self: RequestRunner, outcome: Outcome) -> int:
@@ -148,7 +150,7 @@ def past_the_end() -> list[Patch]:
 
 
 def lost_half() -> list[Patch]:
-    """The first half of a character is lost."""
+    """A partial character is lost between two rounds."""
     original = TextStream.push
 
     def push(self: TextStream, token: int) -> bool:
@@ -160,7 +162,7 @@ def lost_half() -> list[Patch]:
 
 
 def always_accepted() -> list[Patch]:
-    """The first draft of a path is accepted whatever p says."""
+    """A draft is accepted unconditionally."""
     original_walk, original_greedy = tree.walk, verification.verify_greedy
 
     def walk(tokens: Any, forest: Any, say: Any) -> object:
@@ -176,36 +178,33 @@ def always_accepted() -> list[Patch]:
 
 
 BUGS: dict[str, Callable[[], list[Patch]]] = {
-    "verification draws with the drafter's random numbers": reused_numbers,
-    "the rules use half of top-k": half_top_k,
-    "the rules ignore min-p": no_min_p,
-    "the rules use logits rounded to bf16": rounded_logits,
-    "siblings without replacement are not corrected": siblings_not_corrected,
-    "the hybrid rule forgets the latest step": forgotten_step,
-    "q is reported at another temperature": other_temperature,
-    "processor states of a batch are swapped": swapped_states,
-    "the cache keeps rejected rows": stale_cache,
-    "nodes of a tree see their siblings": blind_tree,
-    "penalties ignore the drafts": penalty_of_the_text_alone,
-    "the text does not end at an end of sequence": past_the_end,
-    "a partial character is lost between two rounds": lost_half,
-    "a draft is accepted unconditionally": always_accepted,
+    str(make.__doc__): make
+    for make in (
+        reused_numbers,
+        half_top_k,
+        no_min_p,
+        rounded_logits,
+        siblings_not_corrected,
+        forgotten_step,
+        other_temperature,
+        swapped_states,
+        stale_cache,
+        blind_tree,
+        penalty_of_the_text_alone,
+        past_the_end,
+        lost_half,
+        always_accepted,
+    )
 }
 
 
-def plant_all(
-    config: VerifyConfig, given: Sequence[Prompt], say: Callable[[str], object]
-) -> list[PlantedBug]:
+def plant_all(pair: VerifiedPair, say: Callable[[str], object]) -> list[PlantedBug]:
     """Run the checks with each bug; a run ends at its first batch with a difference. Returns what
     became of each bug."""
     tested = []
-    cases, _ = cases_of(config, lambda _: None)
-    own = own_model(cases.target)
-    short = replace(config, max_new_tokens=8)
-    prompts = [tokens for _, tokens in tokenize_prompts(cases.target, given)[0]][:2]
+    short = replace(pair, prompts=pair.prompts[:2], new=8)
     for name, make in BUGS.items():
-        run = VerificationRun(short, cases, prompts, lambda _: None, own, first=True)
-        error = ""
+        run, error = VerificationRun(short, first=True), ""
         try:
             with ExitStack() as stack:
                 for patch in make():

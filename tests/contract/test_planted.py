@@ -33,11 +33,9 @@ from decode.speculation.rules import Outcomes
 from decode.speculation.sampling import Sampling
 from decode.speculation.verification import Outcome, Round
 from decode.verification import end_to_end, self_test
-from decode.verification.batches import Asked, RequestBatch
-from decode.verification.cases import Cases
-from decode.verification.pair import VerifyConfig
+from decode.verification.requests import Asked, RequestBatch
 from decode.verification.rules import check_rules
-from decode.verification.run import VerificationRun
+from decode.verification.run import VerificationRun, VerifiedPair
 from decode.verification.verdict import Tally
 from specalign.kernels import choice
 from specalign.kernels.linear import rows_library
@@ -56,14 +54,13 @@ PROMPTS = [[4, 90, 17, 203, 90, 17], [5, 9, 30], [1, 90, 17, 40, 60, 90]]
 def run() -> VerificationRun:
     target = load_target("debug", dtype="float32", device="cpu")
     own = debug_model("Llama")[0].eval()
-    return VerificationRun(VerifyConfig(), Cases(target, {}, [], []), PROMPTS, lambda _: None, own)
+    return VerificationRun(VerifiedPair(target, PROMPTS, own=own))
 
 
 @pytest.fixture(autouse=True)
 def fresh(run: VerificationRun) -> Iterator[None]:
     yield
     run.tallies = {name: Tally(name) for name in run.tallies}
-    run.recorded = []
 
 
 # ---- rows ----
