@@ -61,11 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given = {**options, "self_test": False, "out": given["out"]}
     config = VerifyConfig(**given)
     with Claim(config.out, "--out"):
-        prompts = config.load_prompts()
+        methods, prompts = config.find_methods(), config.load_prompts()
         from decode.verification.run import open_pair, verify
         from decode.verification.self_test import plant_all
 
-        pair = open_pair(config, prompts, say)
+        pair = open_pair(config, methods, prompts, say)
         tallies = verify(pair, say, only)
         different = any(tally.findings for tally in tallies)
         tested: list[PlantedBug] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import transformers as hf
@@ -29,6 +28,7 @@ most probable one of a forward pass of transformers over the whole text."""
 
 
 def check_greedy(
+    name: str,
     decoder: Decoder,
     prompts: Sequence[list[int]],
     new: int,
@@ -40,8 +40,7 @@ def check_greedy(
     and its `generate`. Returns them."""
     texts = []
     for i, prompt in enumerate(prompts):
-        tally.place = {"prompt": i, "method": decoder.name}
-        where = f"{decoder.name}, prompt {i}"
+        tally.place, where = {"prompt": i, "method": name}, f"{name}, prompt {i}"
         stream = decoder.stream(prompt, max_new_tokens=new)
         text, out = "".join(stream), stream.output
         texts.append(out.tokens)
@@ -56,9 +55,9 @@ def check_greedy(
             other = _generate(reference, prompt, new)
             right = _agree(prompt, out.tokens, other, reference, tally)
             against["those of transformers' generate"] = right
-        for name, right in against.items():
-            what = f"{where}: its greedy tokens are not {name}"
-            tally.expect(f"greedy texts against {name}", right, what)
+        for whose, right in against.items():
+            what = f"{where}: its greedy tokens are not {whose}"
+            tally.expect(f"greedy texts against {whose}", right, what)
         tally.counts["tokens drafted"] += sum(out.nodes)
         tally.counts["drafted tokens accepted"] += sum(out.accepted)
     return texts
@@ -76,7 +75,7 @@ def _agree(
 
 def _is_greedy(prompt: list[int], text: list[int], reference: Reference, tally: Tally) -> bool:
     """Whether each token is the most probable one, or as probable but for rounding."""
-    rows_LV = reference.logits([*prompt, *text[:-1]], len(text))
+    (rows_LV,) = reference.logits([([*prompt, *text[:-1]], len(text))])
     for at, (z_V, token) in enumerate(zip(rows_LV, text, strict=True)):
         gap = float(z_V.max() - z_V[token])
         if gap > reference.rounding_limit([*prompt, *text[:at]], z_V, gap):
@@ -85,22 +84,21 @@ def _is_greedy(prompt: list[int], text: list[int], reference: Reference, tally: 
     return True
 
 
+@torch.no_grad()
 def _generate(reference: Reference, prompt: Sequence[int], new: int) -> list[int]:
     """The greedy output of transformers' own `generate`."""
-    target = reference.target
-    tokens_1L = torch.tensor([list(prompt)], device=target.device)
+    target, model = reference.target, reference.model
+    never = [] if target.never_V is None else target.never_V.nonzero()[:, 0].tolist()
     config = hf.GenerationConfig(
         max_new_tokens=min(new, target.context_limit - len(prompt)),
         do_sample=False,
         eos_token_id=list(target.eos_ids) or None,
         pad_token_id=(target.eos_ids or (0,))[0],
+        suppress_tokens=never or None,
     )
-    if target.never_V is not None and bool(target.never_V.any()):
-        config.suppress_tokens = target.never_V.nonzero()[:, 0].tolist()
-    model: Any = reference.model
-    with torch.no_grad():
-        mask = torch.ones_like(tokens_1L)
-        found = model.generate(tokens_1L, generation_config=config, attention_mask=mask)
+    tokens_1L = torch.tensor([list(prompt)], device=target.device)
+    mask_1L = torch.ones_like(tokens_1L)
+    found: Tensor = model.generate(tokens_1L, generation_config=config, attention_mask=mask_1L)
     return found[0, len(prompt) :].tolist()
 
 
@@ -133,9 +131,9 @@ def check_joint_law(
     for _ in range(LENGTH):
         going = {text: wanted[text] for text in wanted if not text or text[-1] not in eos_ids}
         prefixes |= going
-        reference.load([([*prompt, *text], 1) for text in going])
-        for text in going:
-            mass, p_V = wanted.pop(text), follow(text, reference.logits([*prompt, *text], 1)[0])
+        rows = reference.logits([([*prompt, *text], 1) for text in going])
+        for text, (row_V,) in zip(going, rows, strict=True):
+            mass, p_V = wanted.pop(text), follow(text, row_V)
             wanted |= {(*text, i): mass * float(p_V[i]) for i in p_V.nonzero()[:, 0].tolist()}
     away = sum(abs(found.get(x, 0.0) - wanted.get(x, 0.0)) for x in {*found, *wanted}) / 2
     bound = NEGLIGIBLE

@@ -1,31 +1,30 @@
-"""Check 2: the random draws of a proposal, enumerated. In place of each draw every token that it
-may give is tried, so that the probability of every proposal is known exactly. Verified by ratio
-under random tables of p, all proposals together then have to give exactly p: they do if each
-drafted token follows the q that is reported with it. And the draws of recorded rounds, whatever
-their options."""
+"""Check 2: all proposals that a request may draft, enumerated. In place of each random draw every
+token that it may give is tried. Verified by ratio under random tables of p, all proposals together
+have to give exactly p: they do if each drafted token follows the q that is reported with it. And the
+draws of recorded rounds, whatever their options."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from decode.engine.engine import RequestRunner
 from decode.proposers.suffix_automaton import TextAutomaton
-from decode.speculation import sampling as sampling_module
-from decode.speculation import verification, verifiers
-from decode.speculation.drafts import Drafts
+from decode.speculation import sampling, verification, verifiers
+from decode.speculation.drafts import Drafts, normalise
 from decode.speculation.proposal import DraftProbs, Proposal
-from decode.verification.enumeration import RuleCase, Toy, output_law
+from decode.speculation.rules import Outcomes, fall_back_to_p
+from decode.speculation.tree import path_to
 from decode.verification.recording import Recorder
 from decode.verification.reference import NEAR, interval, is_inside
 from decode.verification.requests import drafts_so
@@ -81,7 +80,7 @@ def every_outcome(
     while True:
         choices = Choices(script)
         with ExitStack() as stack:
-            for module in (sampling_module, verification, verifiers):
+            for module in (sampling, verification, verifiers):
                 stack.enter_context(mock.patch.object(module, "draw_at", choices.draw_at))
             stack.enter_context(mock.patch.object(verifiers, "_chains_in_c", lambda *_: None))
             try:
@@ -97,6 +96,62 @@ def every_outcome(
         if not script:
             return found
         script[-1] += 1
+
+
+def random_rows(count: int, V: int, generator: torch.Generator) -> Tensor:
+    """Random distributions, (count, V) fp64, sharp and flat, some entries exactly zero."""
+    weights = torch.rand(count, V, dtype=torch.float64, generator=generator) ** 3 + 1e-3
+    weights[torch.rand(count, V, generator=generator) < 0.3] = 0
+    weights[weights.sum(1) == 0, 0] = 1
+    return normalise(weights)
+
+
+class TargetTables:
+    """Random p after every prefix of up to K tokens: `p[d][prefix]` is the row after d tokens.
+    `greedy`: one-hot rows."""
+
+    def __init__(self, V: int, K: int, seed: int, greedy: bool = False) -> None:
+        self.V = V
+        generator = torch.Generator().manual_seed(seed)
+        self.p = [random_rows(V**d, V, generator).view((V,) * (d + 1)) for d in range(K + 1)]
+        if greedy:
+            self.p = [F.one_hot(p.argmax(-1), V).double() for p in self.p]
+        self.joint = self.continued(torch.ones((), dtype=torch.float64))
+
+    def continued(self, mass: Tensor) -> Tensor:
+        """The joint law of K + 1 tokens whose first ones have the law `mass`, (V,) * d."""
+        for p in self.p[mass.dim() :]:
+            mass = mass[..., None] * p
+        return mass
+
+    def rows(self, proposal: Proposal) -> Tensor:
+        """p at the root and after every node, (M, V)."""
+        return torch.stack([self.p[len(path)][path] for path in paths_of(proposal)])
+
+    def outcomes(self, verifier: str, proposals: Sequence[Proposal]) -> tuple[Outcomes, Tensor]:
+        """What a verifier's rule makes of proposals in one batch, and p (B, M, V)."""
+        rule, size = verifiers.find(verifier).rule, max(len(x) for x in proposals)
+        assert rule is not None
+        p_BMV = torch.stack([F.pad(self.rows(x), (0, 0, 0, size - len(x))) for x in proposals])
+        return rule(p_BMV.clone(), Drafts.of(proposals, self.V)), p_BMV
+
+    def distance(self, verifier: str, proposals: Weighted[Proposal], other: float = 0) -> float:
+        """Total variation between p and the joint law of what comes out of all proposals. `other`:
+        the probability that nothing is drafted by chance, and p itself comes out."""
+        out, p_BMV = self.outcomes(verifier, [x for _, x in proposals])
+        next_BMV = normalise(fall_back_to_p(out.rest_BMV, p_BMV)) * out.stop_BM[..., None]
+        laws = [torch.zeros_like(p) for p in self.p]
+        for (weight, proposal), next_MV in zip(proposals, next_BMV, strict=True):
+            for path, next_V in zip(paths_of(proposal), next_MV, strict=False):
+                laws[len(path)][path] += weight * next_V
+        law = sum((self.continued(law) for law in laws), other * self.joint)
+        return float((law - self.joint).abs().sum()) / 2
+
+
+def paths_of(proposal: Proposal) -> list[tuple[int, ...]]:
+    """The drafted tokens up to the root, and up to every node."""
+    tokens, tree = proposal.tokens_K.tolist(), proposal.tree
+    return [tuple(tokens[i] for i in path_to(tree, node)) for node in range(len(tokens) + 1)]
 
 
 def check_proposals(runner: RequestRunner, tally: Tally, name: str) -> None:
@@ -153,42 +208,26 @@ def judge(outcomes: Weighted[Proposal | None], tally: Tally, name: str) -> None:
     drawn = [(weight, x) for weight, x in outcomes if x is not None and x.q is not None]
     if not drawn:
         return
-    ids_V = torch.cat([_ids_of(x) for _, x in drawn]).unique()
-    groups: dict[Any, Weighted[Proposal]] = defaultdict(list)
-    for weight, x in drawn:
-        groups[x.tree, x.law, x.siblings].append((weight, x))
-    chosen = sum(weight for weight, _ in outcomes) - sum(weight for weight, _ in drawn)
+    ids_V = torch.cat([x.tokens_K for _, x in drawn]).unique()
+    few = [(weight, _over(x, ids_V)) for weight, x in drawn]
+    verifier = "hybrid" if drawn[0][1].law == "unmasked" else "traversal"
     for seed in range(1, TABLES + 1):
-        toy = Toy(len(ids_V), max(x.depth for _, x in drawn), seed)
-        law = chosen * toy.joint
-        for (_, kind, _), group in groups.items():
-            verifier = "hybrid" if kind == "unmasked" else "traversal"
-            law = law + output_law(_case_of(group, ids_V, toy), verifier)
-        away = float((law - toy.joint).abs().sum()) / 2
+        tables = TargetTables(1 + len(ids_V), max(x.depth for _, x in drawn), seed)
+        away = tables.distance(verifier, few, 1 - sum(weight for weight, _ in drawn))
         what = f"{name}: its drafts do not follow their q, so the output does not follow p"
         if not tally.measure("output of all proposals, total variation", away, EXACT, what):
             return
 
 
-def _ids_of(proposal: Proposal) -> Tensor:
-    """The tokens that a proposal may have."""
+def _over(proposal: Proposal, ids_V: Tensor) -> Proposal:
+    """The proposal over these tokens, and all others as one."""
     assert proposal.q is not None
-    columns = proposal.q.probs.amax(0).nonzero()[:, 0]
-    ids = columns if proposal.q.ids is None else proposal.q.ids[columns]
-    return torch.cat((ids, proposal.tokens_K)).cpu()
-
-
-def _case_of(group: Weighted[Proposal], ids_V: Tensor, toy: Toy) -> RuleCase:
-    """Proposals of one tree and law, over these tokens alone."""
-    own = []
-    for _, x in group:
-        assert x.q is not None
-        size = 1 + max(int(ids_V.max()), 0 if x.q.ids is None else int(x.q.ids.max()))
-        q = DraftProbs(x.q.dense(size).cpu()[:, ids_V].double())
-        own.append(replace(x, tokens_K=torch.searchsorted(ids_V, x.tokens_K.cpu()), q=q))
-    drafts = Drafts.of(own, len(ids_V))
-    weight_B = torch.tensor([weight for weight, _ in group], dtype=torch.float64)
-    return RuleCase(weight_B, drafts, toy.p_BMV(drafts.tokens_BN, own[0].tree), toy)
+    own = proposal.q.ids
+    q_KV = proposal.q.dense(1 + int(torch.cat([ids_V] if own is None else [ids_V, own]).max()))
+    few_KV = q_KV[:, ids_V].double().cpu()
+    q = DraftProbs(torch.cat((few_KV, (1 - few_KV.sum(1, keepdim=True)).clamp(min=0)), 1))
+    tokens_K = torch.searchsorted(ids_V, proposal.tokens_K).cpu()
+    return replace(proposal, tokens_K=tokens_K, q=q)
 
 
 def check_drafts(recorder: Recorder, tally: Tally) -> None:

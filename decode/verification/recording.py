@@ -7,7 +7,6 @@ entered. Production code does not depend on it.
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,7 +15,6 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -107,7 +105,7 @@ class Recorder:
         self.rounds: list[RecordedRound] = []
         self.calls: list[RandomCall] = []
         self.used: list[Tensor] = []  # the numbers at which tokens were drawn
-        self.foreign: list[str] = []  # what used random numbers that belong to no request
+        self.foreign: list[str] = []  # rounds with another request's random numbers
         self._waiting: list[RecordedRequest] = []  # those of the next rounds, in their order
         self._open: dict[int, RecordedRound] = {}
         self._rows: list[tuple[RecordedRound | None, int]] = []  # round and node of the next rows
@@ -136,13 +134,10 @@ class Recorder:
             for module in (torch, Tensor):
                 if hasattr(module, name):
                     self._replace(module, name, partial(self._note_random, name))
-        self._shared = _shared_states()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
-        after = _shared_states()
-        self.foreign += [f"{name} was used" for name in after if after[name] != self._shared[name]]
 
     def _replace(self, owner: Any, name: str, watch: Original) -> None:
         """Call `watch(original, *arguments)` in place of a function."""
@@ -239,13 +234,3 @@ class Recorder:
             if generator is not None and one.request.generator is generator:
                 one.verifying.append(values)
         return result
-
-
-def _shared_states() -> dict[str, object]:
-    """The states of the generators that everybody shares."""
-    numpy_state: Any = np.random.get_state()
-    return {
-        "torch's shared generator": torch.get_rng_state().numpy().tobytes(),
-        "Python's random": random.getstate(),
-        "numpy's random": (numpy_state[1].tobytes(), numpy_state[2]),
-    }

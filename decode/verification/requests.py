@@ -57,22 +57,19 @@ class RequestBatch:
 def settings(seed: int, common: Sequence[int]) -> list[Sampling]:
     """Every request option with at least two values, and all options together. `common`: tokens
     that the target generates often."""
-    options: list[JsonObject] = [
-        {"temperature": 0.3}, {}, {"temperature": 1.7}, {"top_k": 4}, {"top_k": 50},
-        {"top_p": 0.5}, {"top_p": 0.9}, {"min_p": 0.02}, {"min_p": 0.3},
-        {"repetition_penalty": 1.4}, {"repetition_penalty": 0.8},
-        {"presence_penalty": 0.8}, {"presence_penalty": -0.6},
-        {"banned": tuple(common[:1])}, {"banned": tuple(common[:3])},
-        {"min_new_tokens": 3}, {"min_new_tokens": 7},
-    ]  # fmt: skip
+    values: dict[str, Sequence[Any]] = {
+        "temperature": (0.3, 1.7), "top_k": (4, 50), "top_p": (0.5, 0.9), "min_p": (0.02, 0.3),
+        "repetition_penalty": (1.4, 0.8), "presence_penalty": (0.8, -0.6),
+        "banned": (tuple(common[:1]), tuple(common[:3])), "min_new_tokens": (3, 7),
+    }  # fmt: skip
     together = {
         "top_k": 30, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.2,
         "presence_penalty": 0.4, "banned": tuple(common[1:2]), "min_new_tokens": 5,
     }  # fmt: skip
+    options: list[JsonObject] = [{}, *({name: x} for name in values for x in values[name])]
     options += [{**together, "temperature": 0.6}, {**together, "temperature": 1.3, "top_p": 0.8}]
-    return [
-        Sampling(**{"temperature": 1.0, "seed": seed + i, **one}) for i, one in enumerate(options)
-    ]
+    first: JsonObject = {"temperature": 1.0}
+    return [Sampling(**{**first, "seed": seed + i, **one}) for i, one in enumerate(options)]
 
 
 class Requests:
@@ -86,29 +83,28 @@ class Requests:
         self.letters: list[int] = []
 
     def batches(
-        self, compared: Mapping[str, Decoder], drawn: Mapping[str, Decoder], plain: Decoder
+        self, decoders: Mapping[str, Decoder], compared: Sequence[str], plain: Decoder
     ) -> Iterator[RequestBatch]:
-        """All batches of decoders by name: those compared greedily and coupled, and those that
-        sample."""
+        """All batches. compared: the names of those that are decoded greedily and coupled, too."""
         every = settings(1000, self.common)
         cold = [replace(one, temperature=0.0) for one in every[len(every) // 2 :: 2]]
-        for number, (name, decoder) in enumerate(drawn.items()):
-            # every option with the first rules by ratio; after that each method takes a part
-            chosen = every if number == 0 else every[number % 3 :: 3] + every[-1:]
+        for number, (name, decoder) in enumerate(decoders.items()):
+            # every option with the first one; after that each takes a part
+            chosen = every if number == 0 else every[number % 4 :: 4] + every[-1:]
             yield RequestBatch(f"{name}: sampled", decoder, self.at(chosen))
             yield RequestBatch(f"{name}: two tokens", decoder, self.of_letters(2000))
+            greedy, coupled = (Decoder(self.target, decoder.drafter, x) for x in ("auto", "gumbel"))
+            if name in compared:
+                yield RequestBatch(f"{name}: greedy", greedy, self.at(cold))
+                both = (*self.at(every[1::5]), *self.of_letters(2000))
+                yield RequestBatch(f"{name}: coupled", coupled, both)
             if number == 0:
-                coupled = Decoder(self.target, decoder.drafter, "gumbel")
                 yield self._long_context(f"{name}: coupled", coupled, Sampling(1.0, seed=7))
                 long = Asked(self.short[0], every[-1], LONG_TEXT)
                 yield RequestBatch(f"{name}: long text", decoder, (long,), 1)
-        for name, decoder in compared.items():
-            yield RequestBatch(f"{name}: greedy", decoder, self.at(cold))
-            coupled = Decoder(self.target, decoder.drafter, "gumbel")
-            both = (*self.at(every[1::5]), *self.of_letters(2000))
-            yield RequestBatch(f"{name}: coupled", coupled, both)
-        yield self._long_context(name, decoder, Sampling())
-        yield RequestBatch(f"{name}: ends", decoder, tuple(self.ends(plain)))
+            if name == compared[-1]:
+                yield self._long_context(name, greedy, Sampling())
+                yield RequestBatch(f"{name}: ends", greedy, tuple(self.ends(plain)))
 
     def at(self, chosen: Sequence[Sampling]) -> tuple[Asked, ...]:
         """A request at each of the settings."""

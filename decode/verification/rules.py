@@ -1,155 +1,178 @@
-"""Check 3: the verifying functions themselves, over every draft of small tables."""
+"""Check 3: the verifying functions themselves. Toy drafters of every law draw from random tables;
+all their proposals, under random tables of p, have to give exactly p."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
-from functools import lru_cache
-from typing import NamedTuple, cast
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import permutations, product
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from decode.speculation import verifiers
-from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
+from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings, point_proposal
 from decode.speculation.rules import fall_back_to_p
-from decode.speculation.tree import chain, depths
+from decode.speculation.sampling import draw
+from decode.speculation.tree import chain, path_to
 from decode.speculation.verifiers import VERIFIERS, run_verifier
-from decode.verification.enumeration import (
-    DRAFTERS,
-    EXACT,
-    KINDS,
-    Parents,
-    RuleCase,
-    Toy,
-    chains_only,
-    distance,
-    outcomes,
-    pairs,
-)
+from decode.verification.proposals import TargetTables, every_outcome, random_rows
 from decode.verification.reference import interval
 from decode.verification.verdict import Tally
 
-CHAINS = ((-1,), chain(2), chain(3))
-TREES = ((-1, -1), (-1, -1, -1), (-1, 0, 0, -1), (-1, 0, -1, 0, 2), (-1, -1, 0, 0, 1))
-SMALL = 4  # nodes of the trees whose draws are tried
-SEEDS = 3
+EXACT = 1e-9
+"""The largest total variation from p that fp64 leaves."""
+TREES = ((-1, -1), (-1, -1, -1), (-1, 0, 0, -1), (-1, -1, 0, 0, 1))
+DRAWN: tuple[tuple[Law, Siblings], ...] = (
+    ("independent", "iid"), ("independent", "without_replacement"),
+    ("causal", "iid"), ("causal", "without_replacement"), ("causal", "independent"),
+)  # fmt: skip
+STEPS = (*permutations(range(3)), (1, 0, 1), None)
+"""The step that unmasks each token of a chain; None: decided by what earlier steps drew."""
+SEEDS, MOST = 2, 300  # random tables of every case, and proposals
 WIDE, APART = 1100, 275
 """A vocabulary over which the tokens of a table are spread: kernels sum it in blocks."""
-DRAWN = 4  # of each case, drafts whose draws are tried
+TRIED = 4  # of each case, proposals whose draws are tried
 AWAY = 1e-4  # how far from the border of two outcomes the numbers lie that decide between them
 
 
-def check_rules(
-    tally: Tally, seeds: int = SEEDS, names: Collection[str] = tuple(VERIFIERS)
-) -> None:
+class RandomRows(dict[Any, Tensor]):
+    """A random distribution (V,) for every key."""
+
+    def __init__(self, V: int, seed: int) -> None:
+        self.V, self.generator = V, torch.Generator().manual_seed(seed)
+
+    def __missing__(self, key: Any) -> Tensor:
+        self[key] = random_rows(1, self.V, self.generator)[0]
+        return self[key]
+
+
+def draft_tree(
+    q: RandomRows, parents: tuple[int, ...], law: Law, siblings: Siblings | None
+) -> Proposal:
+    """Every token from its q: of its depth, or of its path; siblings `independent`: of two, each
+    has another. Without siblings a chain, which the tokens drawn so far may stop, as a confidence
+    head does."""
+    tokens, rows = list[int](), list[Tensor]()
+    for i, parent in enumerate(parents):
+        path = tuple(tokens[j] for j in path_to(parents, parent + 1))
+        if siblings is None and path and q["stop", path][0] > 0.3:
+            break
+        earlier = [tokens[j] for j in range(i) if parents[j] == parent]
+        other = siblings == "independent" and len(earlier) % 2
+        rows.append(q[len(path) if law == "independent" else (path, other)])
+        left_V = rows[-1].clone()
+        if siblings == "without_replacement":
+            left_V[earlier] = 0
+        if not left_V.any():  # a drafter hands over whatever it likes
+            left_V[0] = 1
+        tokens.append(int(draw(left_V, q.generator)))
+    tree = parents[: len(tokens)]
+    if law == "point":
+        return point_proposal(tokens, torch.device("cpu"), tree)
+    kind = siblings if len(set(tree)) < len(tree) else None
+    q_KV = DraftProbs(torch.stack(rows))
+    return Proposal(torch.tensor(tokens), law, q_KV, parents=tree, siblings=kind)
+
+
+def unmask(q: RandomRows, steps: Sequence[int] | None) -> Proposal:
+    """A chain, every q of which looks at the tokens of EARLIER steps on both sides."""
+    tokens, taken, rows = [-1] * 3, [0] * 3, [torch.empty(0)] * 3
+    for step in range(3):
+        state, masked = tuple(tokens), [i for i in range(3) if tokens[i] < 0]
+        now = sorted(masked, key=lambda i: float(q["order", state][i]))[:1]
+        if steps is not None:
+            now = [i for i in masked if steps[i] == step]
+        for i in now:
+            rows[i], taken[i] = q[state, i], step
+            tokens[i] = int(draw(rows[i], q.generator))
+    q_KV, steps_K = DraftProbs(torch.stack(rows)), torch.tensor(taken)
+    return Proposal(torch.tensor(tokens), "unmasked", q_KV, steps_K, state_only=True)
+
+
+def toy_drafters(seed: int) -> Iterator[tuple[str, int, Callable[[], Proposal]]]:
+    """Name, vocabulary size and drafter of every case."""
+    for parents in (chain(1), chain(3), *TREES):
+        V = 3 if len(parents) < 5 else 2
+        for law, siblings in (("point", "iid"), ("causal", None), *DRAWN):
+            if siblings is not None or parents == chain(3):
+                name = f"{law} drafts of the tree {parents}, siblings {siblings}"
+                q = RandomRows(V, seed)
+                yield name, V, partial(draft_tree, q, parents, law, siblings)  # type: ignore[arg-type]
+    for steps in STEPS:
+        yield (
+            f"drafts unmasked in the steps {steps}",
+            3,
+            partial(unmask, RandomRows(3, seed), steps),
+        )
+
+
+def check_rules(tally: Tally, names: Collection[str] = tuple(VERIFIERS)) -> None:
     """Check every exact verifier (of those named) with every kind of drafts that it accepts."""
-    for verifier, drafter in pairs():
-        if verifier not in names:
-            continue
-        greedy, chains = VERIFIERS[verifier].greedy_only, chains_only(verifier, drafter)
-        where = f"{verifier} over drafts {drafter!r}"
-        batches: dict[int, list[Draw]] = defaultdict(list)
-        for parents, seed, case in _cases(drafter, greedy, chains, seeds):
-            what = f"{where} of the tree {parents}, seed {seed}: the output does not follow p"
-            away = distance(case, verifier)
-            tally.measure("output of a rule against p, total variation", away, EXACT, what)
-            if seed == 1 and len(parents) <= SMALL:
-                count = len(case.weight_B)
-                for place, b in enumerate(range(0, count, max(1, count // DRAWN))):
-                    batches[place] += _draws(case, verifier, drafter, b, bool(place % 2))
-        for draws in batches.values():
-            _check_draws(verifier, where, draws, tally)
-    _check_zero(tally)
+    batches: dict[Any, list[tuple[Proposal, TargetTables]]] = defaultdict(list)
+    for seed in range(SEEDS):
+        for drafts, V, drafter in toy_drafters(seed):
+            found = every_outcome(drafter, MOST) or []
+            proposals = [proposal for _, proposal in found]
+            depth = max(x.depth for x in proposals)
+            for name, verifier in VERIFIERS.items():
+                temperature = 0.0 if verifier.greedy_only else 1.0
+                fits = all(verifier.accepts(x, temperature) for x in proposals)
+                if name not in names or verifier.rule is None or verifier.lossy or not fits:
+                    continue
+                tables = TargetTables(V, depth, seed + 1, verifier.greedy_only)
+                what = f"{name} over {drafts}, seed {seed}: the output does not follow p"
+                away = tables.distance(name, found)
+                tally.measure("output of a rule against p, total variation", away, EXACT, what)
+                for place, x in enumerate(proposals[:: 1 + len(proposals) // TRIED]):
+                    key = (name, x.law, x.siblings, place % 2)
+                    batches[key] += [(x, tables)] if seed else []
+    for (name, _, _, place), several in batches.items():
+        _check_draws(name, several, bool(place), tally)
 
 
-@lru_cache(1)  # neighbours in `pairs` share their cases
-def _cases(
-    drafter: str, greedy: bool, chains: bool, seeds: int
-) -> list[tuple[Parents, int, RuleCase]]:
-    """Shape, seed and case."""
-    found = []
-    for parents in CHAINS if chains else (*CHAINS, *TREES):
-        # orders differ by seed, and few of them show that a step is forgotten
-        for seed in range(3 * seeds if drafter.startswith("unmasked") else seeds):
-            V = 2 + (len(parents) <= SMALL)
-            toy = Toy(V, max(depths(parents)), seed, greedy)
-            found.append((parents, seed, DRAFTERS[drafter](toy, parents)))
-    return found
-
-
-class Draw(NamedTuple):
-    """A proposal, p (M, V), two random numbers, and the node and token that they give."""
-
-    proposal: Proposal
-    p_MV: Tensor
-    numbers: tuple[float, float]
-    outcome: tuple[int, int]
-
-
-def _draws(case: RuleCase, verifier: str, drafter: str, b: int, dense: bool) -> Iterator[Draw]:
-    """Around every border between two outcomes of draft `b` of a case, over a wide vocabulary;
-    `dense`: with q over all of it."""
-    law, _, siblings = drafter.partition(", ")
-    drafts, parents = case.drafts, case.drafts.parents[b]
-    count = len(parents)
-    ids, q = APART * torch.arange(case.toy.V) + 7, None
-    if drafts.q_BNV is not None:  # over the tokens in another order, or over all
-        q = DraftProbs(drafts.q_BNV[b, :count].float().flip(1).contiguous(), ids.flip(0))
-        q = DraftProbs(q.dense(WIDE)) if dense else q
-    branches = len(set(parents)) < count and law != "point"
-    proposal = Proposal(
-        ids[drafts.tokens_BN[b, :count]],
-        cast(Law, law),
-        q,
-        None if drafts.steps_BN is None else drafts.steps_BN[b, :count],
-        None if parents == chain(count) else parents,
-        cast(Siblings, KINDS.get(siblings, "iid")) if branches else None,
-        law == "unmasked",
-    )
-    out, p_MV = outcomes(case, verifier), case.p_BMV[b, : count + 1]
-    rest_MV = fall_back_to_p(out.rest_BMV[b, : count + 1], p_MV)
-    wide_MV = torch.zeros(count + 1, WIDE).index_copy_(1, ids, p_MV.float())
-    for node in range(count + 1):
-        for u in _within(interval(out.stop_BM[b, : count + 1], node)):
-            for token in range(case.toy.V):
-                for v in _within(interval(rest_MV[node], token)):
-                    yield Draw(proposal, wide_MV, (u, v), (node, int(ids[token])))
+def _check_draws(
+    name: str, several: Sequence[tuple[Proposal, TargetTables]], dense: bool, tally: Tally
+) -> None:
+    """`run_verifier`, C kernels included, over drafts of several shapes in one batch, at numbers
+    around every border between two outcomes that the rule gives each alone. The vocabulary is wide;
+    q is over its tokens in another order, or `dense`, over all."""
+    proposals, rows = list[Proposal](), list[Tensor]()
+    numbers, wanted = list[tuple[float, float]](), list[tuple[int, int]]()
+    size = 1 + max(len(x) for x, _ in several)
+    for proposal, tables in several:
+        out, p_1MV = tables.outcomes(name, [proposal])
+        rest_MV = fall_back_to_p(out.rest_BMV[0], p_1MV[0])
+        ids, q = APART * torch.arange(tables.V) + 7, proposal.q
+        if q is not None:
+            q = DraftProbs(q.probs.float().flip(1).contiguous(), ids.flip(0))
+            q = DraftProbs(q.dense(WIDE)) if dense else q
+        p_MV = torch.zeros(size, WIDE)
+        p_MV[: len(rest_MV), ids] = p_1MV[0].float()
+        for node, token in product(range(len(rest_MV)), range(tables.V)):
+            at = _within(interval(out.stop_BM[0], node)), _within(interval(rest_MV[node], token))
+            numbers += product(*at)
+            wanted += [(node, int(ids[token]))] * (len(numbers) - len(wanted))
+        wide = replace(proposal, tokens_K=ids[proposal.tokens_K], q=q)
+        proposals += [wide] * (len(numbers) - len(proposals))
+        rows += [p_MV] * (len(numbers) - len(rows))
+    u_B2 = [torch.tensor(pair, dtype=torch.float64) for pair in numbers]
+    with mock.patch.object(verifiers, "uniform", side_effect=u_B2):
+        generators = [torch.Generator()] * len(numbers)
+        ends = run_verifier(name, proposals, torch.stack(rows), generators)
+    tally.counts["outcomes at a border"] += len(numbers)
+    found = list(zip(*(end_B.tolist() for end_B in ends), strict=True))
+    if found != wanted:
+        at = next(i for i, one in enumerate(found) if one != wanted[i])
+        what = f"{name} over the tree {proposals[at].tree}: numbers {numbers[at]} give node and"
+        tally.find(f"{what} token {found[at]}, not {wanted[at]}")
 
 
 def _within(bounds: tuple[float, float]) -> tuple[float, ...]:
     """Numbers just inside an interval; none where it is too narrow."""
     low, high = bounds
     return (low + AWAY, high - AWAY) if high - low > 4 * AWAY else ()
-
-
-def _check_draws(verifier: str, where: str, draws: Sequence[Draw], tally: Tally) -> None:
-    """`run_verifier`, C kernels included, over drafts of several shapes in one batch: each has the
-    outcome that the rule gives it alone."""
-    size = max(len(one.p_MV) for one in draws)
-    p_BMV = torch.stack([F.pad(one.p_MV, (0, 0, 0, size - len(one.p_MV))) for one in draws])
-    numbers = [torch.tensor(one.numbers, dtype=torch.float64) for one in draws]
-    with mock.patch.object(verifiers, "uniform", side_effect=numbers):
-        proposals, generators = [one.proposal for one in draws], [torch.Generator()] * len(draws)
-        ends = run_verifier(verifier, proposals, p_BMV, generators)
-    tally.counts["outcomes at a border"] += len(draws)
-    for one, *found in zip(draws, *(end_B.tolist() for end_B in ends), strict=True):
-        if tuple(found) != one.outcome:
-            what = f"{where} of the tree {one.proposal.tree}: numbers {one.numbers} give node and"
-            tally.find(f"{what} token {found}, not {one.outcome}")
-            return
-
-
-def _check_zero(tally: Tally) -> None:
-    """A number of 0, the smallest there is, never accepts or draws a token of probability 0."""
-    p_1MV = torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])
-    proposal = Proposal(torch.tensor([1]), "independent", DraftProbs(torch.tensor([[0.5, 0.5]])))
-    for name, one in VERIFIERS.items():
-        if one.rule is None or one.greedy_only or one.lossy:
-            continue
-        with mock.patch.object(verifiers, "uniform", lambda n, _: torch.zeros(n).double()):
-            end_1, next_1 = run_verifier(name, [proposal], p_1MV, [torch.Generator()])
-        right = end_1.tolist() == [0] and next_1.tolist() == [0]
-        tally.expect("tokens of probability 0", right, f"{name} produced a token of probability 0")

@@ -18,9 +18,8 @@ from decode.engine.engine import RequestRunner, run_rounds
 from decode.evaluation.tokenized import tokenize_prompts
 from decode.speculation.sampling import Sampling
 from decode.systems.construction import build, open_drafters
-from decode.systems.parsing import read_methods
 from decode.verification import checks, end_to_end, proposals, rules
-from decode.verification.options import VerifyConfig
+from decode.verification.options import VerifiedMethods, VerifyConfig
 from decode.verification.recording import Recorder
 from decode.verification.reference import Reference
 from decode.verification.requests import Asked, RequestBatch, Requests, drafts_so
@@ -39,15 +38,15 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True)
 class VerifiedPair:
-    """A target with decoders by name: those whose texts are compared at temperature 0 and coupled,
-    and those that sample. own: the target's model as transformers runs it; None: loaded again.
-    new: tokens of greedy texts."""
+    """A target with decoders by name. compared: the names of those whose texts are compared at
+    temperature 0 and coupled, too. own: the target's model as transformers runs it. new: tokens of
+    greedy texts."""
 
     target: Target
+    own: Any
     prompts: list[list[int]]
-    compared: Mapping[str, Decoder] = field(default_factory=dict)
-    drawn: Mapping[str, Decoder] = field(default_factory=dict)
-    own: Any = None
+    decoders: Mapping[str, Decoder] = field(default_factory=dict)
+    compared: Sequence[str] = ()
     new: int = 8
     drafters: str = ""
     left_out: int = 0
@@ -59,7 +58,7 @@ class VerifiedPair:
             "target": target.spec,
             "weights": target.weights,
             "drafter": self.drafters,
-            "methods": [*self.compared, *self.drawn],
+            "methods": [*self.decoders],
             "prompts": len(self.prompts),
             "prompts left out because they are too long": self.left_out,
             "greedy tokens": self.new,
@@ -76,11 +75,11 @@ class VerifiedPair:
         }
 
 
-def open_pair(config: VerifyConfig, given: Sequence[Prompt], say: Say) -> VerifiedPair:
+def open_pair(
+    config: VerifyConfig, methods: VerifiedMethods, given: Sequence[Prompt], say: Say
+) -> VerifiedPair:
     """The pair that the options name. `say` gets a line for each of `all` that is left out. Raises
     UserError for an input that can't be used, or a method that can't be verified."""
-    drafters = config.find_drafters()
-    compared, drawn, left_out = config.find_methods(drafters)
     target = load_target(
         config.target or DEFAULT_TARGET,
         dtype=config.dtype,
@@ -89,22 +88,18 @@ def open_pair(config: VerifyConfig, given: Sequence[Prompt], say: Say) -> Verifi
         template_kwargs=config.template_kwargs,
         system=config.system,
     )
-    opened = open_drafters([*compared, *drawn], drafters, target, config.drafter_tokenizer)
-    named = () if config.methods is None else read_methods(config.methods).methods
-    decoders: list[dict[str, Decoder]] = [{}, {}]
-    for method, found, options in (
-        *((method, decoders[0], {"verifier": "auto"}) for method in compared),
-        *((method, decoders[1], {}) for method in drawn),
-    ):
+    drafters, decoders, left_out = methods.drafters, dict[str, Decoder](), [*methods.left_out]
+    opened = open_drafters(methods.methods, drafters, target, config.drafter_tokenizer)
+    for method in methods.methods:
         try:
-            found[method.name] = build(method.with_options(**options), opened)
+            decoders[method.name] = build(method, opened)
         except UserError as error:
-            if method in named:
+            if method in methods.named:
                 raise
             left_out.append(str(error))
-    for line in dict.fromkeys(left_out):
+    for line in left_out:
         say(f"left out: {line}")
-    if not all(decoders):
+    if not decoders:
         raise UserError(f"--methods={config.methods!r} names nothing to verify")
     fitting, refused = tokenize_prompts(target, given)
     room = target.context_limit - config.max_new_tokens
@@ -113,8 +108,10 @@ def open_pair(config: VerifyConfig, given: Sequence[Prompt], say: Say) -> Verifi
         why = refused[0] if refused else f"none leaves room for {config.max_new_tokens} new tokens"
         raise UserError(f"no prompt can be answered: {why}")
     name = ", ".join(f"{kind}={folder}" for kind, folder in drafters.items()) or "none"
-    own, missing = own_model(target), len(given) - len(prompts)
-    return VerifiedPair(target, prompts, *decoders, own, config.max_new_tokens, name, missing)
+    # of the default methods, one verifier each
+    compared = [one for one in decoders if methods.named or ":verifier=" not in one]
+    left, new = len(given) - len(prompts), config.max_new_tokens
+    return VerifiedPair(target, own_model(target), prompts, decoders, compared, new, name, left)
 
 
 class VerificationRun:
@@ -137,9 +134,9 @@ class VerificationRun:
 
     def run(self) -> list[Tally]:
         """Run all checks, and report each batch."""
-        compared, drawn, tallies = self.pair.compared, self.pair.drawn, list(self.tallies.values())
+        pair, tallies = self.pair, list(self.tallies.values())
         self._check_greedy_texts()
-        for batch in self.requests.batches(compared, drawn, self.plain):
+        for batch in self.requests.batches(pair.decoders, pair.compared, self.plain):
             if self.only in ("", batch.name):
                 self.check(batch)
             if self.first and any(tally.findings for tally in tallies):
@@ -154,16 +151,18 @@ class VerificationRun:
     def _check_greedy_texts(self) -> None:
         texts: list[list[int]] = []
         given = self.pair.prompts, self.pair.new
+        drafters = {name: self.pair.decoders[name].drafter for name in self.pair.compared}
         with self.tallies["end_to_end"].measure_time() as tally:
-            for name, decoder in {"plain": self.plain, **self.pair.compared}.items():
-                found = end_to_end.check_greedy(decoder, *given, texts, self.reference, tally)
+            for name, drafter in {"plain": None, **drafters}.items():
+                decoder = Decoder(self.target, drafter)
+                found = end_to_end.check_greedy(name, decoder, *given, texts, self.reference, tally)
                 texts = texts or found
                 self.say(f"{name}: greedy texts")
         self.requests.common = [token for token, _ in Counter(sum(texts, [])).most_common()]
         # the two tokens that are drafted most often
         seeded = enumerate(self.requests.short)
         asked = tuple(Asked(prompt, Sampling(1.0, seed=i), 12) for i, prompt in seeded)
-        recorder = self._decode(RequestBatch("", next(iter(self.pair.compared.values())), asked))
+        recorder = self._decode(RequestBatch("", next(iter(self.pair.decoders.values())), asked))
         drafts = [one.proposal.tokens_K.tolist() for one in recorder.rounds]
         ranked = Counter([*sum(drafts, []), *self.requests.common, 0, 1]).most_common()
         fitting = [token for token, _ in ranked if token not in self.target.eos_ids]
@@ -171,7 +170,7 @@ class VerificationRun:
 
     def _check_joint_laws(self) -> None:
         sampling, prompt = Sampling(1.0, top_k=2, seed=5), list(self.requests.short[0][-4:])
-        each = list(self.pair.drawn.items())
+        each = list(self.pair.decoders.items())
         for name, decoder in each[1:3] or each:
             with self.tallies["end_to_end"].measure_time() as tally:
                 if drafts_so(decoder.drafter, "by_clock"):
@@ -202,8 +201,12 @@ class VerificationRun:
         found = [x for name, n in started.items() for x in self.tallies[name].findings[n:]]
         for finding in found:
             finding.place["batch"] = batch.name
-        if found:
-            found[0].place.update(_describe(recorder, found[0].place))
+        for finding in found[:1]:
+            request = recorder.requests[finding.place.get("request", 0)]
+            finding.place["asked"] = asdict(request.asked)
+            for one in request.rounds[finding.place.get("round", len(request.rounds)) :][:1]:
+                drafts = {"tokens": one.proposal.tokens_K.tolist(), "parents": one.proposal.tree}
+                finding.place |= {"text": one.text, "drafts": drafts, "outcome": one.end}
         differences = f", {len(found)} DIFFERENCES" if found else ""
         counts = f"{len(batch.asked)} requests, {len(recorder.rounds)} rounds"
         self.say(f"{batch.name}: {counts}{differences}")
@@ -249,22 +252,6 @@ def _as_one(settings: list[Sampling]) -> Sampling | list[Sampling]:
     first = settings[0]
     consecutive = [replace(first, seed=first.fixed_seed + i) for i in range(len(settings))]
     return first if len(settings) > 1 and settings == consecutive else settings
-
-
-def _describe(recorder: Recorder, place: JsonObject) -> JsonObject:
-    """The request and the round of a difference, for a reader of its replay.json."""
-    if "request" not in place:
-        return {}
-    request = recorder.requests[place["request"]]
-    found: JsonObject = {"asked": asdict(request.asked)}
-    if "round" in place:
-        one = request.rounds[place["round"]]
-        tokens, parents = one.proposal.tokens_K.tolist(), one.proposal.tree
-        found["text"] = one.text
-        found["drafts"] = {"tokens": tokens, "parents": parents, "law": one.proposal.law}
-        found["outcome"] = {**one.end._asdict(), "verifier": one.verifier}
-        found["random_numbers"] = [x.flatten().tolist() for x in one.verifying]
-    return found
 
 
 def verify(pair: VerifiedPair, say: Say, only: str = "") -> list[Tally]:

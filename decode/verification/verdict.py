@@ -105,12 +105,11 @@ def write_verdict(
     """Write verdict.md and verdict.json, and replay.json if there is a difference. Returns the
     page."""
     found = [finding for tally in tallies for finding in tally.findings]
-    checks = [asdict(tally) | {"title": TITLES[tally.check]} for tally in tallies]
-    tested_bugs = [asdict(one) for one in tested]
-    record = {"lossless": not found, "pair": pair, "checks": checks, "self_test": tested_bugs}
+    checks = [vars(tally) | {"title": TITLES[tally.check]} for tally in tallies]
+    record = {"lossless": not found, "pair": pair, "checks": checks, "self_test": tested}
     text = page(tallies, pair, tested)
     write_text(folder / "verdict.md", text)
-    write_json(folder / "verdict.json", record)
+    write_json(folder / "verdict.json", record, default=vars)
     (folder / "replay.json").unlink(missing_ok=True)
     if found:
         replay = {"options": dict(options), "finding": asdict(found[0])}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -55,8 +54,7 @@ def test_a_difference_is_replayed(
     every = requests.settings
     monkeypatch.setattr(requests, "settings", lambda *given: every(*given)[::2])
     monkeypatch.setattr(rules, "check_rules", lambda tally: None)
-    (patch,) = self_test.no_min_p()
-    with mock.patch.object(*patch):
+    with self_test.plant("the rules ignore min-p"):
         with pytest.raises(SystemExit) as ended:
             main([*arguments(f"block={drafter}", tmp_path), "--methods", "block"])
         assert ended.value.code == 1

@@ -31,7 +31,7 @@ PROMPTS = [[4, 90, 17, 203, 90, 17], [5, 9, 30], [1, 90, 17, 40, 60, 90]]
 def run() -> VerificationRun:
     target = load_target("debug", dtype="float32", device="cpu")
     own = debug_model("Llama")[0].eval()
-    made = VerificationRun(VerifiedPair(target, PROMPTS, own=own))
+    made = VerificationRun(VerifiedPair(target, own, PROMPTS))
     made.requests.common = [17, 90, 203]
     return made
 

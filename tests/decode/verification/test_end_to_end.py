@@ -33,7 +33,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> VerifiedPair:
     drafters["variable_prefix"] = drafters["block"]
     named = ",".join(f"{role}={path}" for role, path in drafters.items())
     config = VerifyConfig("debug", named, "all", suite="builtin", limit=1)
-    return open_pair(config, config.load_prompts(), lambda _: None)
+    return open_pair(config, config.find_methods(), config.load_prompts(), lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +49,11 @@ BACKGROUND = {"double", "duo"}
 
 @pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if system.drafts])
 def test_the_joint_law_of_a_system(name: str, pair: VerifiedPair, reference: Reference) -> None:
-    if name not in pair.drawn or name in BACKGROUND:
+    if name not in pair.decoders or name in BACKGROUND:
         pytest.skip(
             "needs another drafter, changes the distribution on purpose, or drafts in the background"
         )
     tally, sampling = Tally("end_to_end"), Sampling(1.2, top_k=2, seed=1)
     with mock.patch.object(end_to_end, "LENGTH", LENGTHS.get(name, end_to_end.LENGTH)):
-        end_to_end.check_joint_law(name, pair.drawn[name], PROMPT, reference, tally, sampling)
+        end_to_end.check_joint_law(name, pair.decoders[name], PROMPT, reference, tally, sampling)
     assert not tally.findings and tally.largest, tally
