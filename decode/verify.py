@@ -13,7 +13,7 @@ from pathlib import Path
 
 from decode.cli import Parser, parse_whole, path
 from decode.verification.options import LIMIT, NEW_TOKENS, VerifyConfig
-from decode.verification.verdict import PlantedBug, read_replay, write_verdict
+from decode.verification.verdict import read_replay, write_verdict
 from specalign.common.claims import Claim
 from specalign.common.errors import cli
 from specalign.common.text import say
@@ -65,12 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from decode.verification.run import open_pair, verify
         from decode.verification.self_test import plant_all
 
-        pair = open_pair(config, methods, prompts, say)
+        pair = open_pair(config, *methods, prompts, say)
         tallies = verify(pair, say, only)
         different = any(tally.findings for tally in tallies)
-        tested: list[PlantedBug] = []
-        if config.self_test and not different:
-            tested = plant_all(pair, say)
+        tested = plant_all(pair, say) if config.self_test and not different else []
         say("\n" + write_verdict(config.out, tallies, pair.describe(), vars(config), tested))
     say(f"Verdict: {config.out / 'verdict.md'}")
     if different:

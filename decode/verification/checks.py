@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from decode.speculation.drafts import Drafts
-from decode.speculation.sampling import Sampling, make_generator
+from decode.speculation.sampling import Sampling
 from decode.speculation.verifiers import VERIFIERS
-from decode.verification.recording import RecordedRequest, RecordedRound, Recorder
+from decode.verification.recording import RecordedRound, Recorder
 from decode.verification.reference import (
     Reference,
     end_of,
@@ -37,11 +37,7 @@ def check_rows(recorder: Recorder, reference: Reference, tally: Tally) -> None:
     the text itself in all."""
     rejecting = [one for one in recorder.rounds if len(one.end.accepted) < len(one.proposal)]
     # trees and long rejected paths first
-    rejecting.sort(
-        key=lambda one: (
-            -2.0 * one.proposal.branches - (one.proposal.depth - len(one.end.accepted)) / 16
-        )
-    )
+    rejecting.sort(key=lambda x: (not x.proposal.branches, len(x.end.accepted) - x.proposal.depth))
     paths = [(one, nodes) for one in rejecting[:ROUNDS] for nodes in _rejected_paths(one)]
     texts = {one.request: [*one.text, *one.end.accepted] for one in recorder.rounds}
     wanted = [(text, len(text) + 1 - len(one.asked.prompt)) for one, text in texts.items()]
@@ -130,41 +126,18 @@ def check_randomness(recorder: Recorder, tally: Tally) -> None:
     """Every number comes from the request's own generator, in the order of its seed, and draws
     once."""
     tally.place = {}
-    for what in recorder.foreign:
+    for what in recorder.strange:
         tally.find(what)
-    own = {request.generator: request for request in recorder.requests}
-    coupled = any(one.verifier == "gumbel" and not one.sampling.greedy for one in recorder.rounds)
-    given: Counter[float] = Counter()
-    for call in recorder.calls:
-        request = own.get(call.generator)
-        if request is not None:
-            given.update(call.values.flatten().tolist())
-        elif not coupled:
-            tally.find(f"{call.name} used a generator that belongs to no request")
-        if request is not None and call.drafting not in (None, request):
-            tally.find(f"a request drafted with the numbers of request {request.number}")
     for request in recorder.requests:
-        tally.place = {"request": request.number}
-        what = f"request {request.number}: its random numbers are not those of its seed, in order"
-        tally.expect("streams of requests", _repeats(recorder, request), what)
+        tally.place, own = {"request": request.number}, request.generator
+        right = own is None or torch.equal(own.get_state(), request.seeded.get_state())
+        what = f"request {request.number}: something else has moved its generator"
+        tally.expect("streams of requests", right, what)
     tally.place = {}
-    used = Counter(value for numbers in recorder.used for value in numbers.flatten().tolist())
-    tally.counts["random numbers used to draw tokens"] += sum(used.values())
-    if wrong := sum((used - given).values()):
+    tally.counts["random numbers used to draw tokens"] += len(recorder.used)
+    if wrong := sum((Counter(recorder.used) - Counter(recorder.given)).values()):
         why = "that was already used, or that no request's generator produced"
         tally.find(f"{wrong} tokens were drawn with a random number {why}")
-
-
-def _repeats(recorder: Recorder, request: RecordedRequest) -> bool:
-    """Whether a fresh generator gives the same numbers, and nothing else has moved the
-    request's."""
-    generator = request.generator
-    if generator is None:
-        return True
-    fresh = make_generator(request.asked.sampling.fixed_seed, generator.device)
-    calls = [call for call in recorder.calls if call.generator is generator]
-    right = all(torch.equal(call.again(generator=fresh), call.values) for call in calls)
-    return right and torch.equal(fresh.get_state(), generator.get_state())
 
 
 def check_decisions(recorder: Recorder, tally: Tally) -> None:

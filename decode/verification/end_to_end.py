@@ -17,6 +17,7 @@ from decode.verification.proposals import every_outcome
 from decode.verification.reference import Reference, law, scores
 from decode.verification.verdict import Tally
 
+Masses = dict[tuple[int, ...], float]  # the probability of every text
 LENGTH = 4  # tokens of the joint law
 NEGLIGIBLE, MOVED = 1e-3, 4
 """Allowed total variation of the joint law, and how many times the effect of a perturbation of one
@@ -124,10 +125,11 @@ def check_joint_law(
         tally.counts["joint distributions with too many outcomes"] += 1
         return
     tally.counts["runs of the engine"] += len(runs)
-    found: dict[tuple[int, ...], float] = defaultdict(float)
+    found: Masses = defaultdict(float)
     for weight, tokens in runs:
         found[tokens] += weight
-    wanted, prefixes = {(): 1.0}, {}  # texts, and those that have not ended, with their masses
+    wanted: Masses = {(): 1.0}
+    prefixes: Masses = {}  # texts that have not ended
     for _ in range(LENGTH):
         going = {text: wanted[text] for text in wanted if not text or text[-1] not in eos_ids}
         prefixes |= going
@@ -135,7 +137,7 @@ def check_joint_law(
         for text, (row_V,) in zip(going, rows, strict=True):
             mass, p_V = wanted.pop(text), follow(text, row_V)
             wanted |= {(*text, i): mass * float(p_V[i]) for i in p_V.nonzero()[:, 0].tolist()}
-    away = sum(abs(found.get(x, 0.0) - wanted.get(x, 0.0)) for x in {*found, *wanted}) / 2
+    away = sum(abs(found[x] - wanted.get(x, 0.0)) for x in {*found, *wanted}) / 2
     bound = NEGLIGIBLE
     for text, mass in prefixes.items() if away > NEGLIGIBLE else ():
         p_V, *others = (follow(text, row_V) for row_V in reference.perturb([*prompt, *text]))

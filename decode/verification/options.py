@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from decode.systems.drafter_folders import (
     BLOCKS,
@@ -38,16 +36,6 @@ DIFFUSION_METHODS = [
 ]  # fmt: skip
 
 
-class VerifiedMethods(NamedTuple):
-    """Drafters' folders by kind; the methods; those that the user named; a line for each of `all`
-    that is left out."""
-
-    drafters: dict[str, str]
-    methods: Sequence[Method]
-    named: Sequence[Method] = ()
-    left_out: Sequence[str] = ()
-
-
 @dataclass(frozen=True)
 class VerifyConfig:
     """The options of `decode.verify`, which its --help explains."""
@@ -77,9 +65,10 @@ class VerifyConfig:
         suites, _ = prompts_of(suite, self.prompts, self.data_dir, self.limit, self.prompts_column)
         return [prompt for one in suites for prompt in one.prompts]
 
-    def find_methods(self) -> VerifiedMethods:
-        """The methods. Raises UserError for a misspelt one, one that changes the distribution, or a
-        drafter that is not there."""
+    def find_methods(self) -> tuple[dict[str, str], list[Method], list[str]]:
+        """Drafters' folders by kind, the methods, and a line for each of `all` that is left out.
+        Raises UserError for a misspelt method, one that changes the distribution, or a drafter that
+        is not there."""
         target = self.target or DEFAULT_TARGET
         if self.methods is not None:
             if self.drafter_tokenizer:
@@ -89,12 +78,11 @@ class VerifyConfig:
             check_drafters(given.methods, drafters)
             chosen, left_out = given.expand(drafters)
             reasons = {method: _why_unverifiable(method) for method in chosen}
-            for method, reason in reasons.items():
-                if reason and method in given.methods:
-                    raise UserError(reason)
+            for method in given.methods:
+                if reasons[method]:
+                    raise UserError(reasons[method])
             left_out += filter(None, reasons.values())
-            verified = [method for method in chosen if not reasons[method]]
-            return VerifiedMethods(drafters, verified, given.methods, left_out)
+            return drafters, [method for method in chosen if not reasons[method]], left_out
         if self.drafter == "none":
             what = "--drafter=none: there are no drafts to verify"
             raise UserError(f"{what}: name a drafter, or lookup")
@@ -107,7 +95,7 @@ class VerifyConfig:
             methods = BLOCK_METHODS
         elif DIFFUSION in drafters and self.drafter_tokenizer is None:
             methods = DIFFUSION_METHODS
-        return VerifiedMethods(drafters, list(map(read_method, methods)))
+        return drafters, list(map(read_method, methods)), []
 
 
 def _why_unverifiable(method: Method) -> str:

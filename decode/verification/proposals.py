@@ -54,11 +54,12 @@ class Choices:
 
     def draw_at(self, weights: Tensor, u: Tensor) -> Tensor:
         rows = weights.reshape(-1, weights.shape[-1]).double()
-        found = [self._choose(row_V) for row_V in rows / rows.sum(-1, keepdim=True)]
-        return torch.stack(found).reshape(weights.shape[:-1])
+        return torch.stack([self._choose(row_V) for row_V in rows]).reshape(weights.shape[:-1])
 
     def _choose(self, row_V: Tensor) -> Tensor:
         support = row_V.nonzero()[:, 0]
+        if not len(support):  # nothing is left to draw: any token, which no verifier accepts
+            return torch.zeros_like(row_V[0], dtype=torch.int64)
         if self.place == len(self.script):
             self.script.append(0)
         if self.script[self.place] >= len(support):
@@ -66,7 +67,7 @@ class Choices:
         token = support[self.script[self.place]]
         self.widths.append(len(support))
         self.place += 1
-        self.weight *= float(row_V[token])
+        self.weight *= float(row_V[token] / row_V.sum())
         return token
 
 
@@ -159,7 +160,7 @@ def check_proposals(runner: RequestRunner, tally: Tally, name: str) -> None:
     tally.place = {"method": name}
     session, request, drafter = runner.session, runner.request, runner.drafter
     sampling, room = request.sampling, min(LEVELS, runner.limit - len(runner.out.tokens) - 1)
-    if session is None or drafter is None or room < 1 or sampling.greedy or request.noise:
+    if session is None or drafter is None or room < 1:
         return
     restore = _snapshot(runner)
 

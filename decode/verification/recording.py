@@ -23,6 +23,7 @@ from decode.engine.decoder import Decoder
 from decode.engine.engine import RequestRunner
 from decode.speculation import sampling as sampling_module
 from decode.speculation import verification, verifiers
+from decode.speculation.sampling import make_generator
 from decode.speculation.tree import path_to
 from decode.speculation.verification import Outcome, Round
 from decode.verification.requests import Asked
@@ -35,21 +36,11 @@ RANDOM = (
 )  # fmt: skip
 
 
-@dataclass
-class RandomCall:
-    """One random operator. `drafting`: the request whose proposal asked for it, if one did."""
-
-    name: str
-    again: Callable[..., Tensor]
-    generator: torch.Generator | None
-    values: Tensor
-    drafting: RecordedRequest | None
-
-
 @dataclass(eq=False)
 class RecordedRequest:
-    """One request. pieces: those of its text where it is streamed. drawn: the random numbers of its
-    present draft."""
+    """One request. pieces: those of its text where it is streamed. generator, seeded: its own, and
+    one of its seed that gives every number again. drawn: the random numbers of its present
+    draft."""
 
     number: int
     asked: Asked
@@ -57,6 +48,7 @@ class RecordedRequest:
     pieces: list[str] | None
     rounds: list[RecordedRound] = field(default_factory=list)
     generator: torch.Generator | None = None
+    seeded: torch.Generator = field(default_factory=torch.Generator)
     drawn: list[Tensor] = field(default_factory=list)
 
 
@@ -103,9 +95,9 @@ class Recorder:
         self.asked = asked
         self.requests: list[RecordedRequest] = []
         self.rounds: list[RecordedRound] = []
-        self.calls: list[RandomCall] = []
-        self.used: list[Tensor] = []  # the numbers at which tokens were drawn
-        self.foreign: list[str] = []  # rounds with another request's random numbers
+        self.given: list[float] = []  # random numbers of requests' own generators
+        self.used: list[float] = []  # those at which tokens were drawn
+        self.strange: list[str] = []  # random numbers that are not those of a request's seed
         self._waiting: list[RecordedRequest] = []  # those of the next rounds, in their order
         self._open: dict[int, RecordedRound] = {}
         self._rows: list[tuple[RecordedRound | None, int]] = []  # round and node of the next rows
@@ -172,18 +164,21 @@ class Recorder:
             self._drafting = None
 
     def _make_round(self, original: Original, runner: RequestRunner, *args: Any) -> Round:
-        self._waiting.append(self._of(runner))
         made: Round = original(runner, *args)
+        request, own = self._of(runner), runner.request.generator
+        if request.generator is None:
+            request.generator = own
+            request.seeded = make_generator(request.asked.sampling.fixed_seed, own.device)
+        if made.generator is not own:
+            what = "a round was verified with another generator than its own"
+            self.strange.append(f"request {request.number}: {what}")
+        self._waiting.append(request)
         return made
 
     def _verify(self, original: Original, rounds: Sequence[Round]) -> list[Outcome]:
         for one, request in zip(rounds, self._waiting, strict=True):
-            state = request.runner.request
-            request.generator = request.generator or state.generator
-            if one.generator is not request.generator:
-                what = "a round was verified with another generator than its own"
-                self.foreign.append(f"request {request.number}: {what}")
-            self._open[id(one)] = RecordedRound(request, list(state.tokens), one, request.drawn)
+            text = list(request.runner.request.tokens)
+            self._open[id(one)] = RecordedRound(request, text, one, request.drawn)
         outcomes: list[Outcome] = original(rounds)
         for made, outcome in zip(self._open.values(), outcomes, strict=True):
             made.end = outcome
@@ -203,9 +198,9 @@ class Recorder:
     def _make_sampler(self, original: Original, group: Sequence[Round]) -> Any:
         sample = original(group)
 
-        def sample_and_note(asked: list[tuple[int, int]]) -> Tensor:
+        def sample_and_note(asked: list[tuple[int, int]]) -> Any:
             self._rows = [(self._open.get(id(group[b])), node) for b, node in asked]
-            return sample(asked)  # type: ignore[no-any-return]
+            return sample(asked)
 
         return sample_and_note
 
@@ -220,17 +215,26 @@ class Recorder:
     # ---- random numbers ----
 
     def _note_numbers(self, original: Original, weights: Tensor, u: Tensor) -> Any:
-        self.used.append(u.detach().clone())
+        self.used += u.flatten().tolist()
         return original(weights, u)
 
     def _note_random(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        values, generator = result.detach().clone(), kwargs.get("generator")
-        again = partial(original, *args, **kwargs)
-        self.calls.append(RandomCall(name, again, generator, values, self._drafting))
+        result, generator = original(*args, **kwargs), kwargs.get("generator")
+        values = result.detach().clone()
+        owner = next((x for x in self.requests if x.generator is generator is not None), None)
+        if owner is None:
+            if not any(request.runner.verifier == "gumbel" for request in self.requests):
+                self.strange.append(f"{name} used a generator that belongs to no request")
+            return result
+        again = original(*args, **{**kwargs, "generator": owner.seeded})
+        if not torch.equal(again, values):
+            self.strange.append(f"request {owner.number}: {name} gave other numbers than its seed")
+        if self._drafting not in (None, owner):
+            self.strange.append(f"a request drafted with the numbers of request {owner.number}")
+        self.given += values.flatten().tolist()
         if self._drafting is not None:
             self._drafting.drawn.append(values)
         for one in self._open.values():
-            if generator is not None and one.request.generator is generator:
+            if one.request is owner:
                 one.verifying.append(values)
         return result

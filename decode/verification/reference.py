@@ -110,7 +110,8 @@ class Reference:
 
 def dtype_limit(dtype: torch.dtype, logits_V: Tensor) -> float:
     """The largest bound that rounding in this dtype may explain for logits of this size."""
-    return _ULPS.get(dtype, 8.0) * torch.finfo(dtype).eps * float(logits_V.abs().max())
+    largest = float(logits_V[logits_V.isfinite()].abs().max())
+    return _ULPS.get(dtype, 8.0) * torch.finfo(dtype).eps * largest
 
 
 _ids = lru_cache(8)(torch.tensor)

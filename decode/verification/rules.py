@@ -68,8 +68,6 @@ def draft_tree(
         left_V = rows[-1].clone()
         if siblings == "without_replacement":
             left_V[earlier] = 0
-        if not left_V.any():  # a drafter hands over whatever it likes
-            left_V[0] = 1
         tokens.append(int(draw(left_V, q.generator)))
     tree = parents[: len(tokens)]
     if law == "point":
@@ -104,11 +102,8 @@ def toy_drafters(seed: int) -> Iterator[tuple[str, int, Callable[[], Proposal]]]
                 q = RandomRows(V, seed)
                 yield name, V, partial(draft_tree, q, parents, law, siblings)  # type: ignore[arg-type]
     for steps in STEPS:
-        yield (
-            f"drafts unmasked in the steps {steps}",
-            3,
-            partial(unmask, RandomRows(3, seed), steps),
-        )
+        name = f"drafts unmasked in the steps {steps}"
+        yield name, 3, partial(unmask, RandomRows(3, seed), steps)
 
 
 def check_rules(tally: Tally, names: Collection[str] = tuple(VERIFIERS)) -> None:
@@ -154,8 +149,8 @@ def _check_draws(
         p_MV = torch.zeros(size, WIDE)
         p_MV[: len(rest_MV), ids] = p_1MV[0].float()
         for node, token in product(range(len(rest_MV)), range(tables.V)):
-            at = _within(interval(out.stop_BM[0], node)), _within(interval(rest_MV[node], token))
-            numbers += product(*at)
+            u, v = interval(out.stop_BM[0], node), interval(rest_MV[node], token)
+            numbers += product(_within(u), _within(v))
             wanted += [(node, int(ids[token]))] * (len(numbers) - len(wanted))
         wide = replace(proposal, tokens_K=ids[proposal.tokens_K], q=q)
         proposals += [wide] * (len(numbers) - len(proposals))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Any
 from unittest import mock
 
@@ -18,8 +18,9 @@ from decode.engine.engine import RequestRunner, run_rounds
 from decode.evaluation.tokenized import tokenize_prompts
 from decode.speculation.sampling import Sampling
 from decode.systems.construction import build, open_drafters
+from decode.systems.parsing import Method
 from decode.verification import checks, end_to_end, proposals, rules
-from decode.verification.options import VerifiedMethods, VerifyConfig
+from decode.verification.options import VerifyConfig
 from decode.verification.recording import Recorder
 from decode.verification.reference import Reference
 from decode.verification.requests import Asked, RequestBatch, Requests, drafts_so
@@ -76,9 +77,14 @@ class VerifiedPair:
 
 
 def open_pair(
-    config: VerifyConfig, methods: VerifiedMethods, given: Sequence[Prompt], say: Say
+    config: VerifyConfig,
+    drafters: Mapping[str, str],
+    methods: Sequence[Method],
+    left_out: list[str],
+    given: Sequence[Prompt],
+    say: Say,
 ) -> VerifiedPair:
-    """The pair that the options name. `say` gets a line for each of `all` that is left out. Raises
+    """The pair of the options, with these drafters and methods. `say` gets a line for each of `all` that is left out. Raises
     UserError for an input that can't be used, or a method that can't be verified."""
     target = load_target(
         config.target or DEFAULT_TARGET,
@@ -88,13 +94,14 @@ def open_pair(
         template_kwargs=config.template_kwargs,
         system=config.system,
     )
-    drafters, decoders, left_out = methods.drafters, dict[str, Decoder](), [*methods.left_out]
-    opened = open_drafters(methods.methods, drafters, target, config.drafter_tokenizer)
-    for method in methods.methods:
+    opened = open_drafters(methods, drafters, target, config.drafter_tokenizer)
+    named = [name.strip() for name in (config.methods or "").split(",")]
+    decoders: dict[str, Decoder] = {}
+    for method in methods:
         try:
             decoders[method.name] = build(method, opened)
         except UserError as error:
-            if method in methods.named:
+            if method.name in named:
                 raise
             left_out.append(str(error))
     for line in left_out:
@@ -109,7 +116,7 @@ def open_pair(
         raise UserError(f"no prompt can be answered: {why}")
     name = ", ".join(f"{kind}={folder}" for kind, folder in drafters.items()) or "none"
     # of the default methods, one verifier each
-    compared = [one for one in decoders if methods.named or ":verifier=" not in one]
+    compared = [one for one in decoders if config.methods or ":verifier=" not in one]
     left, new = len(given) - len(prompts), config.max_new_tokens
     return VerifiedPair(target, own_model(target), prompts, decoders, compared, new, name, left)
 
@@ -236,12 +243,13 @@ class VerificationRun:
         decoder = batch.decoder
         for asked in dict.fromkeys((batch.asked[0], batch.asked[-1])):
             verifier = decoder.verifier_for(asked.sampling)
+            if asked.sampling.greedy or verifier == "gumbel":  # nothing is drawn
+                continue
             with self.target.overridden(asked.eos, asked.context):
                 given = (list(asked.prompt), asked.new, asked.sampling, decoder.drafter, verifier)
                 runner = RequestRunner(self.target, *given)
             rounds = run_rounds([runner])
-            for _ in islice(rounds, 2):
-                pass
+            next(rounds), next(rounds, None)
             if not runner.out.finish:
                 proposals.check_proposals(runner, tally, batch.name)
             rounds.close()

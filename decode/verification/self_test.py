@@ -22,7 +22,7 @@ from decode.speculation.proposal import DraftProbs
 from decode.speculation.sampling import ProcessorState
 from decode.speculation.verification import Outcome, Round
 from decode.verification.run import VerificationRun, VerifiedPair
-from decode.verification.verdict import PlantedBug
+from decode.verification.verdict import MISSED, Tested
 from specalign.lm.cache import KVCache
 
 Original = Callable[..., Any]  # the function as it was
@@ -134,7 +134,7 @@ def _wrap(change: Original, original: Original) -> Original:
     return lambda *args, **options: change(original, *args, **options)
 
 
-def plant_all(pair: VerifiedPair, say: Callable[[str], object]) -> list[PlantedBug]:
+def plant_all(pair: VerifiedPair, say: Callable[[str], object]) -> list[Tested]:
     """Run the checks with each bug; a run ends at its first batch with a difference. Returns what
     became of each bug."""
     tested = []
@@ -147,8 +147,8 @@ def plant_all(pair: VerifiedPair, say: Callable[[str], object]) -> list[PlantedB
         except Exception as broken:  # a bug that breaks the engine is caught, too
             error = f"{type(broken).__name__}: {broken}"
         findings = [finding for tally in run.tallies.values() for finding in tally.findings]
-        caught = list(dict.fromkeys(finding.check for finding in findings))
-        caught = caught or (["an error"] if error else [])
-        tested.append(PlantedBug(bug, caught, findings[0].what if findings else error))
-        say(f"{'caught' if caught else 'MISSED'}: {bug} ({', '.join(caught)})")
+        caught = ", ".join(dict.fromkeys(finding.check for finding in findings))
+        caught = caught or ("an error" if error else MISSED)
+        tested.append((bug, caught, findings[0].what if findings else error))
+        say(f"{bug}: {caught}")
     return tested

@@ -33,7 +33,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> VerifiedPair:
     drafters["variable_prefix"] = drafters["block"]
     named = ",".join(f"{role}={path}" for role, path in drafters.items())
     config = VerifyConfig("debug", named, "all", suite="builtin", limit=1)
-    return open_pair(config, config.find_methods(), config.load_prompts(), lambda _: None)
+    return open_pair(config, *config.find_methods(), config.load_prompts(), lambda _: None)
 
 
 @pytest.fixture(scope="module")
