@@ -129,7 +129,8 @@ def check_randomness(recorder: Recorder, tally: Tally) -> None:
     for what in recorder.strange:
         tally.find(what)
     for request in recorder.requests:
-        tally.place, own = {"request": request.number}, request.generator
+        tally.place = {"request": request.number}
+        own = request.generator
         right = own is None or torch.equal(own.get_state(), request.seeded.get_state())
         what = f"request {request.number}: something else has moved its generator"
         tally.expect("streams of requests", right, what)

@@ -41,7 +41,8 @@ def check_greedy(
     and its `generate`. Returns them."""
     texts = []
     for i, prompt in enumerate(prompts):
-        tally.place, where = {"prompt": i, "method": name}, f"{name}, prompt {i}"
+        tally.place = {"prompt": i, "method": name}
+        where = f"{name}, prompt {i}"
         stream = decoder.stream(prompt, max_new_tokens=new)
         text, out = "".join(stream), stream.output
         texts.append(out.tokens)
@@ -112,7 +113,8 @@ def check_joint_law(
     sampling: Sampling,
 ) -> None:
     """The joint law of `LENGTH` tokens. `sampling`: with a small top-k, so that there are few."""
-    tally.place, eos_ids = {"method": name}, reference.target.eos_ids
+    tally.place = {"method": name}
+    eos_ids = reference.target.eos_ids
 
     def run() -> tuple[int, ...]:
         return tuple(decoder.generate(prompt, max_new_tokens=LENGTH, sampling=sampling).tokens)

@@ -1,7 +1,7 @@
 """Check 2: all proposals that a request may draft, enumerated. In place of each random draw every
 token that it may give is tried. Verified by ratio under random tables of p, all proposals together
-have to give exactly p: they do if each drafted token follows the q that is reported with it. And the
-draws of recorded rounds, whatever their options."""
+have to give exactly p: they do if each drafted token follows the q that is reported with it. And
+the draws of recorded rounds, whatever their options."""
 
 from __future__ import annotations
 
@@ -226,7 +226,8 @@ def _over(proposal: Proposal, ids_V: Tensor) -> Proposal:
     own = proposal.q.ids
     q_KV = proposal.q.dense(1 + int(torch.cat([ids_V] if own is None else [ids_V, own]).max()))
     few_KV = q_KV[:, ids_V].double().cpu()
-    q = DraftProbs(torch.cat((few_KV, (1 - few_KV.sum(1, keepdim=True)).clamp(min=0)), 1))
+    rest_K1 = 1 - few_KV.sum(1, keepdim=True)
+    q = DraftProbs(torch.cat((few_KV, rest_K1.masked_fill(rest_K1 < EXACT, 0.0)), 1))
     tokens_K = torch.searchsorted(ids_V, proposal.tokens_K).cpu()
     return replace(proposal, tokens_K=tokens_K, q=q)
 

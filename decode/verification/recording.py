@@ -84,7 +84,7 @@ class RecordedRound:
         return [*self.text, *(int(self.proposal.tokens_K[i]) for i in self.path(node))]
 
 
-class Recorder:
+class Recorder(ExitStack):
     """Context manager that records everything a decoder runs.
 
     Args:
@@ -92,6 +92,7 @@ class Recorder:
     """
 
     def __init__(self, asked: Sequence[Asked]) -> None:
+        super().__init__()
         self.asked = asked
         self.requests: list[RecordedRequest] = []
         self.rounds: list[RecordedRound] = []
@@ -100,9 +101,8 @@ class Recorder:
         self.strange: list[str] = []  # random numbers that are not those of a request's seed
         self._waiting: list[RecordedRequest] = []  # those of the next rounds, in their order
         self._open: dict[int, RecordedRound] = {}
-        self._rows: list[tuple[RecordedRound | None, int]] = []  # round and node of the next rows
+        self._rows: list[tuple[RecordedRound | None, int]] = []  # round and node of coming rows
         self._drafting: RecordedRequest | None = None
-        self._stack = ExitStack()
         self._thread = threading.get_ident()
 
     def __enter__(self) -> Recorder:
@@ -128,9 +128,6 @@ class Recorder:
                     self._replace(module, name, partial(self._note_random, name))
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
     def _replace(self, owner: Any, name: str, watch: Original) -> None:
         """Call `watch(original, *arguments)` in place of a function."""
         original = getattr(owner, name)
@@ -140,7 +137,7 @@ class Recorder:
                 return original(*args, **kwargs)
             return watch(original, *args, **kwargs)
 
-        self._stack.enter_context(mock.patch.object(owner, name, call))
+        self.enter_context(mock.patch.object(owner, name, call))
 
     # ---- rounds ----
 

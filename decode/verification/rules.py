@@ -27,9 +27,10 @@ from decode.verification.verdict import Tally
 EXACT = 1e-9
 """The largest total variation from p that fp64 leaves."""
 TREES = ((-1, -1), (-1, -1, -1), (-1, 0, 0, -1), (-1, -1, 0, 0, 1))
-DRAWN: tuple[tuple[Law, Siblings], ...] = (
-    ("independent", "iid"), ("independent", "without_replacement"),
+DRAWN: tuple[tuple[Law, Siblings | None], ...] = (
+    ("point", "iid"), ("independent", "iid"), ("independent", "without_replacement"),
     ("causal", "iid"), ("causal", "without_replacement"), ("causal", "independent"),
+    ("causal", None),
 )  # fmt: skip
 STEPS = (*permutations(range(3)), (1, 0, 1), None)
 """The step that unmasks each token of a chain; None: decided by what earlier steps drew."""
@@ -96,11 +97,11 @@ def toy_drafters(seed: int) -> Iterator[tuple[str, int, Callable[[], Proposal]]]
     """Name, vocabulary size and drafter of every case."""
     for parents in (chain(1), chain(3), *TREES):
         V = 3 if len(parents) < 5 else 2
-        for law, siblings in (("point", "iid"), ("causal", None), *DRAWN):
+        for law, siblings in DRAWN:
             if siblings is not None or parents == chain(3):
                 name = f"{law} drafts of the tree {parents}, siblings {siblings}"
                 q = RandomRows(V, seed)
-                yield name, V, partial(draft_tree, q, parents, law, siblings)  # type: ignore[arg-type]
+                yield name, V, partial(draft_tree, q, parents, law, siblings)
     for steps in STEPS:
         name = f"drafts unmasked in the steps {steps}"
         yield name, 3, partial(unmask, RandomRows(3, seed), steps)
@@ -142,7 +143,8 @@ def _check_draws(
     for proposal, tables in several:
         out, p_1MV = tables.outcomes(name, [proposal])
         rest_MV = fall_back_to_p(out.rest_BMV[0], p_1MV[0])
-        ids, q = APART * torch.arange(tables.V) + 7, proposal.q
+        ids = APART * torch.arange(tables.V) + 7
+        q = proposal.q
         if q is not None:
             q = DraftProbs(q.probs.float().flip(1).contiguous(), ids.flip(0))
             q = DraftProbs(q.dense(WIDE)) if dense else q

@@ -84,8 +84,9 @@ def open_pair(
     given: Sequence[Prompt],
     say: Say,
 ) -> VerifiedPair:
-    """The pair of the options, with these drafters and methods. `say` gets a line for each of `all` that is left out. Raises
-    UserError for an input that can't be used, or a method that can't be verified."""
+    """The pair of the options, with these drafters and methods. `say` gets a line for each method
+    of `all` that is left out. Raises UserError for an input that can't be used, or a method that
+    was named and can't be verified."""
     target = load_target(
         config.target or DEFAULT_TARGET,
         dtype=config.dtype,
