@@ -12,7 +12,8 @@ import torch
 
 from decode.speculation.tree import chain, depths
 from decode.speculation.verifiers import VERIFIERS, Verifier
-from decode.verification.enumeration import (
+from specalign.common.text import say
+from tests.contract.tables import (
     DRAFTERS,
     EXACT,
     Parents,
@@ -23,7 +24,6 @@ from decode.verification.enumeration import (
     outcomes,
     pairs,
 )
-from specalign.common.text import say
 
 WRONG = 1e-3
 MOST_DRAFTS = 800

@@ -20,7 +20,8 @@ from decode.speculation.rules import Drafts, Outcomes
 from decode.speculation.sampling import Sampling, probs
 from decode.speculation.tree import chain
 from decode.speculation.verifiers import Verifier
-from decode.verification.enumeration import (
+from specalign.common.text import say
+from tests.contract.tables import (
     RuleCase,
     Toy,
     case,
@@ -31,7 +32,6 @@ from decode.verification.enumeration import (
     rows,
     unmasked,
 )
-from specalign.common.text import say
 
 TWO, CHAIN = (-1, -1), (-1, 0)
 Make = Callable[[Toy], RuleCase]
