@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from decode.cli import Parser, parse_whole, path
-from decode.systems.drafter_folders import BLOCKS, check_there, kind_of, target_for
+from decode.systems.drafter_folders import AUTOREGRESSIVE, check_there, kind_of, target_for
+from specalign.common.claims import scratch
 from specalign.common.errors import UserError, cli, nearest
 from specalign.common.text import say
 
@@ -24,7 +25,8 @@ def parser() -> Parser:
     p = Parser(prog="python -m decode.parity", description=what, epilog=_EPILOG)
     engines = f"transformers (in this process), the URL of a running server, or vllm: {VLLM}"
     export = "the export that the engine has loaded (default for transformers: a fresh one)"
-    add = p.add_argument
+    length = "tokens per prompt (default 64)"
+    add, count = p.add_argument, parse_whole(2)
     add("--drafter", required=True, help="the original drafter's folder or hub id")
     add("--engine", required=True, help=engines)
     add("--export", type=path, metavar="DIR", help=export)
@@ -32,14 +34,7 @@ def parser() -> Parser:
     p.add_prompt_options("one or more suites, comma-separated (default builtin)")
     number = parse_whole(1)
     add("--limit", type=number, default=8, metavar="N", help="prompts of each suite (default 8)")
-    number = parse_whole(2)
-    add(
-        "--max-new-tokens",
-        type=number,
-        default=64,
-        metavar="N",
-        help="tokens per prompt (default 64)",
-    )
+    add("--max-new-tokens", type=count, default=64, metavar="N", help=length)
     return p
 
 
@@ -54,11 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         near = nearest(options.engine, ENGINES)
         raise UserError(f"--engine={options.engine!r} is neither a URL nor a known engine{near}")
     check_there(options.drafter)
-    role = kind_of(options.drafter)
-    if role not in (*BLOCKS, "autoregressive"):
-        raise UserError(f"--drafter={options.drafter}: no engine runs a {role} drafter")
 
-    from decode.exporting.exports import DrafterPair, check_transformers
+    from decode.exporting.exports import DrafterPair, check_export, export_drafter
     from decode.exporting.server import check_server
     from specalign.suites.registry import prompts_of
 
@@ -66,12 +58,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.suite, options.prompts, options.data_dir, options.limit, options.prompts_column
     )
     prompts = [prompt for suite in suites for prompt in suite.prompts]
-    target = target_for(options.target, options.drafter)
+    role, target = kind_of(options.drafter), target_for(options.target, options.drafter)
     pair = DrafterPair(options.drafter, role, target, options.device, options.trust_remote_code)
+    length, export = options.max_new_tokens, options.export
     if served:
-        verdict = check_server(pair, url, prompts, options.max_new_tokens, options.export)
+        verdict = check_server(pair, url, prompts, length, export)
+    elif export is not None:
+        verdict = check_export(pair, export, prompts, length)
     else:
-        verdict = check_transformers(pair, prompts, options.max_new_tokens, options.export)
+        form = "draft_model" if role == AUTOREGRESSIVE else "transformers"
+        with scratch("specalign-parity-") as place:
+            (verdict,) = export_drafter(pair, {form: place / form}, "bfloat16", prompts, length)
     for line in (*verdict.lines, verdict.conclusion):
         say(line)
     if verdict.exit_code:

@@ -15,13 +15,12 @@ from transformers import AutoModel
 
 from decode.engine.decoder import Decoder
 from decode.evaluation.tokenized import tokenize_prompts
-from decode.exporting.formats import MAKERS, read_export, restore_export
+from decode.exporting.formats import MAKERS, Source, read_export, restore_export
 from decode.exporting.serving import Snippet
 from decode.proposers.block import BlockProposer
 from specalign.common.batch import Anchors, Batch
 from specalign.common.errors import UserError, in_one_line
 from specalign.common.schema import read_config
-from specalign.formats.dflash import Exported
 from specalign.lm.model import Target
 from specalign.lm.opening import quiet_loading
 from specalign.models.block import BlockDrafter
@@ -57,13 +56,6 @@ class ExportVerdict:
         else:
             self.files_same = same and self.files_same is not False
         self.lines.append(f"{reader}: {line}")
-
-    def add_contents(self, held: Exported, wanted: Exported) -> None:
-        """Add the comparison of config and tensors with a fresh export's."""
-        other = find_other_setting(held.config, wanted.config)
-        other = other or find_other_tensor(held.tensors, wanted.tensors)
-        line = f"DIFFERENT: {other}" if other else "the same"
-        self.add("the files", not other, f"settings and tensors: {line}")
 
     @property
     def exit_code(self) -> int:
@@ -162,6 +154,20 @@ def distance(found: Tensor, wanted: Tensor) -> float:
 
 
 @torch.no_grad()
+def round_weights(source: Source, dtype: torch.dtype) -> list[str]:
+    """Round a network to what weights of `dtype` hold. Returns a note if that changed any."""
+    changed = False
+    weights = source.state_dict().values() if isinstance(source, BlockDrafter) else []
+    for weight in weights:
+        if weight.is_floating_point():
+            rounded = weight.to(dtype).to(weight.dtype)
+            changed |= not torch.equal(rounded, weight)
+            weight.copy_(rounded)
+    name = str(dtype).removeprefix("torch.")
+    return [f"weights are rounded to {name}; --dtype float32 keeps them"] if changed else []
+
+
+@torch.no_grad()
 def trace_drafter(drafter: BlockDrafter, text: GreedyText, vocab: Tensor | None = None) -> Tensor:
     """Draft logits (A, K, Vd) of the blocks of a text, by the graph that is trained. vocab: tokens
     to draft over if the drafter has no own ones."""
@@ -215,6 +221,54 @@ def trace_assistant(network: Any, model: Any, vocab: Tensor | None, text: Greedy
     return logits_AKV if vocab is None else logits_AKV[..., vocab]
 
 
+# ---- one export ----
+
+
+def compare_export(
+    source: Source,
+    verdict: ExportVerdict,
+    target: Target,
+    texts: Sequence[GreedyText],
+    model: Any = None,
+) -> None:
+    """Compare an export with its drafter, which is rounded as the export is, and add to the
+    verdict. `model`: the target in transformers; None = engines are not asked."""
+    folder, form = verdict.folder, verdict.format
+    try:
+        held = read_export(form, folder)
+        matrix = held.tensors.get("fc.weight", held.tensors.get("encoder.fc.weight"))
+        if matrix is not None:
+            round_weights(source, matrix.dtype)
+        made = MAKERS[form](source)
+        if form == "gguf":  # a file holds some of the keys
+            made.config = {key: v for key, v in made.config.items() if key in held.config}
+        other = find_other_setting(held.config, made.config)
+        other = other or find_other_tensor(held.tensors, made.tensors)
+        line = f"settings and tensors: {f'DIFFERENT: {other}' if other else 'the same'}"
+        verdict.add("the files", not other, line)
+        with in_one_line(f"{folder}: can't be read as {form}"):
+            restored = restore_export(form, held, folder, target)
+    except UserError as error:
+        verdict.add("the files", False, str(error))
+        return
+    if not isinstance(source, BlockDrafter) or restored is None:
+        return
+    read_back = partial(trace_drafter, restored, vocab=source.draft_vocab)
+    compare_logits(verdict, "read back", source, texts, read_back)
+    if model is None or not verdict.files_same:
+        return
+    try:
+        with in_one_line(f"{folder}: the engine can't run it"):
+            if form == "transformers":
+                network, vocab = open_assistant(folder, model), source.draft_vocab
+                trace = partial(trace_assistant, network, model, vocab)
+                compare_logits(verdict, form, source, texts, trace, engine=True)
+            if form == "custom_generate":
+                _compare_generate(source, verdict, texts, model)
+    except UserError as error:
+        verdict.add("the engine", False, str(error), engine=True)
+
+
 def compare_logits(
     verdict: ExportVerdict,
     reader: str,
@@ -236,39 +290,6 @@ def compare_logits(
         count += ours[..., 0].numel()
     line = f"logits the same ({largest:.1e}), {equal} of {count} greedy drafts equal"
     verdict.add(reader, True, line, engine)  # others are near-ties
-
-
-# ---- one export ----
-
-
-def compare_export(
-    drafter: BlockDrafter, verdict: ExportVerdict, texts: Sequence[GreedyText], model: Any = None
-) -> None:
-    """Compare an export with its drafter, and add to the verdict. `model`: the target in
-    transformers; None = engines are not asked."""
-    folder, form, vocab = verdict.folder, verdict.format, drafter.draft_vocab
-    try:
-        held, made = read_export(form, folder), MAKERS[form](drafter)
-        if form == "gguf":  # a file holds some of the keys
-            made.config = {key: v for key, v in made.config.items() if key in held.config}
-        verdict.add_contents(held, made)
-        with in_one_line(f"{folder}: can't be read as {form}"):
-            restored = restore_export(form, held, folder, drafter.target)
-            read_back = partial(trace_drafter, restored, vocab=vocab)
-            compare_logits(verdict, "read back", drafter, texts, read_back)
-    except UserError as error:
-        verdict.add("the files", False, str(error))
-    if model is None or not verdict.files_same:
-        return
-    try:
-        with in_one_line(f"{folder}: the engine can't run it"):
-            if form == "transformers":
-                trace = partial(trace_assistant, open_assistant(folder, model), model, vocab)
-                compare_logits(verdict, form, drafter, texts, trace, engine=True)
-            if form == "custom_generate":
-                _compare_generate(drafter, verdict, texts, model)
-    except UserError as error:
-        verdict.add("the engine", False, str(error), engine=True)
 
 
 @torch.no_grad()

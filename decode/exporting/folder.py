@@ -12,7 +12,7 @@ from pathlib import Path
 from decode.exporting import EXPORTS
 from decode.exporting.serving import Snippet
 from specalign.common.claims import Claim, check_folder, remove_dead
-from specalign.common.errors import UserError
+from specalign.common.errors import UserError, nearest
 from specalign.common.files import naming, to_disk
 from specalign.common.hub import card_metadata, card_value, hub_id
 from specalign.common.schema import read_object
@@ -29,17 +29,11 @@ def check_free(out: Path, form: str) -> None:
     if here == working or here in working.parents:
         raise UserError(f"--out={out}: holds the current folder; name another one")
     check_folder(here.parent, f"--out={out}: folder")
-    if not out.is_dir():
-        return
     record = read_object(out / EXPORT_RECORD) if (out / EXPORT_RECORD).is_file() else {}
-    existing, files = record.get("format"), record.get("files")
-    known = isinstance(files, list) and existing in EXPORTS
-    written = {EXPORT_RECORD, *files} if known and files else set()
+    written = record.get("files") if record.get("format") == form else None
     for name in _list_files(out):
-        if name not in written:
-            raise UserError(f"--out={out}: holds {name!r}, which no export into this folder wrote")
-    if written and existing != form:
-        raise UserError(f"--out={out}: holds an export in the format {existing!r}")
+        if not isinstance(written, list) or name not in (EXPORT_RECORD, *written):
+            raise UserError(f"--out={out}: holds {name!r}, which no export to {form} wrote")
 
 
 def write_folder(
@@ -94,7 +88,10 @@ def read_format(folder: Path) -> str:
     """The format of an export. Raises UserError for any other folder."""
     if not (folder / EXPORT_RECORD).is_file():
         raise UserError(f"{folder}: no {EXPORT_RECORD}, so no export of this project")
-    return str(read_object(folder / EXPORT_RECORD).get("format"))
+    form = str(read_object(folder / EXPORT_RECORD).get("format"))
+    if form not in EXPORTS:
+        raise UserError(f"{folder}: is in the format {form!r}{nearest(form, EXPORTS)}")
+    return form
 
 
 # ---- the card ----
@@ -102,12 +99,8 @@ def read_format(folder: Path) -> str:
 
 def note_target(target: str) -> list[str]:
     """A note for a target that others can't find by its name."""
-    if hub_id(target):
-        return []
-    return [
-        f"its target is {target!r}, which is not a hub id: name the model for others, "
-        "or export with --target OWNER/NAME"
-    ]
+    note = f"its target is {target!r}, which is not a hub id: name the model for others, "
+    return [] if hub_id(target) else [f"{note}or export with --target OWNER/NAME"]
 
 
 def list_notes(notes: Iterable[str]) -> str:
@@ -115,20 +108,19 @@ def list_notes(notes: Iterable[str]) -> str:
     return "".join(f"- {markdown_text(note[0].upper() + note[1:])}.\n" for note in notes)
 
 
-def write_card(
-    source: Path,
-    library: str,
-    target: str,
-    tags: Iterable[str],
-    title: str,
-    serve: Sequence[Snippet],
-) -> str:
+def write_card(form: str, source: Path, target: str, name: str, serve: Sequence[Snippet]) -> str:
     """README.md without notes: what it is, lines that serve it, and from the card of the drafter's
-    own folder (`source`) the licence and what was measured."""
+    own folder (`source`) the licence and what was measured. `name`: of the export."""
+    libraries = {"speculators": "speculators", "gguf": "llama.cpp"}
+    libraries |= dict.fromkeys(("transformers", "custom_generate", "draft_model"), "transformers")
+    tags = ("speculative-decoding", "drafter", form)
     licence = card_value(source, "license") or "other"
-    page = [*card_metadata(library, target, licence, tags), f"# {markdown_text(title)}", ""]
+    title = f"{name}: drafts for {target} ({form})"
+    page = card_metadata(libraries.get(form, "vllm"), target, licence, tags)
+    page += [f"# {markdown_text(title)}", ""]
     for snippet in serve:
-        page += snippet.as_markdown()
+        fenced = ["```" + snippet.language, *snippet.lines, "```", ""]
+        page += [f"With {snippet.engine}:", "", *fenced]
     card = source / "README.md"
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     rows = [

@@ -7,21 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import join
 
-import torch
-from transformers import AutoConfig
-
 from specalign.common.errors import UserError
-from specalign.formats.dspark import KINDS
 from specalign.formats.gguf import FILE
-from specalign.lm.inspection.anatomy import context_limit
 from specalign.lm.loading import resolve_folder
-from specalign.lm.names import DEBUG
+from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
 
-CPU_CONTEXT, CPU_CACHE = 4096, "4G"
-"""Tokens and KV cache of vLLM on a CPU, where it would take most of the memory."""
+VLLM = {
+    "dflash": "dflash",
+    "speculators": "dflash",
+    "dspark": "dspark",
+    "draft_model": "draft_model",
+}
+"""Format → vLLM's method."""
+SGLANG = {"dflash": "DFLASH", "dspark": "DSPARK", "draft_model": "STANDALONE"}
+"""Format → SGLang's algorithm."""
 DRAFTS = 5
 """Drafts per round of an autoregressive drafter."""
+CPU_CONTEXT = 4096
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,6 @@ class Snippet:
     language: str
     lines: tuple[str, ...]
 
-    def as_markdown(self) -> list[str]:
-        """A fenced block under its title."""
-        return [f"With {self.engine}:", "", f"```{self.language}", *self.lines, "```", ""]
-
     def as_text(self) -> list[str]:
         """A block under its title for the terminal. Python is not indented, so that it can be
         pasted."""
@@ -45,32 +44,25 @@ class Snippet:
 
 @dataclass(frozen=True)
 class ServedTarget:
-    """A target as an engine opens it.
-
-    name: hub id or folder. vllm_options: for this machine. gguf: the target as a GGUF file.
-    """
+    """A target as an engine opens it. name: hub id or folder; vllm_options: for this machine; gguf:
+    the target as a GGUF file."""
 
     name: str
     vllm_options: tuple[str, ...] = ()
     gguf: str = "TARGET.gguf"
 
 
-def find_served_target(target: str, device: str, gguf: Path | None = None) -> ServedTarget:
+def find_served_target(target: Target, gguf: Path | None = None) -> ServedTarget:
     """The target with options for this machine: on a CPU vLLM needs the dtype (fp32, in which
-    exports are compared) and limits. `device`: as `load_target` takes it."""
-    name = resolved_name(target)
+    exports are compared) and limits, else its cache takes most of the memory."""
     options: tuple[str, ...] = ()
-    on_cpu = not torch.cuda.is_available() if device == "auto" else device.startswith("cpu")
-    if on_cpu and target not in DEBUG:
-        try:
-            context = context_limit(AutoConfig.from_pretrained(name, trust_remote_code=False))
-        except (OSError, ValueError):  # a model with custom code
-            context = CPU_CONTEXT
+    if target.device.type == "cpu":
         # without --enforce-eager vLLM compiles the model for minutes, and needs a compiler
-        options = ("--dtype", "float32", "--max-model-len", str(min(context, CPU_CONTEXT)))
-        options += ("--kv-cache-memory-bytes", CPU_CACHE, "--enforce-eager")
+        context = str(min(target.context_limit, CPU_CONTEXT))
+        options = ("--dtype", "float32", "--max-model-len", context)
+        options += ("--kv-cache-memory-bytes", "4G", "--enforce-eager")
     file = ServedTarget.gguf if gguf is None else str(gguf.absolute())
-    return ServedTarget(name, options, file)
+    return ServedTarget(resolved_name(target.spec), options, file)
 
 
 def resolved_name(target: str) -> str:
@@ -83,63 +75,39 @@ def resolved_name(target: str) -> str:
     return str(found.absolute()) if isinstance(found, Path) else found
 
 
-# ---- lines of each format ----
+def serve(
+    form: str, config: BlockConfig | None, target: ServedTarget, folder: str
+) -> list[Snippet]:
+    """Lines that serve a drafter's folder in the format `form`, for engines that can. config: a
+    block drafter's; None = an autoregressive one."""
+    drafts = DRAFTS if config is None else config.block_size
+    if form == "gguf":
+        return [_llama_line(config, target, folder, drafts)]
+    found = []
+    if config is None or config.hidden_act == "silu":  # the only one of both servers
+        if form in VLLM:
+            found.append(_vllm_line(VLLM[form], target, folder, drafts))
+        whole = config is None or not config.draft_vocab_size
+        if form in SGLANG and (whole or form != "dspark"):
+            found.append(_sglang_line(SGLANG[form], target, folder, drafts))
+    if form in ("transformers", "custom_generate", "draft_model"):
+        found.append(_script(form, target, folder))
+    return found
 
 
-def serve_block(form: str, config: BlockConfig, target: ServedTarget, folder: str) -> list[Snippet]:
-    """Lines that serve a block drafter's folder in the format `form`, for engines that can."""
-    drafts, name = config.block_size, quote_python(folder)
-    if form == "transformers":
-        assistant = f"assistant = AutoModel.from_pretrained({name}, dtype=model.dtype)"
-        options = 'assistant_model=assistant, speculation_type="dflash"'
-        return [transformers_script(target, assistant, options)]
-    if form == "custom_generate":
-        options = f"custom_generate={name}, trust_remote_code=True"
-        return [transformers_script(target, "", options)]
-    if form == "gguf":  # draft-dflash ignores the block layout in the file
-        plain = config.fill_in and not config.markov_rank
-        words = ["llama-server", "-m", target.gguf, "-md", f"{folder}/{FILE}"]
-        words += ["--spec-type", "draft-dflash" if plain else "draft-dspark"]
-        words += ["--spec-draft-n-max", str(drafts), "--metrics"]
-        return [Snippet("llama.cpp", "bash", (join(words),))]
-    if config.hidden_act != "silu":  # the only one of both servers
-        return []
-    if form == "dspark":  # vLLM serves vanilla heads, SGLang whole vocabularies
-        vanilla = KINDS.get(config.markov_kind, "vanilla") == "vanilla"
-        snippets = [vllm_line("dspark", target, folder, drafts)] if vanilla else []
-        if not vanilla or not config.draft_vocab_size:
-            snippets.append(sglang_line("DSPARK", target, folder, drafts))
-        return snippets
-    snippets = [vllm_line("dflash", target, folder, drafts)]
-    if form == "dflash":
-        snippets.append(sglang_line("DFLASH", target, folder, drafts))
-    elif config.target == target.name:
-        line = join(["vllm", "serve", folder, *target.vllm_options])
-        title = "vLLM, which reads the target's name in the folder"
-        snippets.append(Snippet(title, "bash", (line,)))
-    return snippets
+def _llama_line(
+    config: BlockConfig | None, target: ServedTarget, folder: str, drafts: int
+) -> Snippet:
+    # draft-dflash ignores the block layout in the file
+    plain = config is not None and config.fill_in and not config.markov_rank
+    words = ["llama-server", "-m", target.gguf, "-md", f"{folder}/{FILE}"]
+    words += ["--spec-type", "draft-dflash" if plain else "draft-dspark"]
+    words += ["--spec-draft-n-max", str(drafts), "--metrics"]
+    return Snippet("llama.cpp", "bash", (join(words),))
 
 
-def serve_draft_model(target: ServedTarget, folder: str) -> list[Snippet]:
-    """Lines that serve an autoregressive drafter's folder."""
-    assistant = f"assistant = AutoModelForCausalLM.from_pretrained({quote_python(folder)})"
-    return [
-        vllm_line("draft_model", target, folder, DRAFTS),
-        sglang_line("STANDALONE", target, folder, DRAFTS),
-        transformers_script(target, assistant, "assistant_model=assistant"),
-    ]
-
-
-# ---- lines of each engine ----
-
-
-def quote_python(text: str) -> str:
-    """A Python string literal."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def vllm_line(method: str, target: ServedTarget, folder: str, drafts: int) -> Snippet:
-    """vLLM's server. vLLM 0.32 has no DSpark on CPUs, so that line is for a GPU."""
+def _vllm_line(method: str, target: ServedTarget, folder: str, drafts: int) -> Snippet:
+    """vLLM 0.32 has no DSpark on CPUs, so that line is for a GPU."""
     config = {"method": method, "model": folder, "num_speculative_tokens": drafts}
     text = json.dumps(config, ensure_ascii=False, separators=(",", ":"))
     engine, options = "vLLM", target.vllm_options
@@ -149,8 +117,8 @@ def vllm_line(method: str, target: ServedTarget, folder: str, drafts: int) -> Sn
     return Snippet(engine, "bash", (line,))
 
 
-def sglang_line(algorithm: str, target: ServedTarget, folder: str, drafts: int) -> Snippet:
-    """SGLang's server. With a small language model it also requires steps and branches."""
+def _sglang_line(algorithm: str, target: ServedTarget, folder: str, drafts: int) -> Snippet:
+    """With a small language model it also requires steps and branches."""
     words = [
         *("python", "-m", "sglang.launch_server", "--model-path", target.name),
         *("--speculative-algorithm", algorithm, "--speculative-draft-model-path", folder),
@@ -161,19 +129,23 @@ def sglang_line(algorithm: str, target: ServedTarget, folder: str, drafts: int) 
     return Snippet("SGLang", "bash", (join(words),))
 
 
-def transformers_script(target: ServedTarget, assistant: str, options: str) -> Snippet:
-    """A script that generates. assistant: a line that opens a drafter, or empty; options: of
-    `generate`."""
-    first = "AutoModel, " if "= AutoModel." in assistant else ""
-    name = quote_python(target.name)
-    lines = [
-        f"from transformers import {first}AutoModelForCausalLM, AutoTokenizer",
+def _script(form: str, target: ServedTarget, folder: str) -> Snippet:
+    name, path = (json.dumps(text, ensure_ascii=False) for text in (target.name, folder))
+    kind = "AutoModelForCausalLM" if form == "draft_model" else "AutoModel"
+    assistant = [f"assistant = {kind}.from_pretrained({path}, dtype=model.dtype)"]
+    options = "assistant_model=assistant"
+    if form == "transformers":
+        options += ', speculation_type="dflash"'
+    if form == "custom_generate":
+        assistant, options = [], f"custom_generate={path}, trust_remote_code=True"
+    lines = (
+        "from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer",
         "",
         f"tokenizer = AutoTokenizer.from_pretrained({name})",
         f"model = AutoModelForCausalLM.from_pretrained({name})",
-        *([assistant] if assistant else []),
+        *assistant,
         'inputs = tokenizer("your prompt", return_tensors="pt")',
         f"out = model.generate(**inputs, {options}, max_new_tokens=100)",
         "print(tokenizer.decode(out[0]))",
-    ]
-    return Snippet("transformers", "python", tuple(lines))
+    )
+    return Snippet("transformers", "python", lines)

@@ -1,8 +1,7 @@
-"""Drafters as GGUF files for llama.cpp (architecture `dflash`; `--spec-type draft-dflash` or
-`draft-dspark`), read and written.
+"""Drafters as GGUF files for llama.cpp (architecture `dflash`), read and written: DFlash's or DSpark's
+config and tensors under GGUF's names.
 
-The tensors are DFlash's (arXiv 2602.06036) and DSpark's (arXiv 2607.05147) under GGUF's names. The
-vocabulary is copied from the target's own GGUF file: llama.cpp compares both.
+The vocabulary is copied from the target's own GGUF file: llama.cpp compares both.
 """
 
 from __future__ import annotations
@@ -18,10 +17,12 @@ from torch.nn import functional as F
 
 from specalign.common.errors import UserError, in_one_line
 from specalign.formats.block import import_drafter
-from specalign.formats.dflash import Exported, check_fits, make_dflash
-from specalign.formats.dspark import CONFIDENCE, W1, W2, make_dspark
+from specalign.formats.dflash import make_dflash
+from specalign.formats.dspark import CONFIDENCE, W1, W2, WRITTEN, make_dspark
+from specalign.formats.published import Exported, check_fits
 from specalign.formats.tensors import EMBEDDING
 from specalign.gguf.header import read_header
+from specalign.lm.inspection.keys import RotaryTable
 from specalign.lm.inspection.parts import embedding_scale
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
@@ -72,7 +73,7 @@ def make_gguf(drafter: BlockDrafter) -> Exported:
     """What the file holds, still under DFlash's or DSpark's names; `d2t` holds token ids. Raises
     UserError for a drafter that llama.cpp's architecture can't hold."""
     c = drafter.config
-    check_fits(drafter, "gguf", "", ("vanilla", "linear"), "vanilla or linear", biases=False)
+    check_fits(drafter, "gguf", "", WRITTEN, biases=False)
     if c.hidden_act not in ("silu", "gelu", "gelu_pytorch_tanh"):
         raise UserError(f"--format gguf: llama.cpp has silu and gelu, the drafter {c.hidden_act}")
     plain = c.fill_in and drafter.markov is None
@@ -113,9 +114,6 @@ def _frequency_factors(drafter: BlockDrafter, theta: float) -> Tensor | None:
     return None if bool(((factors - 1).abs() < 1e-4).all()) else factors.float()
 
 
-# ---- the file ----
-
-
 def check_vocabulary(made: Exported, vocabulary: Path | None) -> None:
     """Raises UserError if the target's GGUF file is missing or another model's."""
     if vocabulary is None:
@@ -125,6 +123,9 @@ def check_vocabulary(made: Exported, vocabulary: Path | None) -> None:
     wanted = f"the drafter's target has {made.config['vocab_size']}"
     if count != made.config["vocab_size"]:
         raise UserError(f"--target-gguf={vocabulary}: has {count} tokens, {wanted}")
+
+
+# ---- the file ----
 
 
 def write_gguf(
@@ -198,13 +199,17 @@ def read_gguf(folder: Path) -> Exported:
 def restore_gguf(held: Exported, folder: Path, target: Target) -> BlockDrafter:
     """A drafter out of what a file holds. Raises UserError."""
     tensors, config = dict(held.tensors), dict(held.config)
-    factors = tensors.pop(_FREQUENCIES, None)
+    factors, rotary = tensors.pop(_FREQUENCIES, None), None
+    if factors is not None:
+        steps = torch.arange(len(factors), dtype=torch.float64) / len(factors)
+        table = config["rope_theta"] ** -steps / factors.double()
+        rotary = [RotaryTable("half", 0, tuple(table.tolist())).entry()]
     if "d2t" in tensors:
         tensors["d2t"] = tensors["d2t"] - torch.arange(len(tensors["d2t"]))
-    layout = "dspark" if "markov_rank" in config else "dflash"
     if _WEIGHT in tensors:
         config["enable_confidence_head"] = True
-    return import_drafter(config, tensors, layout, folder, target, factors)
+    layout = "dspark" if "markov_rank" in config else "dflash"
+    return import_drafter(config, tensors, layout, folder, target, rotary)
 
 
 def _to_torch(tensor: Any) -> Tensor:

@@ -67,14 +67,6 @@ def _target_tables(target: Target, positions: Tensor) -> tuple[Tensor, Tensor] |
         return None
 
 
-def scaled_entry(theta: float, factors: Tensor) -> JsonObject:
-    """An entry of `BlockConfig.rotary`: frequencies of the base `theta`, divided by the factors (d
-    / 2)."""
-    steps = torch.arange(len(factors), dtype=torch.float64) / len(factors)
-    frequencies = theta**-steps / factors.double()
-    return RotaryTable("half", 0, tuple(frequencies.tolist()), 1.0).entry()
-
-
 def write_rotary(drafter: BlockDrafter, name: str = "") -> JsonObject:
     """`rope_parameters` of this drafter's rotary tables. Raises UserError, which names the format
     `name`, if no format has such tables."""

@@ -1,5 +1,5 @@
-"""The tensors of another engine's block drafter under this project's names, and its draft
-vocabulary."""
+"""What other engines' layouts share: the tensors of a block drafter, which DFlash and this project
+name alike, and its draft vocabulary, read and written."""
 
 from __future__ import annotations
 
@@ -9,25 +9,22 @@ import torch
 from torch import Tensor
 
 from specalign.common.errors import UserError
-from specalign.formats.weights import read_folder
+from specalign.formats.published import Exported
+from specalign.lm.inspection.parts import embedding_scale
 from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
 
 NAMES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
 """transformers' names → DFlash's."""
 EMBEDDING = "embed_tokens.weight"
 """A drafter's own input embeddings."""
-MASK = "mask_embedding.pt"
 _COPIES = (EMBEDDING, "verifier_lm_head.weight", "verifier_norm.weight")
 """Copies of the target's weights."""
 _RELATED = 0.5
 """The least mean cosine of a target's weights with those of a finetuned descendant."""
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a block drafter's folder. Raises UserError for no readable file."""
-    if (path / MASK).exists():
-        raise UserError(f"{path}/{MASK}: learned mask embeddings are not supported")
-    return read_folder(path, f"drafter {path}")
+# ---- read ----
 
 
 def read_vocabulary(
@@ -104,3 +101,38 @@ def rename_tensors(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
         elif not name.endswith("rotary_emb.inv_freq"):
             found[NAMES.get(name, name)] = tensor
     return found
+
+
+# ---- written ----
+
+
+def published_tensors(drafter: BlockDrafter) -> dict[str, Tensor]:
+    """Layers, norms and projection, whose names are the published ones."""
+    heads = ("markov.", "confidence.")
+    found = {n: p.detach() for n, p in drafter.named_parameters() if not n.startswith(heads)}
+    if drafter.config.attention_bias:  # Qwen3's option adds one to this projection too
+        for i, layer in enumerate(drafter.blocks):
+            weight = layer.self_attn.o_proj.weight
+            found[f"layers.{i}.self_attn.o_proj.bias"] = weight.new_zeros(weight.shape[0])
+    return found
+
+
+def add_draft_vocabulary(made: Exported, drafter: BlockDrafter) -> None:
+    """Add the head's rows of a draft vocabulary, and `d2t`: token − row of each."""
+    vocab = drafter.draft_vocab
+    if vocab is not None:
+        made.config["draft_vocab_size"] = len(vocab)
+        made.tensors["d2t"] = vocab - torch.arange(len(vocab), device=vocab.device)
+        made.tensors["lm_head.weight"] = drafter.head_weight_VdD
+
+
+def embed_vocabulary(drafter: BlockDrafter) -> Tensor:
+    """The target's input embeddings as it reads them, (V, D)."""
+    tokens = torch.arange(drafter.config.vocab_size, device=drafter.norm.weight.device)
+    return drafter.target.embed(tokens).detach()
+
+
+def add_scaled_embedding(made: Exported, drafter: BlockDrafter) -> None:
+    """Add Gemma's scaled input embeddings, which vLLM and speculators would not scale."""
+    if embedding_scale(drafter.target) != 1:
+        made.tensors[EMBEDDING] = embed_vocabulary(drafter)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from decode.exporting.compare import ExportVerdict
-from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
+from decode.exporting.exports import DrafterPair, export_drafter
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
 from specalign.lm.debug import debug_model
 from specalign.lm.model import Target
+from specalign.suites.prompt import Prompt
 from tests.builders import block_network
 from tests.target_models import asking_target, write_gguf
 
@@ -31,10 +32,8 @@ def drafter(tmp_path: Path, target: Target) -> str:
 def export(
     drafter: str, target: str, folders: dict[str, Path], role: str = "block", **options: Any
 ) -> list[ExportVerdict]:
-    options = {"limit": 1, "max_new_tokens": 8, **options}
-    return export_drafter(
-        DrafterPair(drafter, role, target, "cpu"), folders, ExportOptions(**options)
-    )
+    options = {"prompts": [Prompt("a", "Why is the sky blue?")], "max_new_tokens": 8, **options}
+    return export_drafter(DrafterPair(drafter, role, target, "cpu"), folders, **options)
 
 
 def test_several_formats_at_once(tmp_path: Path, drafter: str) -> None:
@@ -43,7 +42,7 @@ def test_several_formats_at_once(tmp_path: Path, drafter: str) -> None:
     assert [v.format for v in verdicts] == list(folders) and all(v.exit_code == 0 for v in verdicts)
     card = (folders["dflash"] / "README.md").read_text()
     assert "license: mit" in card and "| expected τ, greedy | 1.5 |" in card
-    assert "vllm serve debug --speculative-config" in card
+    assert "vllm serve debug --dtype float32" in card
     assert verdicts[1].lines[-1].startswith("transformers: logits the same")
 
 
@@ -55,7 +54,7 @@ def test_a_folder_given_as_the_target_is_named(tmp_path: Path, target: Target) -
     cached = tmp_path / "models--org--finetune/snapshots/0"
     for place, name in ((tmp_path / "its", str(tmp_path / "its")), (cached, "org/finetune")):
         folder, out = asking_target(place, target), tmp_path / place.name / "out"
-        (verdict,) = export(str(tmp_path / "drafter"), folder, {"speculators": out}, limit=0)
+        (verdict,) = export(str(tmp_path / "drafter"), folder, {"speculators": out}, prompts=())
         assert any("not a hub id" in note for note in verdict.notes) == (place.name == "its")
         record = json.loads((out / "export.json").read_text())
         verifier = json.loads((out / "config.json").read_text())["speculators_config"]["verifier"]

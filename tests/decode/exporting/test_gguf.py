@@ -34,9 +34,8 @@ def test_files_of_half_precision(
     drafter = block_network(target, "taps", whole=True, options=VANILLA)
     drafter.to(dtype).float()
     write_export("gguf", drafter, tmp_path / "out", dtype, "", vocabulary)
-    compare_export(
-        drafter, verdict := ExportVerdict("gguf", tmp_path / "out"), [GreedyText(PROMPT, [5, 9])]
-    )
+    verdict = ExportVerdict("gguf", tmp_path / "out")
+    compare_export(drafter, verdict, target, [GreedyText(PROMPT, [5, 9])])
     assert verdict.exit_code == 0, verdict.lines
     assert {p.name for p in (tmp_path / "out").iterdir()} == {FILE, "README.md", "export.json"}
 
@@ -53,9 +52,8 @@ def test_frequencies_of_another_engines_drafter(
     assert ("rope_freqs.weight" in read_export("gguf", tmp_path / "out").tensors) is (
         scaling is not None
     )
-    compare_export(
-        drafter, verdict := ExportVerdict("gguf", tmp_path / "out"), [GreedyText(PROMPT, [5, 9])]
-    )
+    verdict = ExportVerdict("gguf", tmp_path / "out")
+    compare_export(drafter, verdict, target, [GreedyText(PROMPT, [5, 9])])
     assert verdict.exit_code == 0, verdict.lines
 
 

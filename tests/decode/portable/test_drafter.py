@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -144,9 +143,5 @@ def test_models_of_another_shape_are_refused(tmp_path: Path, target: Target) -> 
         Drafter(tmp_path / "out", deeper)
     other = tiny_model("llama", target.vocab_size, num_key_value_heads=4)
     words: dict[str, Any] = {"drafter": str(tmp_path / "out"), "max_new_tokens": 4}
-    with pytest.raises(ValueError, match="whose keys have other sizes than this model's 4 heads"):
+    with pytest.raises(ValueError, match="whose num_key_value_heads is 2, not 4"):
         generate(other, torch.tensor([PROMPT]), **words, pad_token_id=0)
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    (tmp_path / "out" / "config.json").write_text(json.dumps({**config, "rotary": []}))
-    with pytest.raises(ValueError, match="has rotary embeddings; GPT2LMHeadModel has none"):
-        Drafter(tmp_path / "out", tiny_model("gpt2", target.vocab_size))

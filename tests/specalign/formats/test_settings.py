@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from specalign.common.errors import UserError
-from specalign.formats.block import load_drafter
+from specalign.formats.block import load_drafter, read_settings
 from specalign.formats.kinds import layout_of
-from specalign.formats.settings import read_settings
 from specalign.lm.model import Target
 from tests.published_blocks import (
     ROWS,
