@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from decode.exporting.serving import Snippet
 from decode.proposers.block import BlockProposer
 from specalign.common.batch import Anchors, Batch
 from specalign.common.errors import UserError, in_one_line
-from specalign.common.schema import read_config
+from specalign.common.schema import JsonObject, read_config
 from specalign.lm.model import Target
 from specalign.lm.opening import quiet_loading
 from specalign.models.block import BlockDrafter
@@ -199,28 +198,6 @@ def open_assistant(folder: Path, model: Any) -> Any:
     return network.eval().to(model.device)
 
 
-@torch.no_grad()
-def trace_assistant(network: Any, model: Any, vocab: Tensor | None, text: GreedyText) -> Tensor:
-    """The same in transformers' class, through the target's own head. model: the target."""
-    config = network.config
-    ids_1L = torch.tensor([text.tokens], device=model.device)
-    states = model(ids_1L, output_hidden_states=True, use_cache=False).hidden_states
-    taps_LD = torch.cat([states[i + 1][0] for i in config.target_layer_ids], dim=-1).float()
-    blocks: list[Tensor] = []
-    for anchor in text.anchors:
-        block = [text.tokens[anchor]] + [config.mask_token_id] * (config.block_size - 1)
-        embedded_RD = model.get_input_embeddings()(torch.tensor(block, device=model.device))
-        hidden_1RD = network(
-            noise_embeds=embedded_RD[None].float(),
-            context_hidden_states=taps_LD[None, :anchor],
-            position_ids=torch.arange(anchor + len(block), device=model.device)[None],
-            attention_mask=None,
-        ).last_hidden_state
-        blocks.append(hidden_1RD[0, 1:])
-    logits_AKV = model.get_output_embeddings()(torch.stack(blocks)).float()
-    return logits_AKV if vocab is None else logits_AKV[..., vocab]
-
-
 # ---- one export ----
 
 
@@ -253,62 +230,64 @@ def compare_export(
         return
     if not isinstance(source, BlockDrafter) or restored is None:
         return
-    read_back = partial(trace_drafter, restored, vocab=source.draft_vocab)
-    compare_logits(verdict, "read back", source, texts, read_back)
+    compare_logits(verdict, source, texts, restored)
     if model is None or not verdict.files_same:
         return
     try:
         with in_one_line(f"{folder}: the engine can't run it"):
             if form == "transformers":
-                network, vocab = open_assistant(folder, model), source.draft_vocab
-                trace = partial(trace_assistant, network, model, vocab)
-                compare_logits(verdict, form, source, texts, trace, engine=True)
+                assistant = open_assistant(folder, model)
+                how = {"assistant_model": assistant, "speculation_type": "dflash"}
+                _compare_generate(source, verdict, texts, model, how)
             if form == "custom_generate":
-                _compare_generate(source, verdict, texts, model)
+                how = {"custom_generate": str(folder), "trust_remote_code": True}
+                _compare_generate(source, verdict, texts, model, how)
     except UserError as error:
         verdict.add("the engine", False, str(error), engine=True)
 
 
 def compare_logits(
     verdict: ExportVerdict,
-    reader: str,
     drafter: BlockDrafter,
     texts: Sequence[GreedyText],
-    trace: Callable[[GreedyText], Tensor],
-    engine: bool = False,
+    restored: BlockDrafter,
 ) -> None:
-    """Add whether another network gives a drafter's logits and greedy drafts."""
+    """Add whether the drafter that was read back gives a drafter's logits and greedy drafts."""
     largest, equal, count = 0.0, 0, 0
     for text in texts:
-        ours, theirs = trace_drafter(drafter, text).cpu(), trace(text).cpu()
+        ours = trace_drafter(drafter, text).cpu()
+        theirs = trace_drafter(restored, text, drafter.draft_vocab).cpu()
         apart = distance(theirs, ours)
         if not apart < TOLERANCE:
-            verdict.add(reader, False, f"logits DIFFERENT by {apart:.2g} of their size", engine)
+            verdict.add("read back", False, f"logits DIFFERENT by {apart:.2g} of their size")
             return
         largest = max(largest, apart)
         equal += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
         count += ours[..., 0].numel()
     line = f"logits the same ({largest:.1e}), {equal} of {count} greedy drafts equal"
-    verdict.add(reader, True, line, engine)  # others are near-ties
+    verdict.add("read back", True, line)  # others are near-ties
 
 
-@torch.no_grad()
 def _compare_generate(
-    drafter: BlockDrafter, verdict: ExportVerdict, texts: Sequence[GreedyText], model: Any
+    drafter: BlockDrafter,
+    verdict: ExportVerdict,
+    texts: Sequence[GreedyText],
+    model: Any,
+    how: JsonObject,
 ) -> None:
-    """Outputs and accepted drafts of transformers' `generate` with the folder, against ours."""
+    """Outputs and forward passes of transformers' `generate` with the folder, against ours."""
     decoder = Decoder(drafter.target, BlockProposer(drafter, tree_nodes=0))
-    equal = alike = 0
+    passes: list[int] = []
+    handle = model.register_forward_hook(lambda *_: passes.append(1))
+    equal = ours = 0
     for text in texts:
         ids, count = torch.tensor([text.prompt], device=model.device), len(text.output)
-        accepted: list[int] = []
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False,
-            custom_generate=str(verdict.folder), trust_remote_code=True, accepted=accepted,
-        )  # fmt: skip
-        ours = decoder.generate(text.prompt, max_new_tokens=count).accepted
+        options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": count, **how}
+        out = model.generate(ids, do_sample=False, **options)
         equal += out[0, len(text.prompt) :].tolist() == text.output
-        # the last round counts an accepted end of text differently
-        alike += accepted[:-1] == ours[:-1]
-    line = f"{equal} of {len(texts)} outputs equal plain decoding's, {alike} accept the same drafts"
-    verdict.add("generate(custom_generate=…)", equal == alike == len(texts), line, engine=True)
+        ours += 1 + len(decoder.generate(text.prompt, max_new_tokens=count).accepted)
+    handle.remove()
+    line = f"{equal} of {len(texts)} outputs equal plain decoding's, "
+    line += f"{len(passes)} forward passes, {ours} here"
+    same = equal == len(texts) and len(passes) == ours
+    verdict.add("generate", same, line, engine=True)

@@ -46,25 +46,19 @@ def generate(
     model: Any,
     inputs: Tensor | None = None,
     drafter: str | None = None,
-    accepted: list[int] | None = None,
     streamer: BaseStreamer | None = None,
     **settings: Any,
 ) -> Any:
-    """What transformers calls in place of `generate`, with the same arguments. Raises ValueError
-    for beams, inputs other than tokens, a model whose cache can't be rolled back.
-
-    Args:
-        drafter: folder or hub id of the drafter; None = the one given as `custom_generate`.
-        accepted: receives the number of accepted drafts of each round.
-    """
+    """What transformers calls in place of `generate`, with the same arguments; `drafter`: folder or
+    hub id of the drafter; None = the one given as `custom_generate`. Raises ValueError for beams,
+    several texts, inputs other than tokens, or a model whose cache can't be rolled back."""
     for name in ("assistant_model", "synced_gpus", "stop_strings"):
         if settings.pop(name, None):
             raise ValueError(f"{name}: is not supported with this drafter; leave it out")
     if getattr(model, "_is_stateful", False):
         raise ValueError(f"{type(model).__name__}: its state can't be rolled back after drafts")
     network = _open_drafter(model, drafter or _find_given_name(inspect.currentframe()))
-    counts = [] if accepted is None else accepted
-    loop = partial(decode, drafter=network, accepted=counts, streamer=streamer)
+    loop = partial(decode, drafter=network, streamer=streamer)
     return model.generate(inputs, streamer=streamer, custom_generate=loop, **settings)
 
 
@@ -97,37 +91,27 @@ def decode(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     drafter: Drafter,
-    accepted: list[int],
     streamer: BaseStreamer | None,
     **model_kwargs: Any,
 ) -> Any:
-    """The decoding loop that `generate` runs. All texts of a batch get one token in every step, as
-    in `generate`'s own loop: processors, criteria and random numbers see the same."""
-    config, ids, criteria = generation_config, input_ids, stopping_criteria
-    masks_BL = check_call(model, config, model_kwargs, ids)
-    longest = criteria.max_length or config.max_length
-    _check_rotary(model, longest)
-    rows = [row[mask][None] for row, mask in zip(ids, masks_BL, strict=True)]
-    texts = [Text(model, drafter, row, accepted) for row in rows]
-    ends = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-    alive = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
-    while bool(alive.any()):
-        raw_BV = torch.stack([text.logits(longest - ids.shape[1]) for text in texts])
-        scores_BV = logits_processor(ids, raw_BV)
+    """The decoding loop that `generate` runs. Processors, criteria and random numbers see the same
+    as in `generate`'s own loop."""
+    ids, config = input_ids, generation_config
+    check_call(model, config, model_kwargs, ids)
+    longest = stopping_criteria.max_length or config.max_length
+    check_rotary(model, longest)
+    text, ended = Text(model, drafter, ids), False
+    while not ended:
+        scores_1V = logits_processor(ids, text.logits(longest - ids.shape[1])[None].clone())
         if config.do_sample:
-            tokens = torch.multinomial(scores_BV.softmax(dim=-1), num_samples=1)[:, 0]
+            token_1 = torch.multinomial(scores_1V.softmax(dim=-1), num_samples=1)[:, 0]
         else:
-            tokens = scores_BV.argmax(dim=-1)
-        if ends:
-            tokens = torch.where(alive, tokens, config._pad_token_tensor)
-        ids = torch.cat((ids, tokens[:, None]), dim=1)
-        alive = alive & ~criteria(ids, None)
+            token_1 = scores_1V.argmax(dim=-1)
+        ids = torch.cat((ids, token_1[:, None]), dim=1)
         if streamer is not None:
-            streamer.put(tokens.cpu())
-        for text, token, more in zip(texts, tokens.tolist(), alive.tolist(), strict=True):
-            text.take(token, ended=ends and not more)
-    for text in texts:
-        text.end()
+            streamer.put(token_1.cpu())
+        text.take(int(token_1))
+        ended = bool(stopping_criteria(ids, None).all())
     if streamer is not None:
         streamer.end()
     output: Any = GenerateDecoderOnlyOutput  # its fields are typed too narrowly
@@ -135,17 +119,15 @@ def decode(
 
 
 class Text:
-    """A text of a batch. Its logits come from forward passes that check its drafts; those of one pass
-    last for several steps if the drafts are right.
+    """A text that grows. Its logits come from forward passes that check its drafts; those of one
+    pass last for several steps if the drafts are right.
 
     rows: logits of the last pass, of the token before its drafts and of each draft. taken: how many
     of them chose a token. used_up: the last one chose another token than its draft.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, drafter: Drafter, prompt_1L: Tensor, accepted: list[int]
-    ) -> None:
-        self.model, self.drafter, self.block, self.accepted = model, drafter, prompt_1L, accepted
+    def __init__(self, model: PreTrainedModel, drafter: Drafter, prompt_1L: Tensor) -> None:
+        self.model, self.drafter, self.block = model, drafter, prompt_1L
         self.cache = _new_cache(model)
         self.parameters = frozenset(inspect.signature(model.forward).parameters)
         self.context: Context = []
@@ -153,43 +135,26 @@ class Text:
         self.rows: Tensor | None = None
         self.states: tuple[Tensor, ...] = ()
         self.last = self.taken = 0
-        self.checked = self.used_up = self.ended = False
+        self.used_up = False
 
     def logits(self, room: int) -> Tensor:
-        """Of the next token, raw (V,); zeros after the end. `room`: how many tokens may follow."""
-        if self.rows is None or (self.used_up and not self.ended):
+        """Of the next token, raw (V,). `room`: how many tokens may follow."""
+        if self.rows is None or self.used_up:
             if self.rows is not None:
                 self._draft(room)
             out = self._forward(len(self.drafts) + 1)
             rows_RV = out.logits[0, -len(self.drafts) - 1 :]
             self.rows, self.states = rows_RV.to(self.block.device, torch.float32), out.hidden_states
-            self.taken, self.used_up = 0, False
-        return torch.zeros_like(self.rows[0]) if self.ended else self.rows[self.taken]
+            self.taken = 0
+        return self.rows[self.taken]
 
-    def take(self, token: int, ended: bool) -> None:
-        """The next token, as it was chosen; `ended`: none follows."""
-        if self.ended:
-            return
+    def take(self, token: int) -> None:
+        """The next token, as it was chosen."""
         self.used_up = self.drafts[self.taken : self.taken + 1] != [token]
         self.last, self.taken = token, self.taken + 1
-        if ended:
-            self.end()
-
-    def end(self) -> None:
-        if not self.ended:
-            self._count_accepted()
-        self.ended = True
-
-    def _count_accepted(self) -> None:
-        """A round's last token is the model's own. The first pass reads the prompt and checks
-        nothing."""
-        if self.checked:
-            self.accepted.append(self.taken - 1)
-        self.checked = True
 
     def _draft(self, room: int) -> None:
         """Roll the cache back over rejected drafts, and draft after the last token."""
-        self._count_accepted()
         rejected = len(self.drafts) - self.taken + 1
         if rejected:
             self.cache.crop(-rejected)
@@ -236,9 +201,8 @@ def _new_cache(model: PreTrainedModel) -> DynamicCache:
 
 def check_call(
     model: PreTrainedModel, config: GenerationConfig, given: dict[str, Any], input_ids: Tensor
-) -> Tensor:
-    """Which tokens of each text are not padding, (B, L). Raises ValueError for a setting or an
-    input that drafts can't honour."""
+) -> None:
+    """Raises ValueError for a setting or an input that drafts can't honour."""
     if (config.num_beams or 1) > 1:
         raise ValueError(f"num_beams={config.num_beams}: drafts need one text; set num_beams=1")
     for name in _REFUSED:
@@ -247,34 +211,25 @@ def check_call(
             raise ValueError(f"{name}: is not supported with this drafter; leave it out")
     images = "pixel_values" in inspect.signature(model.forward).parameters
     for name, value in given.items():
-        zeros = isinstance(value, Tensor) and not bool(value.any())
-        text = images and name.endswith("token_type_ids") and zeros  # 0 = text
-        if name not in _PREPARED and not text and not _is_empty(value):
+        if isinstance(value, Tensor):  # types of tokens in a model of images: 0 = text
+            types = images and name.endswith("token_type_ids")
+            empty = value.numel() == 0 or (types and not bool(value.any()))
+        else:
+            empty = not (any(value.values()) if isinstance(value, dict) else value)
+        if name not in _PREPARED and not empty:
             raise ValueError(f"{name}: only tokens and attention_mask are taken as input")
     cache = given.get("cache", given.get("past_key_values"))
     if cache is not None and ("Quantized" in type(cache).__name__ or cache.get_seq_length() > 0):
         raise ValueError("past_key_values: must be empty and not quantised; leave it out")
-    mask = given.get("attention_mask")
-    mask_BL = torch.ones_like(input_ids) if mask is None else mask.expand_as(input_ids)
-    mask_BL = mask_BL.bool()
-    if not bool(mask_BL[:, -1:].all()) or bool((mask_BL[:, 1:] < mask_BL[:, :-1]).any()):
-        raise ValueError("attention_mask: pad on the left (padding_side='left')")
-    places = given.get("position_ids")
-    if places is not None and not bool(((places == mask_BL.cumsum(1) - 1) | ~mask_BL).all()):
-        raise ValueError("position_ids: must count from a text's first token; leave them out")
-    return mask_BL
+    mask, places = given.get("attention_mask"), given.get("position_ids")
+    if len(input_ids) != 1 or (mask is not None and not bool(mask.all())):
+        raise ValueError("input_ids: takes one text without padding")
+    own = torch.arange(input_ids.shape[1], device=input_ids.device)
+    if places is not None and not bool((places == own).all()):
+        raise ValueError("position_ids: must count from the text's first token; leave them out")
 
 
-def _is_empty(value: Any) -> bool:
-    """Whether an input holds nothing, as `generate` prepares for a model of images without any."""
-    if isinstance(value, Tensor):
-        return value.numel() == 0
-    if isinstance(value, dict | list | tuple):
-        return all(map(_is_empty, value.values() if isinstance(value, dict) else value))
-    return value is None or value is False
-
-
-def _check_rotary(model: PreTrainedModel, longest: int) -> None:
+def check_rotary(model: PreTrainedModel, longest: int) -> None:
     """Raises ValueError if the model's rotary tables change below the length `longest`: the cache
     would hold keys under the old ones."""
     config = model.config.get_text_config(decoder=True)

@@ -43,7 +43,7 @@ def test_several_formats_at_once(tmp_path: Path, drafter: str) -> None:
     card = (folders["dflash"] / "README.md").read_text()
     assert "license: mit" in card and "| expected τ, greedy | 1.5 |" in card
     assert "vllm serve debug --dtype float32" in card
-    assert verdicts[1].lines[-1].startswith("transformers: logits the same")
+    assert verdicts[1].lines[-1].startswith("generate: 1 of 1 outputs equal")
 
 
 def test_a_folder_given_as_the_target_is_named(tmp_path: Path, target: Target) -> None:
