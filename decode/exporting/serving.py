@@ -82,7 +82,7 @@ def serve(
     block drafter's; None = an autoregressive one."""
     drafts = DRAFTS if config is None else config.block_size
     if form == "gguf":
-        return [_llama_line(config, target, folder, drafts)]
+        return [_llama_line(target, folder, drafts)]
     found = []
     if config is None or config.hidden_act == "silu":  # the only one of both servers
         if form in VLLM:
@@ -95,14 +95,9 @@ def serve(
     return found
 
 
-def _llama_line(
-    config: BlockConfig | None, target: ServedTarget, folder: str, drafts: int
-) -> Snippet:
-    # draft-dflash ignores the block layout in the file
-    plain = config is not None and config.fill_in and not config.markov_rank
+def _llama_line(target: ServedTarget, folder: str, drafts: int) -> Snippet:
     words = ["llama-server", "-m", target.gguf, "-md", f"{folder}/{FILE}"]
-    words += ["--spec-type", "draft-dflash" if plain else "draft-dspark"]
-    words += ["--spec-draft-n-max", str(drafts), "--metrics"]
+    words += ["--spec-type", "draft-dflash", "--spec-draft-n-max", str(drafts), "--metrics"]
     return Snippet("llama.cpp", "bash", (join(words),))
 
 

@@ -39,10 +39,12 @@ def read_dflash(s: ConfigReader, target: Target) -> JsonObject:
     return {**settings, "target_layer_ids": read_taps(s, target, "target_layer_ids", ids)}
 
 
-def make_dflash(drafter: BlockDrafter, name: str = "dflash") -> Exported:
-    """DFlash's folder. `name`: of the format, for errors. Raises UserError for a drafter that the
-    format can't hold."""
-    check_fits(drafter, name, layout="fill_in", adds_bias=name == "dflash")
+def make_dflash(
+    drafter: BlockDrafter, name: str = "dflash", biases: bool = True, adds_bias: bool = True
+) -> Exported:
+    """DFlash's folder. The options are those of `check_fits`. Raises UserError for a drafter that
+    the format `name` can't hold."""
+    check_fits(drafter, name, layout="fill_in", biases=biases, adds_bias=adds_bias)
     nested: JsonObject = {
         "mask_token_id": drafter.config.mask_token_id,
         "target_layer_ids": list(drafter.config.target_layer_ids),

@@ -114,18 +114,17 @@ def take_heads(
 # ---- written ----
 
 
-def make_dspark(drafter: BlockDrafter, name: str = "dspark") -> Exported:
-    """DSpark's folder. `name`: of the format, for errors. Raises UserError where it does not fit."""
+def make_dspark(drafter: BlockDrafter) -> Exported:
+    """DSpark's folder. Raises UserError for a drafter that the format can't hold."""
     c = drafter.config
-    layout = "anchor_first" if name == "dspark" else ""  # llama.cpp reads the layout in the file
-    check_fits(drafter, name, layout, WRITTEN)
+    check_fits(drafter, "dspark", "anchor_first", WRITTEN)
     heads = write_heads(drafter)
     confidence = drafter.confidence is not None
     config = {
         "architectures": ["Qwen3DSparkModel"],
         **qwen3_config(drafter),
         **taps_config(drafter),
-        "sample_from_anchor": not c.fill_in,
+        "sample_from_anchor": True,
         "markov_rank": heads[W1].shape[1],
         "markov_head_type": "vanilla",
         "enable_confidence_head": confidence,

@@ -176,7 +176,7 @@ def read_taps(s: ConfigReader, target: Target, name: str, ids: Any, shift: int =
 def check_fits(
     drafter: BlockDrafter,
     name: str,
-    layout: str = "",
+    layout: str,
     markov: Sequence[str] = (),
     biases: bool = True,
     adds_bias: bool = False,
@@ -185,9 +185,9 @@ def check_fits(
     changes.
 
     Args:
-        layout: the only block layout; empty = either. markov: the kinds of Markov heads. biases:
-            whether attention may have them. adds_bias: whether the engine adds the output head's
-            bias to drafts, which training does not.
+        layout: of blocks. markov: the kinds of Markov heads. biases: whether attention may have
+            them. adds_bias: whether the engine adds the output head's bias to drafts, which
+            training does not.
     """
     c, target = drafter.config, drafter.target
     kind, block = c.markov_kind, c.block_layout
@@ -197,7 +197,7 @@ def check_fits(
          "drafter.context=taps (recipe=taps)"),
         (biases or not c.attention_bias, "the format's attention has no biases",
          "drafter.attention_bias=false"),
-        (layout in ("", block), f"the format's blocks are {layout} and this drafter's {block}",
+        (layout == block, f"the format's blocks are {layout} and this drafter's {block}",
          f"drafter.block_layout={layout}"),
         (not kind or kind in markov, f"the format has no Markov head of the kind {kind!r}", head),
         (not c.convolution, "the format has no drafter.convolution", "drafter.convolution=false"),

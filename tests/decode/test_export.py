@@ -62,10 +62,10 @@ def test_a_difference_is_an_exit_code(
 FIT = {
     "shared_kv": "custom_generate",
     "taps, fill-in": "dflash speculators transformers gguf custom_generate",
-    "taps, anchor-first": "dspark gguf custom_generate",
+    "taps, anchor-first": "dspark custom_generate",
     "taps, tanh Markov head": "custom_generate",
     "variable prefix": "custom_generate",
-    "confidence head": "dspark gguf custom_generate",
+    "confidence head": "dspark custom_generate",
     "autoregressive": "draft_model",
     "masked_lm": "",
     "ddit": "",
