@@ -10,7 +10,7 @@ trained here, read and written.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,33 +30,24 @@ FAMILIES = ("sedd", "mdlm", "radd", "bd3lm")
 OWN = "ddit"
 """The family of networks that no published layout holds."""
 SCHEDULES = ("loglinear", "geometric", "cosine")
+_SIGMAS = {"sigma_min": 1e-4, "sigma_max": 20.0}
 _CLIPPED = ("sampling_eps_min", "sampling_eps_max")
 _BACKBONE = "backbone."
 _EMBEDDING = "vocab_embed.embedding"
 
 
 @dataclass(frozen=True)
-class ScheduleSpec:
-    """A checkpoint's noise schedule: loglinear or cosine (ε = 1e-3), or geometric between two σ.
-    `mask_rates`: masking probabilities of BD3-LM's clipped schedule; None = all of 0..1."""
-
-    name: str = "loglinear"
-    sigma_min: float = 1e-4
-    sigma_max: float = 20.0
-    mask_rates: tuple[float, float] | None = None
-
-
-@dataclass(frozen=True)
 class PublishedNetwork:
-    """A network, in fp32 and evaluation mode, and what its numbers mean. family: of `FAMILIES`, or
-    `OWN`. prediction: `log_score` (SEDD), or `logits`: a softmax over the tokens without the
-    mask."""
+    """A network, in fp32 and evaluation mode, and what its numbers mean: fields of
+    `DiffusionConfig`. family: of `FAMILIES`, or `OWN`. prediction: `log_score` (SEDD), or `logits`:
+    a softmax over the tokens without the mask. mask_rates: of BD3-LM's clipped schedule."""
 
     network: DDiT
     family: str
-    schedule: ScheduleSpec
+    schedule: JsonObject
     mask_id: int
     prediction: str
+    mask_rates: list[float] | None
 
 
 def load_published(source: str | Path, attention_backend: str = "sdpa") -> PublishedNetwork:
@@ -83,11 +74,9 @@ def load_published(source: str | Path, attention_backend: str = "sdpa") -> Publi
     if not torch.allclose(state["rotary_emb.inv_freq"], table, rtol=0.01):
         raise UserError(f"{folder}: rotary_emb.inv_freq is not that of base 10000")
     network.load_state_dict(state, assign=True)
-    if clipped:
-        low, high = (float(tensors[key]) for key in _CLIPPED)
-        schedule = replace(schedule, mask_rates=(low, high))
+    rates = [float(tensors[key]) for key in _CLIPPED] if clipped else None
     prediction = "log_score" if family == "sedd" or config.scale_by_sigma else "logits"
-    return PublishedNetwork(network.eval(), family, schedule, mask_id, prediction)
+    return PublishedNetwork(network.eval(), family, schedule, mask_id, prediction, rates)
 
 
 def _find_family(values: JsonObject, tensors: dict[str, Tensor], prefix: str) -> str:
@@ -98,11 +87,11 @@ def _find_family(values: JsonObject, tensors: dict[str, Tensor], prefix: str) ->
     return "radd" if "blocks.0.norm1.bias" in tensors else "sedd"
 
 
-def save_ddit(network: DDiT, folder: Path, schedule: ScheduleSpec, mask_id: int | None) -> None:
+def save_ddit(network: DDiT, folder: Path, schedule: JsonObject, mask_id: int | None) -> None:
     """Write config.json and model.safetensors in our own layout, in the network's precision."""
     save_tensors(folder / "model.safetensors", network.state_dict())
-    sigmas = {"sigma_min": schedule.sigma_min, "sigma_max": schedule.sigma_max}
-    noise = {"type": schedule.name, **sigmas}
+    sigmas = {name: schedule.get(name, default) for name, default in _SIGMAS.items()}
+    noise = {"type": schedule["name"], **sigmas}
     values = {"model_type": OWN, "graph": "absorbing", "noise": noise, **asdict(network.config)}
     mask = {} if mask_id is None else {"mask_token_id": mask_id}
     write_json(folder / "config.json", {**values, **mask})
@@ -111,14 +100,13 @@ def save_ddit(network: DDiT, folder: Path, schedule: ScheduleSpec, mask_id: int 
 # ---- config.json ----
 
 
-def read_plan(values: JsonObject, family: str, where: str) -> tuple[DDiTConfig, ScheduleSpec, int]:
+def read_plan(values: JsonObject, family: str, where: str) -> tuple[DDiTConfig, JsonObject, int]:
     """Network, schedule and mask of a config.json. Raises UserError for a key that is missing or
     does not fit."""
     with in_one_line(where):
         read = {OWN: _read_own, "sedd": _read_sedd, "radd": _read_radd}.get(family, _read_mdlm)
         network = DDiTConfig(**read(values))
-        flat = family in ("mdlm", "bd3lm")
-        schedule = ScheduleSpec() if flat else _read_schedule(values)
+        schedule = {"name": "loglinear"} if read is _read_mdlm else _read_schedule(values)
         last = network.vocab_size - 1
         mask_id = values.get("mask_token_id", last)
         if type(mask_id) is not int or not 0 <= mask_id <= last:
@@ -139,15 +127,15 @@ def _find(values: JsonObject, key: str, *choices: Any) -> Any:
     return value
 
 
-def _read_schedule(values: JsonObject) -> ScheduleSpec:
+def _read_schedule(values: JsonObject) -> JsonObject:
     name = _find(values, "noise.type", *SCHEDULES)
     if name != "geometric":
-        return ScheduleSpec(name)
+        return {"name": name}
     low, high = _find(values, "noise.sigma_min"), _find(values, "noise.sigma_max")
     if not (finite(low) and finite(high) and 0 < low < high):
         found = f"noise.sigma_min={low!r:.30} and sigma_max={high!r:.30}"
         raise UserError(f"{found}: must be numbers, 0 < min < max")
-    return ScheduleSpec("geometric", float(low), float(high))
+    return {"name": name, "sigma_min": float(low), "sigma_max": float(high)}
 
 
 def _read_own(values: JsonObject) -> JsonObject:
