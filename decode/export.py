@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from decode.cli import Parser, parse_whole, path
 from decode.exporting import EXPORTS
-from decode.systems.drafter_folders import check_there, kind_of, target_for
+from decode.systems.drafter_folders import BLOCKS, check_there, kind_of, target_for
 from specalign.common.commands import command
 from specalign.common.errors import UserError, cli, nearest
 from specalign.common.text import say
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from decode.exporting.compare import ExportVerdict
 
 TYPES = ("bfloat16", "float16", "float32")
+_NO_BLOCK = (
+    "engines load an autoregressive drafter's folder as it is, and no diffusion drafter; block "
+    "drafters are exported: train with drafter.kind=block and drafter.context=taps"
+)
 _EPILOG = """example: python -m decode.export --drafter runs/mine/drafter --format dflash,transformers
 --out exported"""
 
@@ -54,18 +58,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.dtype not in TYPES:
         raise UserError(f"--dtype={options.dtype!r} is unknown{nearest(options.dtype, TYPES)}")
     check_there(options.drafter)
+    if kind_of(options.drafter) not in BLOCKS:
+        raise UserError(f"--drafter={options.drafter}: {_NO_BLOCK}")
     folders = {name: options.out if len(names) == 1 else options.out / name for name in names}
 
-    from decode.exporting.exports import DrafterPair, export_drafter
+    from decode.exporting.exports import export_drafter
+    from specalign.lm.loading import load_target
     from specalign.suites.registry import prompts_of
 
     suites, _ = prompts_of("builtin", limit=options.limit)
     prompts = [prompt for suite in suites for prompt in suite.prompts] if options.check else []
-    role, target = kind_of(options.drafter), target_for(options.target, options.drafter)
-    pair = DrafterPair(options.drafter, role, target, options.device, options.trust_remote_code)
-    verdicts = export_drafter(
-        pair, folders, options.dtype, prompts, options.max_new_tokens, options.target_gguf
-    )
+    name, trust = target_for(options.target, options.drafter), options.trust_remote_code
+    target = load_target(name, "float32", options.device, trust_remote_code=trust)
+    length, vocabulary = options.max_new_tokens, options.target_gguf
+    given = (folders, options.dtype, prompts, length, vocabulary)
+    verdicts = export_drafter(options.drafter, target, *given)
     for verdict in verdicts:
         _print_verdict(verdict, options)
     codes = [verdict.exit_code for verdict in verdicts if verdict.exit_code]
@@ -85,8 +92,7 @@ def read_names(text: str) -> list[str]:
 def _print_verdict(verdict: ExportVerdict, options: argparse.Namespace) -> None:
     """The comparison, then the lines that serve the export."""
     say(f"{verdict.folder}: {verdict.format}")
-    notes = [f"note: {note}" for note in verdict.notes]
-    for line in (*notes, *verdict.lines, *([verdict.conclusion] if verdict.lines else [])):
+    for line in (*verdict.lines, *([verdict.conclusion] if verdict.lines else [])):
         say(f"  {line}")
     say()
     for snippet in verdict.serve:

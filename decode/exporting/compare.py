@@ -14,7 +14,7 @@ from transformers import AutoModel
 
 from decode.engine.decoder import Decoder
 from decode.evaluation.tokenized import tokenize_prompts
-from decode.exporting.formats import MAKERS, Source, read_export, restore_export
+from decode.exporting.formats import MAKERS, read_export, restore_export
 from decode.exporting.serving import Snippet
 from decode.proposers.block import BlockProposer
 from specalign.common.batch import Anchors, Batch
@@ -44,7 +44,6 @@ class ExportVerdict:
     files_same: bool | None = None
     engine_same: bool = True
     lines: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     serve: list[Snippet] = field(default_factory=list)
 
     def add(self, reader: str, same: bool, line: str, engine: bool = False) -> None:
@@ -153,17 +152,11 @@ def distance(found: Tensor, wanted: Tensor) -> float:
 
 
 @torch.no_grad()
-def round_weights(source: Source, dtype: torch.dtype) -> list[str]:
-    """Round a network to what weights of `dtype` hold. Returns a note if that changed any."""
-    changed = False
-    weights = source.state_dict().values() if isinstance(source, BlockDrafter) else []
-    for weight in weights:
+def round_weights(network: BlockDrafter, dtype: torch.dtype) -> None:
+    """Round to what weights of `dtype` hold."""
+    for weight in (*network.parameters(), *network.buffers()):
         if weight.is_floating_point():
-            rounded = weight.to(dtype).to(weight.dtype)
-            changed |= not torch.equal(rounded, weight)
-            weight.copy_(rounded)
-    name = str(dtype).removeprefix("torch.")
-    return [f"weights are rounded to {name}; --dtype float32 keeps them"] if changed else []
+            weight.copy_(weight.to(dtype).to(weight.dtype))
 
 
 @torch.no_grad()
@@ -202,11 +195,7 @@ def open_assistant(folder: Path, model: Any) -> Any:
 
 
 def compare_export(
-    source: Source,
-    verdict: ExportVerdict,
-    target: Target,
-    texts: Sequence[GreedyText],
-    model: Any = None,
+    drafter: BlockDrafter, verdict: ExportVerdict, texts: Sequence[GreedyText], model: Any = None
 ) -> None:
     """Compare an export with its drafter, which is rounded as the export is, and add to the
     verdict. `model`: the target in transformers; None = engines are not asked."""
@@ -215,8 +204,8 @@ def compare_export(
         held = read_export(form, folder)
         matrix = held.tensors.get("fc.weight", held.tensors.get("encoder.fc.weight"))
         if matrix is not None:
-            round_weights(source, matrix.dtype)
-        made = MAKERS[form](source)
+            round_weights(drafter, matrix.dtype)
+        made = MAKERS[form](drafter)
         if form == "gguf":  # a file holds some of the keys
             made.config = {key: v for key, v in made.config.items() if key in held.config}
         other = find_other_setting(held.config, made.config)
@@ -224,13 +213,10 @@ def compare_export(
         line = f"settings and tensors: {f'DIFFERENT: {other}' if other else 'the same'}"
         verdict.add("the files", not other, line)
         with in_one_line(f"{folder}: can't be read as {form}"):
-            restored = restore_export(form, held, folder, target)
+            restored = restore_export(form, held, folder, drafter.target)
+            compare_logits(verdict, drafter, texts, restored)
     except UserError as error:
         verdict.add("the files", False, str(error))
-        return
-    if not isinstance(source, BlockDrafter) or restored is None:
-        return
-    compare_logits(verdict, source, texts, restored)
     if model is None or not verdict.files_same:
         return
     try:
@@ -238,10 +224,10 @@ def compare_export(
             if form == "transformers":
                 assistant = open_assistant(folder, model)
                 how = {"assistant_model": assistant, "speculation_type": "dflash"}
-                _compare_generate(source, verdict, texts, model, how)
+                _compare_generate(drafter, verdict, texts, model, how)
             if form == "custom_generate":
                 how = {"custom_generate": str(folder), "trust_remote_code": True}
-                _compare_generate(source, verdict, texts, model, how)
+                _compare_generate(drafter, verdict, texts, model, how)
     except UserError as error:
         verdict.add("the engine", False, str(error), engine=True)
 

@@ -1,25 +1,22 @@
-"""The formats of exports: what each holds of a drafter, written and read back."""
+"""The formats of exports: what each holds of a block drafter, written and read back."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from decode.exporting.folder import check_free, list_notes, note_target, write_folder
+from decode.exporting.folder import check_free, write_folder
 from decode.portable import drafter as network
 from decode.portable import generate
-from decode.proposers.autoregressive import check_vocabulary
 from specalign.common.errors import UserError
 from specalign.common.schema import read_config
 from specalign.formats import gguf
 from specalign.formats.block import import_drafter, load_drafter, pack_drafter
-from specalign.formats.causal import CausalFolder, make_draft_model
 from specalign.formats.dflash import make_dflash
 from specalign.formats.dspark import make_dspark
 from specalign.formats.kinds import layout_of
@@ -28,21 +25,10 @@ from specalign.formats.speculators import make_speculators
 from specalign.formats.tensors import EMBEDDING
 from specalign.formats.transformers import make_assistant
 from specalign.formats.weights import read_folder, write_weights
-from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 
-REQUIREMENTS = b"torch>=2.5\ntransformers>=5.0\nsafetensors\n"
-Source = BlockDrafter | CausalFolder
-"""A drafter that is exported: a network, or an autoregressive one's folder."""
-
-
-class UnfitFormat(UserError):
-    """A format can't hold a drafter; `fitting` can."""
-
-    def __init__(self, reason: str, fitting: Sequence[str]) -> None:
-        fits = f"this drafter fits --format {' or '.join(fitting)}"
-        super().__init__(f"{reason}; {fits if fitting else 'no engine has a format that does'}")
+REQUIREMENTS = "torch>=2.5\ntransformers>=5.0\nsafetensors\n"
 
 
 def make_custom_generate(drafter: BlockDrafter) -> Exported:
@@ -56,69 +42,63 @@ def make_custom_generate(drafter: BlockDrafter) -> Exported:
     files = {"custom_generate/requirements.txt": REQUIREMENTS}
     for name, module in {"generate": generate, "drafter": network}.items():
         source = inspect.getsource(module).replace("from decode.portable.", "from .")
-        files[f"custom_generate/{name}.py"] = source.encode()
-    return Exported(*pack_drafter(drafter), files=files)
+        files[f"custom_generate/{name}.py"] = source
+    return Exported(*pack_drafter(drafter), files)
 
 
-MAKERS: dict[str, Callable[[Any], Exported]] = {
+MAKERS: dict[str, Callable[[BlockDrafter], Exported]] = {
     "dflash": make_dflash,
     "speculators": make_speculators,
     "dspark": make_dspark,
     "transformers": make_assistant,
     "gguf": gguf.make_gguf,
     "custom_generate": make_custom_generate,
-    "draft_model": make_draft_model,
 }
 """What a format holds of a drafter. They raise UserError naming the option to train with."""
 
 
-def make_export(form: str, source: Source) -> Exported:
-    """What a format holds of a drafter. Raises UnfitFormat if it can't hold it."""
-    causal = isinstance(source, CausalFolder)
-    forms = [name for name in MAKERS if causal == (name == "draft_model")]
-    why = f"--format {form}: does not hold {'language models' if causal else 'block drafters'}"
+def make_export(form: str, drafter: BlockDrafter) -> Exported:
+    """What a format holds of a drafter. Raises UserError if it can't hold it, with those that
+    can."""
     try:
-        if form in forms:
-            return MAKERS[form](source)
+        return MAKERS[form](drafter)
     except UserError as error:
-        why = str(error)
-    fitting = []
-    for name in forms:
-        with suppress(UserError):
-            MAKERS[name](source)
-            fitting.append(name)
-    raise UnfitFormat(why, fitting)
+        fitting = []
+        for name, make in MAKERS.items():
+            with suppress(UserError):
+                make(drafter)
+                fitting.append(name)
+        hint = f"this drafter fits --format {' or '.join(fitting)}" if fitting else "no format does"
+        raise UserError(f"{error}; {hint}") from None
 
 
 def write_export(
     form: str,
-    source: Source,
+    drafter: BlockDrafter,
     out: Path,
     dtype: torch.dtype,
     card: str = "",
     vocabulary: Path | None = None,
-) -> list[str]:
-    """Write a drafter's folder and return the notes; replaces an older export in this format.
-    Raises UserError if the format can't hold the drafter, or the folder holds something else.
+) -> None:
+    """Write a drafter's folder; replaces an older export in this format. Raises UserError if the
+    format can't hold the drafter, or the folder holds something else.
 
     Args:
-        card: README.md without notes. vocabulary: the target's GGUF file, for `gguf`.
+        card: README.md. vocabulary: the target's GGUF file, for `gguf`.
     """
     check_free(out, form)
-    made = MAKERS[form](source)
+    made = MAKERS[form](drafter)
     if form == "gguf":
         gguf.check_vocabulary(made, vocabulary)
-    target = source.target if isinstance(source, CausalFolder) else source.config.target
-    notes = made.notes + note_target(target)
 
     def fill(part: Path) -> None:
+        (part / "README.md").write_text(card, encoding="utf-8")
         if form == "gguf" and vocabulary is not None:
             gguf.write_gguf(part, made, out.name, dtype, vocabulary)
         else:
             _write_files(part, made, dtype)
 
-    write_folder(out, {"format": form, "target": target}, card + list_notes(notes), fill)
-    return notes
+    write_folder(out, {"format": form, "target": drafter.config.target}, fill)
 
 
 def _write_files(folder: Path, made: Exported, dtype: torch.dtype) -> None:
@@ -128,12 +108,12 @@ def _write_files(folder: Path, made: Exported, dtype: torch.dtype) -> None:
     for key, tensor in made.tensors.items():
         kept = torch.float32 if key == EMBEDDING else dtype
         kept = kept if tensor.is_floating_point() else tensor.dtype
-        tensors[key] = tensor.detach().to("cpu", kept, copy=True)  # tied ones share their storage
+        tensors[key] = tensor.detach().to("cpu", kept, copy=True)  # some share their storage
     write_weights(tensors, folder)
-    config = (json.dumps(made.config, indent=2) + "\n").encode()
-    for path, content in {"config.json": config, **made.files}.items():
+    config = json.dumps(made.config, indent=2) + "\n"
+    for path, text in {"config.json": config, **made.files}.items():
         (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_bytes(content)
+        (folder / path).write_text(text, encoding="utf-8")
 
 
 def read_export(form: str, folder: Path) -> Exported:
@@ -143,12 +123,8 @@ def read_export(form: str, folder: Path) -> Exported:
     return Exported(read_config(folder), read_folder(folder, f"--export={folder}"))
 
 
-def restore_export(form: str, held: Exported, folder: Path, target: Target) -> BlockDrafter | None:
-    """A drafter out of what a folder holds, as `specalign.formats` reads it; None = a language
-    model, which opens. Raises UserError."""
-    if form == "draft_model":
-        check_vocabulary(load_target(str(folder), "float32", str(target.device)), target)
-        return None
+def restore_export(form: str, held: Exported, folder: Path, target: Target) -> BlockDrafter:
+    """A drafter out of what a folder holds, as `specalign.formats` reads it. Raises UserError."""
     if form == "gguf":
         return gguf.restore_gguf(held, folder, target)
     if layout := layout_of(held.config):

@@ -21,17 +21,17 @@ from decode.exporting.compare import (
     encode_prompts,
     round_weights,
 )
-from decode.exporting.exports import DrafterPair
 from decode.exporting.folder import read_format
 from decode.proposers.autoregressive import AutoregressiveProposer, check_vocabulary
 from decode.proposers.base import Proposer
 from decode.proposers.block import BlockProposer
+from decode.systems.drafter_folders import AUTOREGRESSIVE, kind_of
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject, parse_json
 from specalign.common.text import short
+from specalign.formats.block import load_drafter
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
-from specalign.models.block import BlockDrafter
 from specalign.suites.prompt import Prompt
 
 NEAR = 0.1
@@ -130,7 +130,8 @@ class Server:
 
 
 def check_server(
-    pair: DrafterPair,
+    drafter: str,
+    target: Target,
     url: str,
     prompts: Sequence[Prompt],
     max_new_tokens: int,
@@ -141,7 +142,6 @@ def check_server(
     not draft, or a folder that is no export."""
     form = "server" if export is None else read_format(export)
     server = Server(url)
-    target = pair.open_target()
     tokens = encode_prompts(target, prompts)
     before = server.counts()
     theirs = [server.greedy(prompt, max_new_tokens) for prompt in tokens]
@@ -153,7 +153,8 @@ def check_server(
     there = Counts(rounds, drafted, after.accepted - before.accepted)
     verdict = ExportVerdict(form, export or Path(url))
     drafts = math.ceil(drafted / rounds)
-    decoder = Decoder(target, _open_proposer(pair, verdict, target, drafts, tokens[:1]))
+    proposer = _open_proposer(drafter, target, drafts, verdict, tokens[:1])
+    decoder = Decoder(target, proposer)
     outputs = [decoder.generate(p, max_new_tokens=max_new_tokens) for p in tokens]
     texts = [GreedyText(p, output.tokens) for p, output in zip(tokens, outputs, strict=True)]
     found = [compare_output(target, text, other) for text, other in zip(texts, theirs, strict=True)]
@@ -170,21 +171,20 @@ def check_server(
 
 
 def _open_proposer(
-    pair: DrafterPair, verdict: ExportVerdict, target: Target, drafts: int, prompts: list[list[int]]
+    drafter: str, target: Target, drafts: int, verdict: ExportVerdict, prompts: list[list[int]]
 ) -> Proposer:
     """The drafter with the server's number of drafts, rounded as the server's export is, which is
     compared with it."""
-    source = pair.open_drafter(target)
+    if kind_of(drafter) == AUTOREGRESSIVE:
+        model = load_target(drafter, "float32", str(target.device))
+        check_vocabulary(model, target)
+        return AutoregressiveProposer(model, drafts)
+    network = load_drafter(drafter, target)
     if verdict.format == "server":
-        round_weights(source, torch.bfloat16)
+        round_weights(network, torch.bfloat16)
     else:
-        compare_export(source, verdict, target, [GreedyText(prompt, []) for prompt in prompts])
-    if isinstance(source, BlockDrafter):
-        drafts = min(drafts, source.config.block_size)
-        return BlockProposer(source, drafts, tree_nodes=0)
-    model = load_target(pair.drafter, "float32", str(target.device))
-    check_vocabulary(model, target)
-    return AutoregressiveProposer(model, drafts)
+        compare_export(network, verdict, [GreedyText(prompt, []) for prompt in prompts])
+    return BlockProposer(network, min(drafts, network.config.block_size), tree_nodes=0)
 
 
 def compare_output(target: Target, text: GreedyText, theirs: list[int]) -> str:

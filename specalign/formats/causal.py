@@ -1,23 +1,17 @@
-"""An autoregressive drafter as an ordinary causal-LM folder: written, and read for an export
-(`draft_model`), which engines open as a small language model."""
+"""An autoregressive drafter as an ordinary causal-LM folder."""
 
 from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from specalign.common.checksums import CHECKSUMS, check_checksums
-from specalign.common.errors import UserError
 from specalign.common.files import write_text
-from specalign.common.schema import read_config, read_object
-from specalign.formats.kinds import EXPORT_RECORD, RECORD
-from specalign.formats.published import Exported
-from specalign.formats.weights import INDEX, read_folder, weight_files, write_weights
+from specalign.formats.kinds import RECORD
+from specalign.formats.weights import write_weights
 from specalign.models.causal import CausalDrafter
 
 
@@ -54,31 +48,3 @@ def save_causal(
     target.tokenizer.save_pretrained(str(folder))
     for name, text in texts.items():
         write_text(folder / name, text)
-
-
-@dataclass(frozen=True)
-class CausalFolder:
-    """A saved drafter, or any causal language model of the target's vocabulary. target: the name
-    that others know the target by."""
-
-    path: Path
-    target: str
-
-
-def make_draft_model(source: CausalFolder) -> Exported:
-    """What an export of the folder holds. Raises UserError for no weights, or unreadable or
-    quantised ones."""
-    folder = source.path
-    check_checksums(folder)
-    config = read_config(folder)
-    if "quantization_config" in config:
-        raise UserError(f"drafter {folder}: is quantised; engines load that folder as it is")
-    config = {k: v for k, v in config.items() if k not in ("torch_dtype", "_name_or_path")}
-    skipped = {"README.md", "config.json", EXPORT_RECORD, CHECKSUMS, INDEX}
-    skipped |= {path.name for path in weight_files(folder)}
-    others = [path for path in folder.iterdir() if path.is_file() and path.name not in skipped]
-    files = {path.name: path.read_bytes() for path in others}
-    if RECORD in files:
-        record = {**read_object(folder / RECORD), "target": source.target}
-        files[RECORD] = (json.dumps(record, indent=2) + "\n").encode()
-    return Exported(config, read_folder(folder, f"drafter {folder}"), files=files)

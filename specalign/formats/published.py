@@ -41,12 +41,11 @@ only."""
 
 @dataclass
 class Exported:
-    """What a folder holds. notes: for the user; files: further files, path → content."""
+    """What a folder holds. files: further text files, path → content."""
 
     config: JsonObject
     tensors: dict[str, Tensor]
-    notes: list[str] = field(default_factory=list)
-    files: dict[str, bytes] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
 
 
 # ---- read ----

@@ -22,10 +22,6 @@ _UNKNOWN = (
     "vocab_size", "attention_bias", "tie_word_embeddings", "num_target_layers", "is_causal",
 )  # fmt: skip
 """Keys that the assistant does not have."""
-_WHOLE = (
-    "the drafter was trained over a part of the vocabulary, and its engine drafts over the "
-    "target's whole one"
-)
 
 
 def read_assistant(s: ConfigReader, target: Target) -> JsonObject:
@@ -47,4 +43,4 @@ def make_assistant(drafter: BlockDrafter) -> Exported:
     config = {key: value for key, value in config.items() if key not in _UNKNOWN}
     theirs = {ours: name for name, ours in NAMES.items()}
     tensors = {theirs.get(name, name): t for name, t in published_tensors(drafter).items()}
-    return Exported(config, tensors, [_WHOLE] if drafter.config.draft_vocab_size else [])
+    return Exported(config, tensors)

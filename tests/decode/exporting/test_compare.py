@@ -77,7 +77,7 @@ def test_a_planted_fault_is_found(
     (out / "config.json").write_text(json.dumps(config))
     save_file(tensors, out / "model.safetensors")
     verdict = ExportVerdict(name, out)
-    compare_export(drafter, verdict, target, [TEXT], model)
+    compare_export(drafter, verdict, [TEXT], model)
     assert verdict.exit_code == 1 and verdict.conclusion == "NOT THE SAME DRAFTER"
     assert "DIFFERENT: " in verdict.lines[0] or "not finite" in verdict.lines[0], verdict.lines
     unread = len(verdict.lines) == 1 or fault in ("d2t", "causal")
@@ -89,7 +89,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, target: Target) -> None:
     write_export("dflash", drafter, tmp_path / "out", torch.float32, "")
     weights = tmp_path / "out" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
-    compare_export(drafter, verdict := ExportVerdict("dflash", tmp_path / "out"), target, [TEXT])
+    compare_export(drafter, verdict := ExportVerdict("dflash", tmp_path / "out"), [TEXT])
     assert verdict.exit_code == 1 and "model.safetensors: not readable" in verdict.lines[0]
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from decode.engine.decoder import Decoder
 from decode.engine.stock import stock_model
 from decode.exporting.compare import ExportVerdict, GreedyText, compare_export
-from decode.exporting.exports import DrafterPair, export_drafter
+from decode.exporting.exports import export_drafter
 from decode.exporting.formats import make_custom_generate, write_export
 from specalign.common.errors import UserError
 from specalign.formats.block import load_drafter, save_drafter
@@ -31,9 +31,9 @@ def test_a_target_in_bf16_and_a_folder_that_loads_here(tmp_path: Path) -> None:
     target.tokenizer.save_pretrained(tmp_path / "target")
     target = load_target(str(tmp_path / "target"), "float32", "cpu")
     save_drafter(block_network(target, "shared_kv", markov_rank=8), tmp_path / "drafter")
-    pair = DrafterPair(str(tmp_path / "drafter"), "block", str(tmp_path / "target"), "cpu")
-    out = tmp_path / "out"
-    (verdict,) = export_drafter(pair, {"custom_generate": out}, prompts=[WHY], max_new_tokens=8)
+    drafter, out = str(tmp_path / "drafter"), tmp_path / "out"
+    folders = {"custom_generate": out}
+    (verdict,) = export_drafter(drafter, target, folders, prompts=[WHY], max_new_tokens=8)
     assert verdict.exit_code == 0 and "1 of 1 outputs equal" in verdict.lines[-1], verdict.lines
     sources = {p.name for p in (out / "custom_generate").iterdir()}
     assert sources == {"generate.py", "drafter.py", "requirements.txt"}
@@ -56,7 +56,7 @@ def test_planted_faults(tmp_path: Path, target: Target, fault: str) -> None:
         source.write_text(wrong)
     verdict = ExportVerdict("custom_generate", out)
     text = GreedyText(PROMPT, Decoder(target).generate(PROMPT, max_new_tokens=20).tokens)
-    compare_export(drafter, verdict, target, [text], stock_model(target))
+    compare_export(drafter, verdict, [text], stock_model(target))
     if fault == "a tensor":
         assert verdict.exit_code == 1 and "k_norm.weight differs" in verdict.lines[0]
     else:  # the output stays the model's, whatever the drafter

@@ -84,7 +84,7 @@ def test_an_export_is_the_drafter_and_comes_in_and_goes_out_to_the_byte(
     first, second = tmp_path / "first", tmp_path / "second"
     write_export(name, drafter, first, torch.float32, "", vocabulary)
     verdict = ExportVerdict(name, first)
-    compare_export(drafter, verdict, target, [greedy_text(target)], model)
+    compare_export(drafter, verdict, [greedy_text(target)], model)
     assert verdict.exit_code == 0, verdict.lines
     if name == "gguf":
         return
@@ -133,7 +133,7 @@ def test_a_target_that_scales_its_embedding(
     write_export(name, drafter, tmp_path / "out", torch.bfloat16, "", vocabulary)
     verdict = ExportVerdict(name, tmp_path / "out")
     model = tiny_model("gemma3_text", gemma.vocab_size)
-    compare_export(drafter, verdict, gemma, [greedy_text(gemma)], model)
+    compare_export(drafter, verdict, [greedy_text(gemma)], model)
     assert verdict.exit_code == 0, verdict.lines
     held = read_export(name, tmp_path / "out")
     if name in ("dflash", "speculators", "dspark"):

@@ -33,7 +33,7 @@ def test_files_of_half_precision(
     drafter.to(dtype).float()
     write_export("gguf", drafter, tmp_path / "out", dtype, "", vocabulary)
     verdict = ExportVerdict("gguf", tmp_path / "out")
-    compare_export(drafter, verdict, target, [GreedyText(PROMPT, [5, 9])])
+    compare_export(drafter, verdict, [GreedyText(PROMPT, [5, 9])])
     assert verdict.exit_code == 0, verdict.lines
     assert {p.name for p in (tmp_path / "out").iterdir()} == {FILE, "README.md", "export.json"}
 
@@ -51,7 +51,7 @@ def test_frequencies_of_another_engines_drafter(
         scaling is not None
     )
     verdict = ExportVerdict("gguf", tmp_path / "out")
-    compare_export(drafter, verdict, target, [GreedyText(PROMPT, [5, 9])])
+    compare_export(drafter, verdict, [GreedyText(PROMPT, [5, 9])])
     assert verdict.exit_code == 0, verdict.lines
 
 

@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from decode import parity as parity_command
 from decode.engine.decoder import Decoder, prompt_tokens
 from decode.exporting.compare import ExportVerdict
-from decode.exporting.exports import DrafterPair
 from decode.exporting.formats import write_export
 from decode.exporting.server import Counts, Server, check_server
 from decode.proposers.autoregressive import AutoregressiveProposer
@@ -106,8 +105,8 @@ def served(drafter: BlockDrafter) -> Iterator[tuple[App, str]]:
     server.server_close()
 
 
-def check(folder: Path, url: str, role: str = "block", export: Path | None = None) -> ExportVerdict:
-    return check_server(DrafterPair(str(folder), role, "debug", "cpu"), url, PROMPTS, 12, export)
+def check(folder: Path, url: str) -> ExportVerdict:
+    return check_server(str(folder), load_target("debug", "float32", "cpu"), url, PROMPTS, 12)
 
 
 @pytest.mark.parametrize("llama", [False, True], ids=["vLLM", "llama.cpp"])
@@ -136,7 +135,7 @@ def test_drafts_per_round_are_the_servers(
     }
     for role, proposer in kinds.items():
         app.use(drafter.target, proposer)
-        verdict = check(tmp_path / role, url, role)
+        verdict = check(tmp_path / role, url)
         here, there = re.findall(r"\((\d+ (?:drafts )?in \d+)", verdict.lines[1])
         assert verdict.exit_code == 0 and here == there, verdict.lines
 
