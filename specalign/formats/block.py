@@ -107,7 +107,8 @@ def _load_saved(values: JsonObject, path: Path, target: Target) -> BlockDrafter:
 def read_settings(values: JsonObject, layout: str, where: str, target: Target) -> JsonObject:
     """The input of `BlockConfig.from_dict` in another engine's config.json, without what only the
     tensors tell. Raises UserError."""
-    return READERS[layout](ConfigReader(values, where), target)
+    with in_one_line(where):
+        return READERS[layout](ConfigReader(values), target)
 
 
 def import_drafter(

@@ -62,7 +62,7 @@ def read_head_settings(s: ConfigReader) -> JsonObject:
     if s.get("enable_confidence_head", False):
         reads = s.get("confidence_head_with_markov", rank > 0)
         if reads and not rank:
-            raise s.error("confidence_head_with_markov=true needs markov_rank above 0")
+            raise UserError("confidence_head_with_markov=true needs markov_rank above 0")
         found |= {"confidence_head": True, "confidence_input": "markov" if reads else "hidden"}
     return found
 

@@ -29,14 +29,6 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "markov_head_type": ("vanilla", "gated", "rnn"), "speculators_model_type": ("dflash", "dspark"),
 }  # fmt: skip
 """Keys that change what is computed, and the values that the network here computes."""
-NESTED = {
-    *SUPPORTED, "mask_token_id", "mask_token", "target_layer_ids", "num_target_layers", "block_size", "sample_from_anchor",
-    "shift_label", "markov_rank", "enable_confidence_head", "confidence_head_with_markov", "input_embedding_scale",
-    "conv_group_size", "selector_top_k", "swa_window_size", "pure_draft_prefix_len", "gru_hidden_dim", "emb_dim",
-    "num_anchors", "loss_decay_gamma", "ce_loss_alpha", "l1_loss_alpha", "confidence_head_alpha",
-}  # fmt: skip
-"""Keys of `dflash_config` and `dspark_config` that are read, refused by name, or for training
-only."""
 
 
 @dataclass
@@ -52,14 +44,13 @@ class Exported:
 
 
 class ConfigReader:
-    """A config.json whose keys may be in several places. where: the file, for messages. inner: the
-    part about the layers."""
+    """A config.json whose keys may be in several places. inner: the part about the layers."""
 
-    def __init__(self, values: JsonObject, where: str) -> None:
-        self.values, self.where = values, where
+    def __init__(self, values: JsonObject) -> None:
+        self.values = values
         self.inner: JsonObject = values.get("transformer_layer_config", values)
         if not isinstance(self.inner, dict):
-            raise self.error("transformer_layer_config must be an object")
+            raise UserError("transformer_layer_config must be an object")
         sections = [values.get(name) for name in ("dspark_config", "dflash_config")]
         one, other = (section if isinstance(section, dict) else {} for section in sections)
         self.nested: JsonObject = one | other
@@ -74,23 +65,20 @@ class ConfigReader:
         """A whole number. Raises UserError."""
         value = self.get(name, default)
         if value is None:
-            raise self.error(f"missing key {name!r}")
+            raise UserError(f"missing key {name!r}")
         if type(value) is not int or value < low:
-            raise self.error(f"{name} must be a whole number of at least {low}, not {value!r:.60}")
+            raise UserError(f"{name} must be a whole number of at least {low}, not {value!r:.60}")
         return value
-
-    def error(self, what: str) -> UserError:
-        return UserError(f"{self.where}: {what}")
 
 
 def check_architecture(s: ConfigReader, *known: str) -> None:
     """Raises UserError for a network that is not decoded here."""
-    if architectures_of({"architectures": [known[0]], **s.values})[:1] not in [[k] for k in known]:
-        names = s.values["architectures"]
-        raise s.error(f"architectures={names!r:.60}: of this layout [{known[0]!r}] is decoded")
+    names = architectures_of({"architectures": [known[0]], **s.values})
     kind = s.values.get("model_type", "qwen3")
+    if not names or names[0] not in known:
+        raise UserError(f"architectures={names!r:.60}: of this layout [{known[0]!r}] is decoded")
     if kind != "qwen3":
-        raise s.error(f"model_type={kind!r}: the layers of a block drafter are qwen3's")
+        raise UserError(f"model_type={kind!r}: the layers of a block drafter are qwen3's")
 
 
 def read_layers(s: ConfigReader, target: Target, from_anchor: bool = False) -> JsonObject:
@@ -101,21 +89,18 @@ def read_layers(s: ConfigReader, target: Target, from_anchor: bool = False) -> J
         value = s.get(name)
         if value is not None and value not in choices:
             listed = " or ".join(map(str, choices))
-            raise s.error(f"{name}={value!r:.60} is not decoded here; must be {listed}")
-    for name, value in s.nested.items():
-        if name not in NESTED and value not in (None, False):
-            raise s.error(f"{name}={value!r:.60} is not known here (remove it if unused)")
+            raise UserError(f"{name}={value!r:.60} is not decoded here; must be {listed}")
     _check_windows(s, target)
     own = embedding_scale(target)
     scale = s.get("input_embedding_scale", own)
     if not isinstance(scale, int | float) or abs(scale / own - 1) > 1e-3:
-        raise s.error(f"input_embedding_scale={scale}: target {target.spec!r} has {own:g}")
+        raise UserError(f"input_embedding_scale={scale}: target {target.spec!r} has {own:g}")
     from_anchor = s.get("sample_from_anchor", from_anchor)
     if s.get("shift_label") and from_anchor is not True:
-        raise s.error("shift_label=true needs sample_from_anchor=true")
+        raise UserError("shift_label=true needs sample_from_anchor=true")
     heads, width = s.get_int("num_attention_heads"), s.get_int("hidden_size")
     head_dim = s.get_int("head_dim", width // heads)
-    rotary, rope = read_rotary(s.inner, head_dim, target, s.where)
+    rotary, rope = read_rotary(s.inner, head_dim, target)
     return {
         "context": "taps",
         "block_size": s.get_int("block_size"),  # rows, as in this project's files
@@ -153,19 +138,19 @@ def _check_windows(s: ConfigReader, target: Target) -> None:
         whole = kind == "sliding_attention" and both_ways
         whole = whole and s.get_int("sliding_window") >= target.context_limit
         if kind != "full_attention" and not whole:
-            raise s.error(f"layer_types has {kind!r:.60}: layers see the whole context here")
+            raise UserError(f"layer_types has {kind!r:.60}: layers see the whole context here")
 
 
 def read_taps(s: ConfigReader, target: Target, name: str, ids: Any, shift: int = 0) -> list[int]:
     """Tapped layers, the target's from 0: id i − shift is the output of that layer. `ids`: the value
     of the key `name`. Raises UserError."""
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
-        raise s.error(f"{name} must be a list of layers, not {ids!r:.60}")
+        raise UserError(f"{name} must be a list of layers, not {ids!r:.60}")
     last = target.num_layers - 1 + shift
     for i in ids:
         if not shift <= i < last:  # of the last, engines differ in whether its norm is applied
             fit = f"the layers {shift} to {last - 1} can be used, not the last"
-            raise s.error(f"{name} has {i}: of target {target.spec!r} {fit}")
+            raise UserError(f"{name} has {i}: of target {target.spec!r} {fit}")
     return [i - shift for i in ids]
 
 

@@ -18,8 +18,8 @@ NAMES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hi
 """transformers' names → DFlash's."""
 EMBEDDING = "embed_tokens.weight"
 """A drafter's own input embeddings."""
-_COPIES = (EMBEDDING, "verifier_lm_head.weight", "verifier_norm.weight")
-"""Copies of the target's weights."""
+_COPIES = (EMBEDDING, "verifier_lm_head.weight", "verifier_norm.weight", "t2d")
+"""Copies of the target's weights, and the draft vocabulary once more."""
 _RELATED = 0.5
 """The least mean cosine of a target's weights with those of a finetuned descendant."""
 
@@ -35,24 +35,16 @@ def read_vocabulary(
     whatever the folder holds (as in the speculators package). Raises UserError for a vocabulary
     that is not of this target's tokens, or rows of another target."""
     where = f"{path}/model.safetensors"
-    offsets, known, head = (tensors.pop(name, None) for name in ("d2t", "t2d", "lm_head.weight"))
+    offsets, head = tensors.pop("d2t", None), tensors.pop("lm_head.weight", None)
     rows, *_ = [tensors.pop(name, None) for name in _COPIES]
     if rows is not None:
         _check_related(rows, target.embedding_VD, f"{where}: {EMBEDDING}", target)
     if offsets is None:
-        if known is not None and not bool(known.all()):
-            raise UserError(f"{where}: t2d marks a draft vocabulary, and d2t is missing")
         if head is not None:
             _check_related(head, target.head_weight_VD, f"{where}: lm_head.weight", target)
         return None, None
-    if offsets.dim() != 1 or offsets.is_floating_point():
-        raise UserError(f"{where}: d2t must hold a whole number for each draft token")
-    tokens, order = (offsets.long() + torch.arange(len(offsets))).sort()  # token − row
+    tokens, order = (offsets.flatten() + torch.arange(offsets.numel())).sort()  # token − row
     vocab = check_vocabulary(tokens, target.vocab_size, f"{where}: d2t")
-    if known is not None:
-        marked = torch.zeros(target.vocab_size, dtype=torch.bool).index_fill(0, vocab, True)
-        if not torch.equal(known.bool(), marked):
-            raise UserError(f"{where}: t2d does not mark the tokens that d2t names")
     basis = "markov_head.markov_w2.weight"
     if basis in tensors and tensors[basis].shape[:1] == vocab.shape:
         tensors[basis] = tensors[basis][order]
