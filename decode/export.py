@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from decode.cli import Parser, parse_whole, path
+from decode.cli import Parser, path
 from decode.exporting import EXPORTS
 from decode.systems.drafter_folders import BLOCKS, check_there, kind_of, target_for
 from specalign.common.commands import command
@@ -17,6 +17,8 @@ from specalign.common.text import say
 if TYPE_CHECKING:
     from decode.exporting.compare import ExportVerdict
 
+PROMPTS = 4
+"""Built-in prompts that a check decodes."""
 TYPES = ("bfloat16", "float16", "float32")
 _NO_BLOCK = (
     "engines load an autoregressive drafter's folder as it is, and no diffusion drafter; block "
@@ -33,8 +35,6 @@ def parser() -> Parser:
     out = "output folder; with several formats, each gets a subfolder"
     dtypes = f"type of the weights: {', '.join(TYPES)} (default bfloat16)"
     vocabulary = "the target as a GGUF file; --format gguf copies its vocabulary"
-    prompts = "number of built-in prompts used in the check (default 4)"
-    length = "tokens per prompt (default 48)"
     check = argparse.BooleanOptionalAction
     add = p.add_argument
     add("--drafter", required=True, help="the drafter's folder or hub id")
@@ -44,8 +44,6 @@ def parser() -> Parser:
     add("--dtype", default="bfloat16", help=dtypes)
     add("--target-gguf", type=path, metavar="FILE", help=vocabulary)
     add("--check", action=check, default=True, help="check the exports (default: on)")
-    add("--limit", type=parse_whole(1), default=4, metavar="N", help=prompts)
-    add("--max-new-tokens", type=parse_whole(2), default=48, metavar="N", help=length)
     return p
 
 
@@ -66,12 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from specalign.lm.loading import load_target
     from specalign.suites.registry import prompts_of
 
-    suites, _ = prompts_of("builtin", limit=options.limit)
-    prompts = [prompt for suite in suites for prompt in suite.prompts] if options.check else []
+    (suite,), _ = prompts_of("builtin", limit=PROMPTS)
+    prompts = suite.prompts if options.check else []
     name, trust = target_for(options.target, options.drafter), options.trust_remote_code
     target = load_target(name, "float32", options.device, trust_remote_code=trust)
-    length, vocabulary = options.max_new_tokens, options.target_gguf
-    given = (folders, options.dtype, prompts, length, vocabulary)
+    given = (folders, options.dtype, prompts, options.target_gguf)
     verdicts = export_drafter(options.drafter, target, *given)
     for verdict in verdicts:
         _print_verdict(verdict, options)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from decode.cli import Parser, parse_whole, path
-from decode.systems.drafter_folders import DIFFUSION, check_there, kind_of, target_for
+from decode.systems.drafter_folders import BLOCKS, check_there, kind_of, target_for
 from specalign.common.errors import UserError, cli
 from specalign.common.text import say
 
@@ -44,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         hint = "decode.export checks exports for transformers"
         raise UserError(f"--engine={options.engine!r} is not the URL of a server; {hint}")
     check_there(options.drafter)
-    if kind_of(options.drafter) == DIFFUSION:
-        raise UserError(f"--drafter={options.drafter}: no engine runs a diffusion drafter")
+    if kind_of(options.drafter) not in BLOCKS:
+        raise UserError(f"--drafter={options.drafter}: is not a block drafter")
 
     from decode.exporting.server import check_server
     from specalign.lm.loading import load_target

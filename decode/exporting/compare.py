@@ -30,8 +30,8 @@ FILES_WRONG, ENGINE_DIFFERS = 1, 3
 """Exit codes; 0 = the same drafter, 2 = wrong input."""
 TOLERANCE = 2e-3
 """Of a quantity's root mean square, in fp32: another order of sums stays a hundred times below."""
-BLOCKS = 16
-"""Blocks that are compared in each text."""
+LENGTH, BLOCKS = 48, 16
+"""Tokens of a text, and the blocks that are compared in it."""
 
 
 @dataclass
@@ -98,13 +98,11 @@ def encode_prompts(target: Target, prompts: Sequence[Prompt]) -> list[list[int]]
     return [tokens for _, tokens in fitting]
 
 
-def decode_prompts(
-    target: Target, prompts: Sequence[Prompt], max_new_tokens: int
-) -> list[GreedyText]:
+def decode_prompts(target: Target, prompts: Sequence[Prompt]) -> list[GreedyText]:
     """Prompts with plain greedy outputs. Raises UserError if the target takes none of them."""
     decoder = Decoder(target)
     return [
-        GreedyText(tokens, decoder.generate(tokens, max_new_tokens=max_new_tokens).tokens)
+        GreedyText(tokens, decoder.generate(tokens, max_new_tokens=LENGTH).tokens)
         for tokens in encode_prompts(target, prompts)
     ]
 

@@ -32,7 +32,6 @@ def export_drafter(
     folders: Mapping[str, Path],
     dtype: str = "bfloat16",
     prompts: Sequence[Prompt] = (),
-    max_new_tokens: int = 48,
     vocabulary: Path | None = None,
 ) -> list[ExportVerdict]:
     """Write a drafter in each format into its folder (`folders`: format → folder), and compare over
@@ -67,7 +66,7 @@ def export_drafter(
         lines = serve(form, network.config, target, str(out.absolute()), vocabulary)
         verdicts.append(ExportVerdict(form, out, serve=lines))
     if prompts:
-        texts, model = decode_prompts(target, prompts, max_new_tokens), stock_model(target)
+        texts, model = decode_prompts(target, prompts), stock_model(target)
         for verdict in verdicts:
             compare_export(network, verdict, texts, model)
     return verdicts

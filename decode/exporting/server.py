@@ -22,15 +22,11 @@ from decode.exporting.compare import (
     round_weights,
 )
 from decode.exporting.folder import read_format
-from decode.proposers.autoregressive import AutoregressiveProposer, check_vocabulary
-from decode.proposers.base import Proposer
 from decode.proposers.block import BlockProposer
-from decode.systems.drafter_folders import AUTOREGRESSIVE, kind_of
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject, parse_json
 from specalign.common.text import short
 from specalign.formats.block import load_drafter
-from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.suites.prompt import Prompt
 
@@ -172,13 +168,9 @@ def check_server(
 
 def _open_proposer(
     drafter: str, target: Target, drafts: int, verdict: ExportVerdict, prompts: list[list[int]]
-) -> Proposer:
+) -> BlockProposer:
     """The drafter with the server's number of drafts, rounded as the server's export is, which is
     compared with it."""
-    if kind_of(drafter) == AUTOREGRESSIVE:
-        model = load_target(drafter, "float32", str(target.device))
-        check_vocabulary(model, target)
-        return AutoregressiveProposer(model, drafts)
     network = load_drafter(drafter, target)
     if verdict.format == "server":
         round_weights(network, torch.bfloat16)

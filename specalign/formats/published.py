@@ -165,7 +165,7 @@ def check_fits(
     biases: bool = True,
     adds_bias: bool = False,
 ) -> None:
-    """Raises UserError naming all training options that the format `name` needs, or what no option
+    """Raises UserError naming the training options that the format `name` needs, or what no option
     changes.
 
     Args:
@@ -174,22 +174,14 @@ def check_fits(
             training does not.
     """
     c, target = drafter.config, drafter.target
-    kind, block = c.markov_kind, c.block_layout
-    head = f"drafter.markov={' or '.join(markov)}" if markov else "drafter.markov_rank=0"
-    rules = (
-        (c.context == "taps", f"drafter.context={c.context} is of no engine's format",
-         "drafter.context=taps (recipe=taps)"),
-        (biases or not c.attention_bias, "the format's attention has no biases",
-         "drafter.attention_bias=false"),
-        (layout == block, f"the format's blocks are {layout} and this drafter's {block}",
-         f"drafter.block_layout={layout}"),
-        (not kind or kind in markov, f"the format has no Markov head of the kind {kind!r}", head),
-        (not c.convolution, "the format has no drafter.convolution", "drafter.convolution=false"),
-    )  # fmt: skip
-    whys = [why for fits, why, _ in rules if not fits]
-    options = [option for fits, _, option in rules if not fits]
-    if whys:
-        raise UserError(f"--format {name}: {', '.join(whys)}; train with {' and '.join(options)}")
+    needed = {"context": "taps", "block_layout": layout, "convolution": False}
+    needed |= {} if biases else {"attention_bias": False}
+    wrong = [f"{key}={str(v).lower()}" for key, v in needed.items() if getattr(c, key) != v]
+    if c.markov_kind and c.markov_kind not in markov:
+        wrong.append(f"markov={' or '.join(markov)}" if markov else "markov_rank=0")
+    if wrong:
+        options = " and ".join(f"drafter.{option}" for option in wrong)
+        raise UserError(f"--format {name}: does not hold this drafter; train with {options}")
     check_last_layer(drafter, name)
     bias = target.head_bias_V
     why = ""

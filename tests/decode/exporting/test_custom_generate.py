@@ -33,7 +33,7 @@ def test_a_target_in_bf16_and_a_folder_that_loads_here(tmp_path: Path) -> None:
     save_drafter(block_network(target, "shared_kv", markov_rank=8), tmp_path / "drafter")
     drafter, out = str(tmp_path / "drafter"), tmp_path / "out"
     folders = {"custom_generate": out}
-    (verdict,) = export_drafter(drafter, target, folders, prompts=[WHY], max_new_tokens=8)
+    (verdict,) = export_drafter(drafter, target, folders, prompts=[WHY])
     assert verdict.exit_code == 0 and "1 of 1 outputs equal" in verdict.lines[-1], verdict.lines
     sources = {p.name for p in (out / "custom_generate").iterdir()}
     assert sources == {"generate.py", "drafter.py", "requirements.txt"}

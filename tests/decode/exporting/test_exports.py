@@ -33,7 +33,7 @@ def drafter(tmp_path: Path, target: Target) -> str:
 def export(
     drafter: str, target: Target, folders: dict[str, Path], **options: Any
 ) -> list[ExportVerdict]:
-    options = {"prompts": [Prompt("a", "Why is the sky blue?")], "max_new_tokens": 8, **options}
+    options = {"prompts": [Prompt("a", "Why is the sky blue?")], **options}
     return export_drafter(drafter, target, folders, **options)
 
 
