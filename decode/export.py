@@ -34,7 +34,6 @@ def parser() -> Parser:
     p = Parser(prog="python -m decode.export", description=what, epilog=_EPILOG)
     out = "output folder; with several formats, each gets a subfolder"
     dtypes = f"type of the weights: {', '.join(TYPES)} (default bfloat16)"
-    vocabulary = "the target as a GGUF file; --format gguf copies its vocabulary"
     check = argparse.BooleanOptionalAction
     add = p.add_argument
     add("--drafter", required=True, help="the drafter's folder or hub id")
@@ -42,7 +41,6 @@ def parser() -> Parser:
     add("--out", required=True, type=path, metavar="DIR", help=out)
     p.add_target_options(dtype=False)
     add("--dtype", default="bfloat16", help=dtypes)
-    add("--target-gguf", type=path, metavar="FILE", help=vocabulary)
     add("--check", action=check, default=True, help="check the exports (default: on)")
     return p
 
@@ -68,8 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prompts = suite.prompts if options.check else []
     name, trust = target_for(options.target, options.drafter), options.trust_remote_code
     target = load_target(name, "float32", options.device, trust_remote_code=trust)
-    given = (folders, options.dtype, prompts, options.target_gguf)
-    verdicts = export_drafter(options.drafter, target, *given)
+    verdicts = export_drafter(options.drafter, target, folders, options.dtype, prompts)
     for verdict in verdicts:
         _print_verdict(verdict, options)
     codes = [verdict.exit_code for verdict in verdicts if verdict.exit_code]
@@ -96,8 +93,7 @@ def _print_verdict(verdict: ExportVerdict, options: argparse.Namespace) -> None:
         for line in snippet.as_text():
             say(line)
     if any(snippet.language == "bash" for snippet in verdict.serve):
-        engine = "http://127.0.0.1:8080" if verdict.format == "gguf" else "vllm"
-        words = ["--drafter", options.drafter, "--engine", engine, "--export", str(verdict.folder)]
+        words = ["--drafter", options.drafter, "--engine", "vllm", "--export", str(verdict.folder)]
         words += [] if options.target is None else ["--target", options.target]
         parity = command("decode.parity", *words)
         say(f"  compare the running server with the drafter:\n\n      {parity}\n")

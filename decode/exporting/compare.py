@@ -14,12 +14,13 @@ from transformers import AutoModel
 
 from decode.engine.decoder import Decoder
 from decode.evaluation.tokenized import tokenize_prompts
-from decode.exporting.formats import MAKERS, read_export, restore_export
+from decode.exporting.formats import MAKERS, read_export
 from decode.exporting.serving import Snippet
 from decode.proposers.block import BlockProposer
 from specalign.common.batch import Anchors, Batch
 from specalign.common.errors import UserError, in_one_line
 from specalign.common.schema import JsonObject, read_config
+from specalign.formats.block import load_drafter
 from specalign.lm.model import Target
 from specalign.lm.opening import quiet_loading
 from specalign.models.block import BlockDrafter
@@ -199,20 +200,17 @@ def compare_export(
     verdict. `model`: the target in transformers; None = engines are not asked."""
     folder, form = verdict.folder, verdict.format
     try:
-        held = read_export(form, folder)
+        held = read_export(folder)
         matrix = held.tensors.get("fc.weight", held.tensors.get("encoder.fc.weight"))
         if matrix is not None:
             round_weights(drafter, matrix.dtype)
         made = MAKERS[form](drafter)
-        if form == "gguf":  # a file holds some of the keys
-            made.config = {key: v for key, v in made.config.items() if key in held.config}
         other = find_other_setting(held.config, made.config)
         other = other or find_other_tensor(held.tensors, made.tensors)
         line = f"settings and tensors: {f'DIFFERENT: {other}' if other else 'the same'}"
         verdict.add("the files", not other, line)
         with in_one_line(f"{folder}: can't be read as {form}"):
-            restored = restore_export(form, held, folder, drafter.target)
-            compare_logits(verdict, drafter, texts, restored)
+            compare_logits(verdict, drafter, texts, load_drafter(folder, drafter.target))
     except UserError as error:
         verdict.add("the files", False, str(error))
     if model is None or not verdict.files_same:

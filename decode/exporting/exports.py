@@ -21,7 +21,6 @@ from decode.exporting.formats import make_export, write_export
 from decode.exporting.serving import serve
 from specalign.common.hub import hub_id, local_path, model_folder, opening_name
 from specalign.formats.block import FILES, load_drafter
-from specalign.formats.gguf import check_vocabulary
 from specalign.lm.model import Target
 from specalign.suites.prompt import Prompt
 
@@ -32,7 +31,6 @@ def export_drafter(
     folders: Mapping[str, Path],
     dtype: str = "bfloat16",
     prompts: Sequence[Prompt] = (),
-    vocabulary: Path | None = None,
 ) -> list[ExportVerdict]:
     """Write a drafter in each format into its folder (`folders`: format → folder), and compare over
     the prompts. Raises UserError if a format can't hold the drafter or a folder holds something
@@ -40,7 +38,7 @@ def export_drafter(
 
     Args:
         drafter: folder or hub id. target: in fp32: networks are compared, not roundings. dtype: of
-            the written weights. vocabulary: the target's GGUF file, for `gguf`.
+            the written weights.
     """
     for form, out in folders.items():
         check_free(out, form)
@@ -51,19 +49,15 @@ def export_drafter(
     network.config = replace(network.config, target=known)
     stored = getattr(torch, dtype)
     round_weights(network, stored)
-    if vocabulary is None and target.spec.endswith(".gguf"):
-        vocabulary = Path(target.spec)
     for form in folders:  # refuse before anything is written
-        made = make_export(form, network)
-        if form == "gguf":
-            check_vocabulary(made, vocabulary)
+        make_export(form, network)
     source = model_folder(drafter, "drafter", FILES)
     verdicts = []
     for form, out in folders.items():
-        lines = serve(form, network.config, target, out.name, vocabulary)
+        lines = serve(form, network.config, target, out.name)
         card = write_card(form, source, known, out.name, lines)
-        write_export(form, network, out, stored, card, vocabulary)
-        lines = serve(form, network.config, target, str(out.absolute()), vocabulary)
+        write_export(form, network, out, stored, card)
+        lines = serve(form, network.config, target, str(out.absolute()))
         verdicts.append(ExportVerdict(form, out, serve=lines))
     if prompts:
         texts, model = decode_prompts(target, prompts), stock_model(target)

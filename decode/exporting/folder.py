@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from torch import Tensor
 
 from decode.exporting import EXPORTS
 from decode.exporting.serving import Snippet
@@ -18,6 +20,7 @@ from specalign.common.hub import card_metadata, card_value
 from specalign.common.schema import read_object
 from specalign.common.text import markdown_text
 from specalign.formats.kinds import EXPORT_RECORD
+from specalign.formats.weights import write_weights
 
 
 def check_free(out: Path, form: str) -> None:
@@ -36,9 +39,11 @@ def check_free(out: Path, form: str) -> None:
             raise UserError(f"--out={out}: holds {name!r}, which no export to {form} wrote")
 
 
-def write_folder(out: Path, record: dict[str, str], fill: Callable[[Path], None]) -> None:
+def write_folder(
+    out: Path, record: dict[str, str], tensors: dict[str, Tensor], texts: dict[str, str]
+) -> None:
     """Write an export next to its place, then move it there; an older export is replaced. `record`:
-    format and target, for export.json; `fill`: writes all other files into a folder."""
+    format and target, for export.json; `texts`: further files, path → content."""
     check_free(out, record["format"])
     out = out.resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -48,11 +53,14 @@ def write_folder(out: Path, record: dict[str, str], fill: Callable[[Path], None]
     try:
         with naming(out), Claim(scratch, "--out"):
             part.mkdir()
-            fill(part)
+            write_weights(tensors, part)
+            for path, text in texts.items():
+                (part / path).parent.mkdir(exist_ok=True)
+                (part / path).write_text(text, encoding="utf-8")
             text = json.dumps({**record, "files": _list_files(part)}, indent=2) + "\n"
             (part / EXPORT_RECORD).write_text(text)
-            for path in (*part.rglob("*"), part):
-                to_disk(path)
+            for file in (*part.rglob("*"), part):
+                to_disk(file)
             _replace(part, out, scratch / "old")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -93,7 +101,7 @@ def read_format(folder: Path) -> str:
 def write_card(form: str, source: Path, target: str, name: str, serve: Sequence[Snippet]) -> str:
     """README.md: what it is, and lines that serve it; the licence is that of the drafter's own
     folder (`source`). `name`: of the export."""
-    libraries = {"speculators": "speculators", "gguf": "llama.cpp"}
+    libraries = {"speculators": "speculators"}
     libraries |= dict.fromkeys(("transformers", "custom_generate"), "transformers")
     tags = ("speculative-decoding", "discrete-diffusion", "drafter", form)
     licence = card_value(source, "license") or "other"

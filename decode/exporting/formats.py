@@ -15,17 +15,14 @@ from decode.portable import drafter as network
 from decode.portable import generate
 from specalign.common.errors import UserError
 from specalign.common.schema import read_config
-from specalign.formats import gguf
-from specalign.formats.block import import_drafter, load_drafter, pack_drafter
+from specalign.formats.block import pack_drafter
 from specalign.formats.dflash import make_dflash
 from specalign.formats.dspark import make_dspark
-from specalign.formats.kinds import layout_of
 from specalign.formats.published import Exported, check_last_layer
 from specalign.formats.speculators import make_speculators
 from specalign.formats.tensors import EMBEDDING
 from specalign.formats.transformers import make_assistant
-from specalign.formats.weights import read_folder, write_weights
-from specalign.lm.model import Target
+from specalign.formats.weights import read_folder
 from specalign.models.block import BlockDrafter
 
 REQUIREMENTS = "torch>=2.5\ntransformers>=5.0\nsafetensors\n"
@@ -51,7 +48,6 @@ MAKERS: dict[str, Callable[[BlockDrafter], Exported]] = {
     "speculators": make_speculators,
     "dspark": make_dspark,
     "transformers": make_assistant,
-    "gguf": gguf.make_gguf,
     "custom_generate": make_custom_generate,
 }
 """What a format holds of a drafter. They raise UserError naming the option to train with."""
@@ -73,60 +69,24 @@ def make_export(form: str, drafter: BlockDrafter) -> Exported:
 
 
 def write_export(
-    form: str,
-    drafter: BlockDrafter,
-    out: Path,
-    dtype: torch.dtype,
-    card: str = "",
-    vocabulary: Path | None = None,
+    form: str, drafter: BlockDrafter, out: Path, dtype: torch.dtype, card: str = ""
 ) -> None:
-    """Write a drafter's folder; replaces an older export in this format. Raises UserError if the
-    format can't hold the drafter, or the folder holds something else.
-
-    Args:
-        card: README.md. vocabulary: the target's GGUF file, for `gguf`.
-    """
+    """Write a drafter's folder: weights in `dtype`, scaled embeddings in fp32, which have more
+    digits than the target's. An older export in this format is replaced. `card`: README.md. Raises
+    UserError if the format can't hold the drafter, or the folder holds something else."""
     check_free(out, form)
     made = MAKERS[form](drafter)
-    if form == "gguf":
-        gguf.check_vocabulary(made, vocabulary)
-
-    def fill(part: Path) -> None:
-        (part / "README.md").write_text(card, encoding="utf-8")
-        if form == "gguf" and vocabulary is not None:
-            gguf.write_gguf(part, made, out.name, dtype, vocabulary)
-        else:
-            _write_files(part, made, dtype)
-
-    write_folder(out, {"format": form, "target": drafter.config.target}, fill)
-
-
-def _write_files(folder: Path, made: Exported, dtype: torch.dtype) -> None:
-    """Weights in `dtype`; scaled embeddings in fp32, which have more digits than the target's."""
     made.config["dtype"] = str(dtype).removeprefix("torch.")
     tensors = {}
     for key, tensor in made.tensors.items():
         kept = torch.float32 if key == EMBEDDING else dtype
         kept = kept if tensor.is_floating_point() else tensor.dtype
         tensors[key] = tensor.detach().to("cpu", kept, copy=True)  # some share their storage
-    write_weights(tensors, folder)
     config = json.dumps(made.config, indent=2) + "\n"
-    for path, text in {"config.json": config, **made.files}.items():
-        (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_text(text, encoding="utf-8")
+    record = {"format": form, "target": drafter.config.target}
+    write_folder(out, record, tensors, {"README.md": card, "config.json": config, **made.files})
 
 
-def read_export(form: str, folder: Path) -> Exported:
+def read_export(folder: Path) -> Exported:
     """Config and tensors as they are stored. Raises UserError."""
-    if form == "gguf":
-        return gguf.read_gguf(folder)
     return Exported(read_config(folder), read_folder(folder, f"--export={folder}"))
-
-
-def restore_export(form: str, held: Exported, folder: Path, target: Target) -> BlockDrafter:
-    """A drafter out of what a folder holds, as `specalign.formats` reads it. Raises UserError."""
-    if form == "gguf":
-        return gguf.restore_gguf(held, folder, target)
-    if layout := layout_of(held.config):
-        return import_drafter(held.config, dict(held.tensors), layout, folder, target)
-    return load_drafter(folder, target)

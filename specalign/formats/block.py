@@ -117,19 +117,13 @@ def import_drafter(
     layout: str,
     path: Path,
     target: Target,
-    rotary: list[JsonObject] | None = None,
 ) -> BlockDrafter:
-    """Another engine's drafter from its config and tensors. Raises UserError for what the network
-    here does not compute, or a drafter for a target of another shape.
-
-    Args:
-        layout: from `layout_of`. path: for messages, and for the target's name. rotary: of
-            `BlockConfig`, if the config does not tell.
-    """
+    """Another engine's drafter from its config and tensors; `layout`: from `layout_of`. Raises
+    UserError for what the network here does not compute, or a drafter for a target of another
+    shape."""
     where = f"{path}/config.json"
     found = read_settings(values, layout, where, target)
     found |= {"target": made_for(path, values), "target_sha256": ""}
-    found |= {} if rotary is None else {"rotary": rotary}
     headless = {**found, "confidence_head": False, "confidence_input": ""}
     _check_target(BlockConfig.from_dict(headless, where), target, path)
     vocab, head = read_vocabulary(tensors, target, path)

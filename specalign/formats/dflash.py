@@ -39,12 +39,9 @@ def read_dflash(s: ConfigReader, target: Target) -> JsonObject:
     return {**settings, "target_layer_ids": read_taps(s, target, "target_layer_ids", ids)}
 
 
-def make_dflash(
-    drafter: BlockDrafter, name: str = "dflash", biases: bool = True, adds_bias: bool = True
-) -> Exported:
-    """DFlash's folder. The options are those of `check_fits`. Raises UserError for a drafter that
-    the format `name` can't hold."""
-    check_fits(drafter, name, layout="fill_in", biases=biases, adds_bias=adds_bias)
+def make_dflash(drafter: BlockDrafter) -> Exported:
+    """DFlash's folder. Raises UserError for a drafter that the format can't hold."""
+    check_fits(drafter, "dflash", layout="fill_in", adds_bias=True)
     nested: JsonObject = {
         "mask_token_id": drafter.config.mask_token_id,
         "target_layer_ids": list(drafter.config.target_layer_ids),
