@@ -16,8 +16,7 @@ from decode.exporting.compare import (
     decode_prompts,
     round_weights,
 )
-from decode.exporting.folder import check_free, write_card
-from decode.exporting.formats import make_export, write_export
+from decode.exporting.formats import check_free, make_export, write_card, write_export
 from decode.exporting.serving import serve
 from specalign.common.hub import hub_id, local_path, model_folder, opening_name
 from specalign.formats.block import FILES, load_drafter

@@ -21,7 +21,7 @@ from decode.exporting.compare import (
     encode_prompts,
     round_weights,
 )
-from decode.exporting.folder import read_format
+from decode.exporting.formats import read_format
 from decode.proposers.block import BlockProposer
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject, parse_json
