@@ -31,8 +31,8 @@ FILES_WRONG, ENGINE_DIFFERS = 1, 3
 """Exit codes; 0 = the same drafter, 2 = wrong input."""
 TOLERANCE = 2e-3
 """Of a quantity's root mean square, in fp32: another order of sums stays a hundred times below."""
-LENGTH, BLOCKS = 48, 16
-"""Tokens of a text, and the blocks that are compared in it."""
+BLOCKS = 16
+"""Blocks that are compared in each text."""
 
 
 @dataclass
@@ -75,10 +75,11 @@ class ExportVerdict:
 
 @dataclass(frozen=True)
 class GreedyText:
-    """A prompt with the target's greedy output."""
+    """A prompt with the target's greedy output; accepted: drafts in each round."""
 
     prompt: list[int]
     output: list[int]
+    accepted: list[int] = field(default_factory=list)
 
     @property
     def tokens(self) -> list[int]:
@@ -99,13 +100,13 @@ def encode_prompts(target: Target, prompts: Sequence[Prompt]) -> list[list[int]]
     return [tokens for _, tokens in fitting]
 
 
-def decode_prompts(target: Target, prompts: Sequence[Prompt]) -> list[GreedyText]:
-    """Prompts with plain greedy outputs. Raises UserError if the target takes none of them."""
-    decoder = Decoder(target)
-    return [
-        GreedyText(tokens, decoder.generate(tokens, max_new_tokens=LENGTH).tokens)
-        for tokens in encode_prompts(target, prompts)
-    ]
+def decode_greedily(
+    drafter: BlockDrafter, prompts: Sequence[list[int]], length: int, drafts: int | None = None
+) -> list[GreedyText]:
+    """Greedy outputs by this project's decoder; `drafts`: in each round."""
+    decoder = Decoder(drafter.target, BlockProposer(drafter, drafts, tree_nodes=0))
+    found = [decoder.generate(tokens, max_new_tokens=length) for tokens in prompts]
+    return [GreedyText(p, o.tokens, o.accepted) for p, o in zip(prompts, found, strict=True)]
 
 
 # ---- contents ----
@@ -220,10 +221,10 @@ def compare_export(
             if form == "transformers":
                 assistant = open_assistant(folder, model)
                 how = {"assistant_model": assistant, "speculation_type": "dflash"}
-                _compare_generate(drafter, verdict, texts, model, how)
+                _compare_generate(verdict, texts, model, how)
             if form == "custom_generate":
                 how = {"custom_generate": str(folder), "trust_remote_code": True}
-                _compare_generate(drafter, verdict, texts, model, how)
+                _compare_generate(verdict, texts, model, how)
     except UserError as error:
         verdict.add("the engine", False, str(error), engine=True)
 
@@ -251,14 +252,9 @@ def compare_logits(
 
 
 def _compare_generate(
-    drafter: BlockDrafter,
-    verdict: ExportVerdict,
-    texts: Sequence[GreedyText],
-    model: Any,
-    how: JsonObject,
+    verdict: ExportVerdict, texts: Sequence[GreedyText], model: Any, how: JsonObject
 ) -> None:
     """Outputs and forward passes of transformers' `generate` with the folder, against ours."""
-    decoder = Decoder(drafter.target, BlockProposer(drafter, tree_nodes=0))
     passes: list[int] = []
     handle = model.register_forward_hook(lambda *_: passes.append(1))
     equal = ours = 0
@@ -267,9 +263,8 @@ def _compare_generate(
         options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": count, **how}
         out = model.generate(ids, do_sample=False, **options)
         equal += out[0, len(text.prompt) :].tolist() == text.output
-        ours += 1 + len(decoder.generate(text.prompt, max_new_tokens=count).accepted)
+        ours += 1 + len(text.accepted)
     handle.remove()
-    line = f"{equal} of {len(texts)} outputs equal plain decoding's, "
-    line += f"{len(passes)} forward passes, {ours} here"
+    line = f"{equal} of {len(texts)} outputs equal, {len(passes)} forward passes, {ours} here"
     same = equal == len(texts) and len(passes) == ours
     verdict.add("generate", same, line, engine=True)

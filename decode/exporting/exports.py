@@ -13,7 +13,8 @@ from decode.engine.stock import stock_model
 from decode.exporting.compare import (
     ExportVerdict,
     compare_export,
-    decode_prompts,
+    decode_greedily,
+    encode_prompts,
     round_weights,
 )
 from decode.exporting.formats import check_free, make_export, write_card, write_export
@@ -22,6 +23,9 @@ from specalign.common.hub import hub_id, local_path, model_folder, opening_name
 from specalign.formats.block import FILES, load_drafter
 from specalign.lm.model import Target
 from specalign.suites.prompt import Prompt
+
+LENGTH = 48
+"""Tokens that a check decodes after each prompt."""
 
 
 def export_drafter(
@@ -59,7 +63,8 @@ def export_drafter(
         lines = serve(form, network.config, target, str(out.absolute()))
         verdicts.append(ExportVerdict(form, out, serve=lines))
     if prompts:
-        texts, model = decode_prompts(target, prompts), stock_model(target)
+        texts = decode_greedily(network, encode_prompts(target, prompts), LENGTH)
+        model = stock_model(target)
         for verdict in verdicts:
             compare_export(network, verdict, texts, model)
     return verdicts

@@ -14,11 +14,7 @@ from specalign.formats.published import (
     read_taps,
     taps_config,
 )
-from specalign.formats.tensors import (
-    add_draft_vocabulary,
-    add_scaled_embedding,
-    published_tensors,
-)
+from specalign.formats.tensors import published_tensors, vocabulary_tensors
 from specalign.lm.inspection.parts import embedding_scale
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
@@ -51,7 +47,6 @@ def make_dflash(drafter: BlockDrafter) -> Exported:
         nested["input_embedding_scale"] = scale
     layers = {**qwen3_config(drafter), **taps_config(drafter)}
     config = {"architectures": [ARCHITECTURE], **layers, "dflash_config": nested}
-    made = Exported(config, published_tensors(drafter))
-    add_draft_vocabulary(made, drafter)
-    add_scaled_embedding(made, drafter)
-    return made
+    if drafter.draft_vocab is not None:
+        config["draft_vocab_size"] = drafter.draft_size
+    return Exported(config, published_tensors(drafter) | vocabulary_tensors(drafter))

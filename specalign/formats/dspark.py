@@ -26,12 +26,7 @@ from specalign.formats.published import (
     read_taps,
     taps_config,
 )
-from specalign.formats.tensors import (
-    add_draft_vocabulary,
-    add_scaled_embedding,
-    embed_vocabulary,
-    published_tensors,
-)
+from specalign.formats.tensors import embed_vocabulary, published_tensors, vocabulary_tensors
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from specalign.models.markov import LinearHead, VanillaHead
@@ -130,10 +125,9 @@ def make_dspark(drafter: BlockDrafter) -> Exported:
         "enable_confidence_head": confidence,
         "confidence_head_with_markov": confidence and c.confidence_input != "hidden",
     }
-    made = Exported(config, published_tensors(drafter) | heads)
-    add_draft_vocabulary(made, drafter)
-    add_scaled_embedding(made, drafter)
-    return made
+    if drafter.draft_vocab is not None:
+        config["draft_vocab_size"] = drafter.draft_size
+    return Exported(config, published_tensors(drafter) | heads | vocabulary_tensors(drafter))
 
 
 @torch.no_grad()

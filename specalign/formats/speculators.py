@@ -17,11 +17,7 @@ from specalign.formats.published import (
     read_layers,
     read_taps,
 )
-from specalign.formats.tensors import (
-    add_draft_vocabulary,
-    add_scaled_embedding,
-    published_tensors,
-)
+from specalign.formats.tensors import published_tensors, vocabulary_tensors
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 
@@ -64,11 +60,8 @@ def make_speculators(drafter: BlockDrafter) -> Exported:
             "verifier": {"name_or_path": c.target, "architectures": list(architectures)},
         },
     }
-    made = Exported(config, published_tensors(drafter))
-    add_draft_vocabulary(made, drafter)
+    tensors = published_tensors(drafter) | vocabulary_tensors(drafter)
     if drafter.draft_vocab is not None:
-        known = torch.zeros(c.vocab_size, dtype=torch.bool)
-        known[drafter.draft_vocab.cpu()] = True
-        made.tensors["t2d"] = known
-    add_scaled_embedding(made, drafter)
-    return made
+        tensors["t2d"] = torch.zeros(c.vocab_size, dtype=torch.bool)
+        tensors["t2d"][drafter.draft_vocab.cpu()] = True
+    return Exported(config, tensors)

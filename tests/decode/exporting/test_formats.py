@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from decode.engine.decoder import Decoder
 from decode.engine.stock import stock_model
 from decode.exporting.compare import (
     ExportVerdict,
     GreedyText,
     compare_export,
+    decode_greedily,
     distance,
     trace_drafter,
 )
@@ -59,10 +59,6 @@ def model(target: Target) -> Any:
     return stock_model(target)
 
 
-def greedy_text(target: Target) -> GreedyText:
-    return GreedyText(PROMPT, Decoder(target).generate(PROMPT, max_new_tokens=8).tokens)
-
-
 def logits_after(drafter: BlockDrafter, tokens: list[int]) -> Tensor:
     """Of the first draft after the tokens, the last of which is the anchor."""
     return trace_drafter(drafter, GreedyText(tokens, []))[0, 0]
@@ -82,7 +78,7 @@ def test_an_export_is_the_drafter_and_comes_in_and_goes_out_to_the_byte(
     first, second = tmp_path / "first", tmp_path / "second"
     write_export(name, drafter, first, torch.float32)
     verdict = ExportVerdict(name, first)
-    compare_export(drafter, verdict, [greedy_text(target)], model)
+    compare_export(drafter, verdict, decode_greedily(drafter, [PROMPT], 8), model)
     assert verdict.exit_code == 0, verdict.lines
     write_export(name, load_drafter(first, target), second, torch.float32, "")
     for file in ("config.json", "model.safetensors"):
@@ -129,7 +125,7 @@ def test_a_target_that_scales_its_embedding(
     write_export(name, drafter, tmp_path / "out", torch.bfloat16)
     verdict = ExportVerdict(name, tmp_path / "out")
     model = tiny_model("gemma3_text", gemma.vocab_size)
-    compare_export(drafter, verdict, [greedy_text(gemma)], model)
+    compare_export(drafter, verdict, decode_greedily(drafter, [PROMPT], 8), model)
     assert verdict.exit_code == 0, verdict.lines
     held = read_export(tmp_path / "out")
     if name in ("dflash", "speculators", "dspark"):
