@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from decode.cli import Parser, path
 from decode.exporting import EXPORTS
 from decode.systems.drafter_folders import BLOCKS, check_there, kind_of, target_for
-from specalign.common.commands import command
 from specalign.common.errors import UserError, cli, nearest
 from specalign.common.text import say
 
@@ -24,8 +23,8 @@ _NO_BLOCK = (
     "engines load an autoregressive drafter's folder as it is, and no diffusion drafter; block "
     "drafters are exported: train with drafter.kind=block and drafter.context=taps"
 )
-_EPILOG = """example: python -m decode.export --drafter runs/mine/drafter --format dflash,transformers
---out exported"""
+_EPILOG = """example: python -m decode.export --drafter runs/mine/drafter --format dflash --out
+exported"""
 
 
 def parser() -> Parser:
@@ -68,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     target = load_target(name, "float32", options.device, trust_remote_code=trust)
     verdicts = export_drafter(options.drafter, target, folders, options.dtype, prompts)
     for verdict in verdicts:
-        _print_verdict(verdict, options)
+        _print_verdict(verdict)
     codes = [verdict.exit_code for verdict in verdicts if verdict.exit_code]
     if codes:
         raise SystemExit(min(codes))
@@ -83,7 +82,7 @@ def read_names(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _print_verdict(verdict: ExportVerdict, options: argparse.Namespace) -> None:
+def _print_verdict(verdict: ExportVerdict) -> None:
     """The comparison, then the lines that serve the export."""
     say(f"{verdict.folder}: {verdict.format}")
     for line in (*verdict.lines, *([verdict.conclusion] if verdict.lines else [])):
@@ -92,11 +91,6 @@ def _print_verdict(verdict: ExportVerdict, options: argparse.Namespace) -> None:
     for snippet in verdict.serve:
         for line in snippet.as_text():
             say(line)
-    if any(snippet.language == "bash" for snippet in verdict.serve):
-        words = ["--drafter", options.drafter, "--engine", "vllm", "--export", str(verdict.folder)]
-        words += [] if options.target is None else ["--target", options.target]
-        parity = command("decode.parity", *words)
-        say(f"  compare the running server with the drafter:\n\n      {parity}\n")
 
 
 if __name__ == "__main__":

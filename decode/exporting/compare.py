@@ -19,7 +19,7 @@ from decode.exporting.serving import Snippet
 from decode.proposers.block import BlockProposer
 from specalign.common.batch import Anchors, Batch
 from specalign.common.errors import UserError, in_one_line
-from specalign.common.schema import JsonObject, read_config
+from specalign.common.schema import JsonObject
 from specalign.formats.block import load_drafter
 from specalign.lm.model import Target
 from specalign.lm.opening import quiet_loading
@@ -181,10 +181,7 @@ def trace_drafter(drafter: BlockDrafter, text: GreedyText, vocab: Tensor | None 
 
 
 def open_assistant(folder: Path, model: Any) -> Any:
-    """An export in transformers' class. model: the target. Raises UserError for one with custom
-    code."""
-    if "auto_map" in read_config(folder):
-        raise UserError("comes with custom Python code, which is not run")
+    """An export in transformers' class. model: the target."""
     quiet_loading()
     # trust_remote_code: if it is not given, transformers asks on the terminal
     network = AutoModel.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)

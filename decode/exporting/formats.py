@@ -15,12 +15,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from decode.exporting import EXPORTS
 from decode.exporting.serving import Snippet
 from decode.portable import drafter as network
 from decode.portable import generate
 from specalign.common.claims import Claim, check_folder, remove_dead
-from specalign.common.errors import UserError, nearest
+from specalign.common.errors import UserError
 from specalign.common.files import naming, to_disk
 from specalign.common.hub import card_metadata, card_value
 from specalign.common.schema import read_config, read_object
@@ -105,12 +104,10 @@ def read_export(folder: Path) -> Exported:
 
 def read_format(folder: Path) -> str:
     """The format of an export. Raises UserError for any other folder."""
-    if not (folder / EXPORT_RECORD).is_file():
-        raise UserError(f"{folder}: no {EXPORT_RECORD}, so no export of this project")
-    form = str(read_object(folder / EXPORT_RECORD).get("format"))
-    if form not in EXPORTS:
-        raise UserError(f"{folder}: is in the format {form!r}{nearest(form, EXPORTS)}")
-    return form
+    record = read_object(folder / EXPORT_RECORD) if (folder / EXPORT_RECORD).is_file() else {}
+    if record.get("format") not in MAKERS:
+        raise UserError(f"{folder}: no {EXPORT_RECORD} of a known format, so no export")
+    return str(record["format"])
 
 
 # ---- the folder ----

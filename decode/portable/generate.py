@@ -31,13 +31,14 @@ from transformers.utils.hub import cached_file
 from decode.portable.drafter import Context, Drafter
 
 _PREPARED = {
-    "attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep", "cache_position",
-    "output_hidden_states", "output_attentions",
+    "attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep",
+    "cache_position", "output_hidden_states", "output_attentions",
 }  # fmt: skip
 """Inputs that `generate` adds itself."""
 _REFUSED = (
     "penalty_alpha", "dola_layers", "force_words_ids", "constraints", "prompt_lookup_num_tokens",
-    "assistant_early_exit", "use_mtp", "output_hidden_states", "output_attentions", "output_scores", "output_logits",
+    "assistant_early_exit", "use_mtp", "output_hidden_states", "output_attentions",
+    "output_scores", "output_logits",
 )  # fmt: skip
 """Settings for other ways to choose tokens, other drafts, or what drafts would be part of."""
 

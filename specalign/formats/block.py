@@ -1,5 +1,5 @@
-"""This project's own layout of block drafters: a folder in hub layout, config.json + model.safetensors
-+ README.md, read and written. Other engines' folders are read through their own layouts."""
+"""This project's own layout of block drafters, read and written: config.json, model.safetensors
+and README.md. Other engines' folders are read through their own layouts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""DSpark's layout (arXiv 2607.05147; vLLM, SGLang, SpecForge), read and written: DFlash's layers, blocks
-whose anchor drafts too, a Markov head (written: vanilla ones) and a confidence head.
+"""DSpark's layout (arXiv 2607.05147; vLLM, SGLang, SpecForge), read and written: DFlash's layers,
+blocks whose anchor drafts too, a Markov head (written: vanilla ones) and a confidence head.
 
 vanilla: bias = W2·W1[x]; gated: W2·(σ(W_g·[h; W1[x]] + b) ⊙ W1[x]); rnn: W2·tanh(W_j·[state; W1[x];
 h] + b), of W_j's rows (gate, candidate, output) the last third. The confidence head reads h, and

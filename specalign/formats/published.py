@@ -1,5 +1,5 @@
-"""What other engines' layouts share: config.json of a block drafter of Qwen3 layers that read taps of
-the target, read and written. What the network here does not compute is refused by its key.
+"""What other engines' layouts share: config.json of a block drafter of Qwen3 layers that read taps
+of the target, read and written. What the network here does not compute is refused by its key.
 
 Published definitions: DFlash, arXiv 2602.06036 and its package; DSpark, arXiv 2607.05147; the
 speculators package. No such layout has Markov heads unless it says so.
@@ -22,9 +22,10 @@ from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 
 SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "output_multiplier": (1.0,), "logit_scale": (1.0,), "attention_value_scale": (1.0,), "attention_sink_bias": (False,),
-    "use_swa": (False,), "rope_is_neox_style": (True,), "is_neox_style": (True,), "use_aux_hidden_state": (True,),
-    "final_logit_softcapping": (0,), "is_causal": (False,), "causal": (False,), "attention_mode": ("gqa", "mha"),
+    "output_multiplier": (1.0,), "logit_scale": (1.0,), "attention_value_scale": (1.0,),
+    "attention_sink_bias": (False,), "use_swa": (False,), "rope_is_neox_style": (True,),
+    "is_neox_style": (True,), "use_aux_hidden_state": (True,), "final_logit_softcapping": (0,),
+    "is_causal": (False,), "causal": (False,), "attention_mode": ("gqa", "mha"),
     "projector_type": ("dflash", "dspark"), "conv_kernel_size": (0,), "selector_rank": (0,),
     "markov_head_type": ("vanilla", "gated", "rnn"), "speculators_model_type": ("dflash", "dspark"),
 }  # fmt: skip
@@ -142,8 +143,8 @@ def _check_windows(s: ConfigReader, target: Target) -> None:
 
 
 def read_taps(s: ConfigReader, target: Target, name: str, ids: Any, shift: int = 0) -> list[int]:
-    """Tapped layers, the target's from 0: id i − shift is the output of that layer. `ids`: the value
-    of the key `name`. Raises UserError."""
+    """Tapped layers, the target's from 0: id i − shift is the output of that layer. `ids`: the
+    value of the key `name`. Raises UserError."""
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
         raise UserError(f"{name} must be a list of layers, not {ids!r:.60}")
     last = target.num_layers - 1 + shift

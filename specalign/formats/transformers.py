@@ -1,5 +1,5 @@
-"""The assistant model that transformers opens itself (`speculation_type="dflash"`, since 5.17), read
-and written: DFlash under other names, over the whole vocabulary, without biases."""
+"""The assistant model that transformers opens itself (`speculation_type="dflash"`, since 5.17),
+read and written: DFlash under other names, over the whole vocabulary, without biases."""
 
 from __future__ import annotations
 
