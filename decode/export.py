@@ -32,14 +32,13 @@ def parser() -> Parser:
     what = "Export a drafter to the formats of other engines, and check the exports against it."
     p = Parser(prog="python -m decode.export", description=what, epilog=_EPILOG)
     out = "output folder; with several formats, each gets a subfolder"
-    dtypes = f"type of the weights: {', '.join(TYPES)} (default bfloat16)"
     check = argparse.BooleanOptionalAction
     add = p.add_argument
     add("--drafter", required=True, help="the drafter's folder or hub id")
     add("--format", required=True, metavar="NAMES", help=f"comma-separated: {', '.join(EXPORTS)}")
     add("--out", required=True, type=path, metavar="DIR", help=out)
     p.add_target_options(dtype=False)
-    add("--dtype", default="bfloat16", help=dtypes)
+    add("--dtype", choices=TYPES, default=TYPES[0], help="type of the weights (default bfloat16)")
     add("--check", action=check, default=True, help="check the exports (default: on)")
     return p
 
@@ -50,8 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     drafts differently."""
     options = parser().parse_args(arguments)
     names = read_names(options.format)
-    if options.dtype not in TYPES:
-        raise UserError(f"--dtype={options.dtype!r} is unknown{nearest(options.dtype, TYPES)}")
     check_there(options.drafter)
     if kind_of(options.drafter) not in BLOCKS:
         raise UserError(f"--drafter={options.drafter}: {_NO_BLOCK}")

@@ -118,10 +118,7 @@ def check_free(out: Path, form: str) -> None:
     `form`."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UserError(f"--out={out}: not a folder")
-    here, working = out.resolve(), Path.cwd()
-    if here == working or here in working.parents:
-        raise UserError(f"--out={out}: holds the current folder; name another one")
-    check_folder(here.parent, f"--out={out}: folder")
+    check_folder(out.resolve().parent, f"--out={out}: folder")
     record = read_object(out / EXPORT_RECORD) if (out / EXPORT_RECORD).is_file() else {}
     written = record.get("files") if record.get("format") == form else None
     for name in _list_files(out):

@@ -12,10 +12,6 @@ from specalign.lm.loading import resolve_folder
 from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
 
-VLLM = {"dflash": "dflash", "speculators": "dflash", "dspark": "dspark"}
-"""Format → vLLM's method."""
-SGLANG = {"dflash": "DFLASH", "dspark": "DSPARK"}
-"""Format → SGLang's algorithm."""
 CPU_CONTEXT = 4096
 
 
@@ -51,11 +47,12 @@ def serve(form: str, config: BlockConfig, target: Target, folder: str) -> list[S
         return [_script(form, name, folder)]
     if config.hidden_act != "silu":  # the only one of both servers
         return []
-    found = [_vllm_line(VLLM[form], target, name, folder, drafts)]
-    if form in SGLANG and not (form == "dspark" and config.draft_vocab_size):
+    method = "dspark" if form == "dspark" else "dflash"
+    found = [_vllm_line(method, target, name, folder, drafts)]
+    if form == "dflash" or (form == "dspark" and not config.draft_vocab_size):
         words = [
             *("python", "-m", "sglang.launch_server", "--model-path", name),
-            *("--speculative-algorithm", SGLANG[form], "--speculative-draft-model-path", folder),
+            *("--speculative-algorithm", method.upper(), "--speculative-draft-model-path", folder),
             *("--speculative-num-draft-tokens", str(drafts + 1)),
         ]
         found.append(Snippet("SGLang", "bash", (join(words),)))

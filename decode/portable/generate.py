@@ -12,7 +12,6 @@ from __future__ import annotations
 import inspect
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -58,18 +57,10 @@ def generate(
             raise ValueError(f"{name}: is not supported with this drafter; leave it out")
     if getattr(model, "_is_stateful", False):
         raise ValueError(f"{type(model).__name__}: its state can't be rolled back after drafts")
-    network = _open_drafter(model, drafter or _find_given_name(inspect.currentframe()))
+    frame: Any = inspect.currentframe()  # `generate`, our caller, does not pass the name on
+    network = _open_drafter(model, drafter or frame.f_back.f_locals["custom_generate"])
     loop = partial(decode, drafter=network, streamer=streamer)
     return model.generate(inputs, streamer=streamer, custom_generate=loop, **settings)
-
-
-def _find_given_name(frame: FrameType | None) -> str:
-    """`custom_generate` as it was given to `generate`, our caller, which does not pass it on."""
-    caller = None if frame is None else frame.f_back
-    name = None if caller is None else caller.f_locals.get("custom_generate")
-    if not isinstance(name, str):
-        raise ValueError("drafter: name the drafter's folder or hub id")
-    return name
 
 
 def _open_drafter(model: PreTrainedModel, name: str) -> Drafter:

@@ -166,13 +166,12 @@ def _check_target(config: BlockConfig, target: Target, path: Path) -> None:
             sizes |= {"num_key_value_heads": shape.heads, "head_dim": shape.key}
             if shape.value != (config.value_dim or config.head_dim):
                 sizes["value_dim"] = shape.value
+    made = f"; it was made for {config.target!r}" if config.target else ""
     for name, value in sizes.items():
         own = getattr(config, name)
         if own != value:
-            made = f"; it was made for {config.target!r}" if config.target else ""
-            raise UserError(
-                f"drafter {path}: {name} is {own}, target {target.spec!r} has {value}{made}"
-            )
+            has = f"target {target.spec!r} has {value}{made}"
+            raise UserError(f"drafter {path}: {name} is {own}, {has}")
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     if heads % groups:
         why = f"num_attention_heads={heads} is no multiple of num_key_value_heads={groups}"

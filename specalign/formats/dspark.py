@@ -16,16 +16,7 @@ from torch.nn import functional as F
 
 from specalign.common.errors import UserError, in_one_line
 from specalign.common.schema import JsonObject
-from specalign.formats.published import (
-    ConfigReader,
-    Exported,
-    check_architecture,
-    check_fits,
-    qwen3_config,
-    read_layers,
-    read_taps,
-    taps_config,
-)
+from specalign.formats.published import ConfigReader, Exported, check_fit, qwen3_config, taps_config
 from specalign.formats.tensors import embed_vocabulary, published_tensors, vocabulary_tensors
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
@@ -42,11 +33,11 @@ GATE, JOINT, CONFIDENCE = "markov_head.gate_proj", "markov_head.joint_proj", "co
 
 
 def read_dspark(s: ConfigReader, target: Target) -> JsonObject:
-    """Settings of a folder's config.json (`read_layers`)."""
-    check_architecture(s, *ARCHITECTURES)
-    settings = {**read_layers(s, target, from_anchor=True), **read_head_settings(s)}
+    """Settings of a folder's config.json (`ConfigReader.read_layers`)."""
+    s.check_architecture(*ARCHITECTURES)
+    settings = {**s.read_layers(target, from_anchor=True), **read_head_settings(s)}
     name = "target_layer_ids"
-    return {**settings, name: read_taps(s, target, name, s.get(name))}
+    return {**settings, name: s.read_taps(target, name, s.get(name))}
 
 
 def read_head_settings(s: ConfigReader) -> JsonObject:
@@ -112,7 +103,7 @@ def take_heads(
 def make_dspark(drafter: BlockDrafter) -> Exported:
     """DSpark's folder. Raises UserError for a drafter that the format can't hold."""
     c = drafter.config
-    check_fits(drafter, "dspark", "anchor_first", WRITTEN)
+    check_fit(drafter, "dspark", "anchor_first", WRITTEN)
     heads = write_heads(drafter)
     confidence = drafter.confidence is not None
     config = {

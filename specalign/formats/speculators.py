@@ -9,14 +9,7 @@ import torch
 
 from specalign.common.schema import JsonObject
 from specalign.formats.dspark import read_head_settings
-from specalign.formats.published import (
-    ConfigReader,
-    Exported,
-    check_fits,
-    qwen3_config,
-    read_layers,
-    read_taps,
-)
+from specalign.formats.published import ConfigReader, Exported, check_fit, qwen3_config
 from specalign.formats.tensors import published_tensors, vocabulary_tensors
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
@@ -25,20 +18,20 @@ _TAPS = "aux_hidden_state_layer_ids"
 
 
 def read_speculators(s: ConfigReader, target: Target) -> JsonObject:
-    """Settings of a folder's config.json (`read_layers`)."""
+    """Settings of a folder's config.json (`ConfigReader.read_layers`)."""
     from_anchor = False
     with suppress(KeyError, IndexError, TypeError):  # old folders don't say it otherwise
         method = s.values["speculators_config"]["proposal_methods"][0]
         from_anchor = method["speculative_tokens"] == s.get("block_size")
-    settings = read_layers(s, target, from_anchor)
+    settings = s.read_layers(target, from_anchor)
     if s.values["speculators_model_type"] == "dspark":
         settings |= read_head_settings(s)
-    return {**settings, "target_layer_ids": read_taps(s, target, _TAPS, s.get(_TAPS), shift=1)}
+    return {**settings, "target_layer_ids": s.read_taps(target, _TAPS, s.get(_TAPS), shift=1)}
 
 
 def make_speculators(drafter: BlockDrafter) -> Exported:
     """The package's folder. Raises UserError for a drafter that the format can't hold."""
-    check_fits(drafter, "speculators", layout="fill_in")
+    check_fit(drafter, "speculators", layout="fill_in")
     c, target = drafter.config, drafter.target
     inner = qwen3_config(drafter)
     architectures = getattr(target.config, "architectures", None) or [type(target.model).__name__]
