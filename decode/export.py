@@ -16,8 +16,6 @@ from specalign.common.text import say
 if TYPE_CHECKING:
     from decode.exporting.compare import ExportVerdict
 
-PROMPTS = 4
-"""Built-in prompts that a check decodes."""
 TYPES = ("bfloat16", "float16", "float32")
 _NO_BLOCK = (
     "engines load an autoregressive drafter's folder as it is, and no diffusion drafter; block "
@@ -58,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from specalign.lm.loading import load_target
     from specalign.suites.registry import prompts_of
 
-    (suite,), _ = prompts_of("builtin", limit=PROMPTS)
+    (suite,), _ = prompts_of("builtin", limit=4)
     prompts = suite.prompts if options.check else []
     name, trust = target_for(options.target, options.drafter), options.trust_remote_code
     target = load_target(name, "float32", options.device, trust_remote_code=trust)

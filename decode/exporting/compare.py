@@ -27,8 +27,6 @@ from specalign.models.block import BlockDrafter
 from specalign.models.target_features import target_features
 from specalign.suites.prompt import Prompt
 
-FILES_WRONG, ENGINE_DIFFERS = 1, 3
-"""Exit codes; 0 = the same drafter, 2 = wrong input."""
 TOLERANCE = 2e-3
 """Of a quantity's root mean square, in fp32: another order of sums stays a hundred times below."""
 BLOCKS = 16
@@ -58,9 +56,10 @@ class ExportVerdict:
 
     @property
     def exit_code(self) -> int:
+        """1 = other files, 3 = the engine differs; 0 = the same drafter."""
         if self.files_same is False:
-            return FILES_WRONG
-        return 0 if self.engine_same else ENGINE_DIFFERS
+            return 1
+        return 0 if self.engine_same else 3
 
     @property
     def conclusion(self) -> str:
@@ -101,7 +100,7 @@ def encode_prompts(target: Target, prompts: Sequence[Prompt]) -> list[list[int]]
 
 
 def decode_greedily(
-    drafter: BlockDrafter, prompts: Sequence[list[int]], length: int, drafts: int | None = None
+    drafter: BlockDrafter, prompts: Sequence[list[int]], length: int = 48, drafts: int | None = None
 ) -> list[GreedyText]:
     """Greedy outputs by this project's decoder; `drafts`: in each round."""
     decoder = Decoder(drafter.target, BlockProposer(drafter, drafts, tree_nodes=0))

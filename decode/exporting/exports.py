@@ -24,9 +24,6 @@ from specalign.formats.block import FILES, load_drafter
 from specalign.lm.model import Target
 from specalign.suites.prompt import Prompt
 
-LENGTH = 48
-"""Tokens that a check decodes after each prompt."""
-
 
 def export_drafter(
     drafter: str,
@@ -63,7 +60,7 @@ def export_drafter(
         lines = serve(form, network.config, target, str(out.absolute()))
         verdicts.append(ExportVerdict(form, out, serve=lines))
     if prompts:
-        texts = decode_greedily(network, encode_prompts(target, prompts), LENGTH)
+        texts = decode_greedily(network, encode_prompts(target, prompts))
         model = stock_model(target)
         for verdict in verdicts:
             compare_export(network, verdict, texts, model)

@@ -16,12 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    PreTrainedModel,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -79,7 +74,7 @@ def _open_drafter(model: PreTrainedModel, name: str) -> Drafter:
 def decode(
     model: PreTrainedModel,
     input_ids: Tensor,
-    logits_processor: LogitsProcessorList,
+    logits_processor: Any,  # its input is typed too narrowly
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     drafter: Drafter,

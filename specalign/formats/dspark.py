@@ -129,14 +129,14 @@ def write_heads(drafter: BlockDrafter) -> dict[str, Tensor]:
     A confidence head's share of e(x) becomes one more column of W1, which W2 does not read.
     """
     markov, embedding_VD = drafter.markov, embed_vocabulary(drafter).float()
-    if markov is None:
-        w1 = embedding_VD.new_zeros(len(embedding_VD), 1)
-        w2 = embedding_VD.new_zeros(drafter.draft_size, 1)
-    else:
-        assert isinstance(markov, VanillaHead | LinearHead)
-        tabled = isinstance(markov, VanillaHead)
-        w1 = markov.table.weight if tabled else embedding_VD @ markov.previous.weight.float().T
-        w1, w2 = w1.float().clone(), markov.basis_Vr().float()
+    w1 = embedding_VD.new_zeros(len(embedding_VD), 1)
+    w2 = embedding_VD.new_zeros(drafter.draft_size, 1)
+    if markov is not None:
+        w2 = markov.basis_Vr().float()
+    if isinstance(markov, VanillaHead):
+        w1 = markov.table.weight.float().clone()
+    elif isinstance(markov, LinearHead):
+        w1 = embedding_VD @ markov.previous.weight.float().T
     tensors: dict[str, Tensor] = {}
     if drafter.confidence is not None:
         weight, bias = (p.float().clone() for p in drafter.confidence.out.parameters())
