@@ -4,14 +4,12 @@ engines and check the export."""
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from decode.cli import Parser, parse_whole, path
+from decode.cli import Parser, path
 from decode.exporting import EXPORTS
-from decode.systems.drafter_folders import check_there, kind_of, target_for
-from specalign.common.commands import command
+from decode.systems.drafter_folders import BLOCKS, check_there, kind_of, target_for
 from specalign.common.errors import UserError, cli, nearest
 from specalign.common.text import say
 
@@ -19,8 +17,12 @@ if TYPE_CHECKING:
     from decode.exporting.compare import ExportVerdict
 
 TYPES = ("bfloat16", "float16", "float32")
-_EPILOG = """example: python -m decode.export --drafter runs/mine/drafter --format dflash,transformers
---out exported"""
+_NO_BLOCK = (
+    "engines load an autoregressive drafter's folder as it is, and no diffusion drafter; block "
+    "drafters are exported: train with drafter.kind=block and drafter.context=taps"
+)
+_EPILOG = """example: python -m decode.export --drafter runs/mine/drafter --format dflash --out
+exported"""
 
 
 def parser() -> Parser:
@@ -28,27 +30,14 @@ def parser() -> Parser:
     what = "Export a drafter to the formats of other engines, and check the exports against it."
     p = Parser(prog="python -m decode.export", description=what, epilog=_EPILOG)
     out = "output folder; with several formats, each gets a subfolder"
-    dtypes = f"type of the weights: {', '.join(TYPES)} (default bfloat16)"
-    vocabulary = "the target as a GGUF file; --format gguf copies its vocabulary"
-    prompts = "number of built-in prompts used in the check (default 4)"
     check = argparse.BooleanOptionalAction
     add = p.add_argument
     add("--drafter", required=True, help="the drafter's folder or hub id")
     add("--format", required=True, metavar="NAMES", help=f"comma-separated: {', '.join(EXPORTS)}")
     add("--out", required=True, type=path, metavar="DIR", help=out)
     p.add_target_options(dtype=False)
-    add("--dtype", default="bfloat16", help=dtypes)
-    add("--target-gguf", type=path, metavar="FILE", help=vocabulary)
+    add("--dtype", choices=TYPES, default=TYPES[0], help="type of the weights (default bfloat16)")
     add("--check", action=check, default=True, help="check the exports (default: on)")
-    add("--limit", type=parse_whole(1), default=4, metavar="N", help=prompts)
-    number = parse_whole(2)
-    add(
-        "--max-new-tokens",
-        type=number,
-        default=48,
-        metavar="N",
-        help="tokens per prompt (default 48)",
-    )
     return p
 
 
@@ -58,29 +47,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     drafts differently."""
     options = parser().parse_args(arguments)
     names = read_names(options.format)
-    if options.dtype not in TYPES:
-        raise UserError(f"--dtype={options.dtype!r} is unknown{nearest(options.dtype, TYPES)}")
     check_there(options.drafter)
+    if kind_of(options.drafter) not in BLOCKS:
+        raise UserError(f"--drafter={options.drafter}: {_NO_BLOCK}")
     folders = {name: options.out if len(names) == 1 else options.out / name for name in names}
 
-    from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
-    from decode.exporting.formats import UnfitFormat
+    from decode.exporting.exports import export_drafter
+    from specalign.lm.loading import load_target
+    from specalign.suites.registry import prompts_of
 
-    target = target_for(options.target, options.drafter)
-    role = kind_of(options.drafter)
-    pair = DrafterPair(options.drafter, role, target, options.device, options.trust_remote_code)
-    limit = options.limit if options.check else 0
-    how = ExportOptions(options.dtype, limit, options.max_new_tokens, options.target_gguf)
-    try:
-        verdicts = export_drafter(pair, folders, how)
-    except UnfitFormat as error:
-        words = sys.argv[1:] if arguments is None else arguments
-        say(f"error: {error}\n", error=True)
-        for line in _fitting_commands(words, error.fitting, options, target):
-            say(f"      {line}", error=True)
-        raise SystemExit(2) from None
+    (suite,), _ = prompts_of("builtin", limit=4)
+    prompts = suite.prompts if options.check else []
+    name, trust = target_for(options.target, options.drafter), options.trust_remote_code
+    target = load_target(name, "float32", options.device, trust_remote_code=trust)
+    verdicts = export_drafter(options.drafter, target, folders, options.dtype, prompts)
     for verdict in verdicts:
-        _print_verdict(verdict, options)
+        _print_verdict(verdict)
     codes = [verdict.exit_code for verdict in verdicts if verdict.exit_code]
     if codes:
         raise SystemExit(min(codes))
@@ -95,46 +77,15 @@ def read_names(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _fitting_commands(
-    arguments: Sequence[str], fitting: Sequence[str], options: argparse.Namespace, target: str
-) -> list[str]:
-    """The command with each format that holds the drafter; without one, the commands that use the
-    drafter here and train one that a format holds."""
-    if not fitting:
-        words = [] if options.target is None else ["--target", target]
-        generate = command("decode.generate", "--drafter", options.drafter, *words, "your prompt")
-        return [generate, command("align.train", "recipe=taps", f"target.name={target}")]
-    words = [word for word in arguments if not word.startswith("--format=")]
-    if "--format" in words:
-        place = words.index("--format")
-        del words[place : place + 2]
-    found = []
-    for name in fitting:
-        more = ["--format", name]
-        if name == "gguf" and options.target_gguf is None and not target.endswith(".gguf"):
-            more = ["--target-gguf", "TARGET.gguf", *more]
-        found.append(command("decode.export", *words, *more))
-    return found
-
-
-def _print_verdict(verdict: ExportVerdict, options: argparse.Namespace) -> None:
+def _print_verdict(verdict: ExportVerdict) -> None:
     """The comparison, then the lines that serve the export."""
     say(f"{verdict.folder}: {verdict.format}")
-    for note in verdict.notes:
-        say(f"  note: {note}")
-    checked = options.check and verdict.lines
-    for line in (*verdict.lines, *([verdict.conclusion] if checked else [])):
+    for line in (*verdict.lines, *([verdict.conclusion] if verdict.lines else [])):
         say(f"  {line}")
     say()
     for snippet in verdict.serve:
         for line in snippet.as_text():
             say(line)
-    if any(snippet.language == "bash" for snippet in verdict.serve):
-        engine = "http://127.0.0.1:8080" if verdict.format == "gguf" else "vllm"
-        words = ["--drafter", options.drafter, "--engine", engine, "--export", str(verdict.folder)]
-        words += [] if options.target is None else ["--target", options.target]
-        parity = command("decode.parity", *words)
-        say(f"  compare the running server with the drafter:\n\n      {parity}\n")
 
 
 if __name__ == "__main__":

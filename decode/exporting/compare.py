@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,19 @@ from transformers import AutoModel
 
 from decode.engine.decoder import Decoder
 from decode.evaluation.tokenized import tokenize_prompts
-from decode.exporting.formats import MAKERS, read_export, restore_export
+from decode.exporting.formats import MAKERS, read_export
 from decode.exporting.serving import Snippet
 from decode.proposers.block import BlockProposer
 from specalign.common.batch import Anchors, Batch
 from specalign.common.errors import UserError, in_one_line
-from specalign.common.schema import read_config
-from specalign.formats.dflash import Exported
+from specalign.common.schema import JsonObject
+from specalign.formats.block import load_drafter
 from specalign.lm.model import Target
 from specalign.lm.opening import quiet_loading
 from specalign.models.block import BlockDrafter
 from specalign.models.target_features import target_features
 from specalign.suites.prompt import Prompt
 
-FILES_WRONG, ENGINE_DIFFERS = 1, 3
-"""Exit codes; 0 = the same drafter, 2 = wrong input."""
 TOLERANCE = 2e-3
 """Of a quantity's root mean square, in fp32: another order of sums stays a hundred times below."""
 BLOCKS = 16
@@ -46,7 +43,6 @@ class ExportVerdict:
     files_same: bool | None = None
     engine_same: bool = True
     lines: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     serve: list[Snippet] = field(default_factory=list)
 
     def add(self, reader: str, same: bool, line: str, engine: bool = False) -> None:
@@ -58,18 +54,12 @@ class ExportVerdict:
             self.files_same = same and self.files_same is not False
         self.lines.append(f"{reader}: {line}")
 
-    def add_contents(self, held: Exported, wanted: Exported) -> None:
-        """Add the comparison of config and tensors with a fresh export's."""
-        other = find_other_setting(held.config, wanted.config)
-        other = other or find_other_tensor(held.tensors, wanted.tensors)
-        line = f"DIFFERENT: {other}" if other else "the same"
-        self.add("the files", not other, f"settings and tensors: {line}")
-
     @property
     def exit_code(self) -> int:
+        """1 = other files, 3 = the engine differs; 0 = the same drafter."""
         if self.files_same is False:
-            return FILES_WRONG
-        return 0 if self.engine_same else ENGINE_DIFFERS
+            return 1
+        return 0 if self.engine_same else 3
 
     @property
     def conclusion(self) -> str:
@@ -84,10 +74,11 @@ class ExportVerdict:
 
 @dataclass(frozen=True)
 class GreedyText:
-    """A prompt with the target's greedy output."""
+    """A prompt with the target's greedy output; accepted: drafts in each round."""
 
     prompt: list[int]
     output: list[int]
+    accepted: list[int] = field(default_factory=list)
 
     @property
     def tokens(self) -> list[int]:
@@ -108,15 +99,13 @@ def encode_prompts(target: Target, prompts: Sequence[Prompt]) -> list[list[int]]
     return [tokens for _, tokens in fitting]
 
 
-def decode_prompts(
-    target: Target, prompts: Sequence[Prompt], max_new_tokens: int
+def decode_greedily(
+    drafter: BlockDrafter, prompts: Sequence[list[int]], length: int = 48, drafts: int | None = None
 ) -> list[GreedyText]:
-    """Prompts with plain greedy outputs. Raises UserError if the target takes none of them."""
-    decoder = Decoder(target)
-    return [
-        GreedyText(tokens, decoder.generate(tokens, max_new_tokens=max_new_tokens).tokens)
-        for tokens in encode_prompts(target, prompts)
-    ]
+    """Greedy outputs by this project's decoder; `drafts`: in each round."""
+    decoder = Decoder(drafter.target, BlockProposer(drafter, drafts, tree_nodes=0))
+    found = [decoder.generate(tokens, max_new_tokens=length) for tokens in prompts]
+    return [GreedyText(p, o.tokens, o.accepted) for p, o in zip(prompts, found, strict=True)]
 
 
 # ---- contents ----
@@ -162,6 +151,14 @@ def distance(found: Tensor, wanted: Tensor) -> float:
 
 
 @torch.no_grad()
+def round_weights(network: BlockDrafter, dtype: torch.dtype) -> None:
+    """Round to what weights of `dtype` hold."""
+    for weight in (*network.parameters(), *network.buffers()):
+        if weight.is_floating_point():
+            weight.copy_(weight.to(dtype).to(weight.dtype))
+
+
+@torch.no_grad()
 def trace_drafter(drafter: BlockDrafter, text: GreedyText, vocab: Tensor | None = None) -> Tensor:
     """Draft logits (A, K, Vd) of the blocks of a text, by the graph that is trained. vocab: tokens
     to draft over if the drafter has no own ones."""
@@ -183,59 +180,11 @@ def trace_drafter(drafter: BlockDrafter, text: GreedyText, vocab: Tensor | None 
 
 
 def open_assistant(folder: Path, model: Any) -> Any:
-    """An export in transformers' class. model: the target. Raises UserError for one with custom
-    code."""
-    if "auto_map" in read_config(folder):
-        raise UserError("comes with custom Python code, which is not run")
+    """An export in transformers' class. model: the target."""
     quiet_loading()
     # trust_remote_code: if it is not given, transformers asks on the terminal
     network = AutoModel.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
     return network.eval().to(model.device)
-
-
-@torch.no_grad()
-def trace_assistant(network: Any, model: Any, vocab: Tensor | None, text: GreedyText) -> Tensor:
-    """The same in transformers' class, through the target's own head. model: the target."""
-    config = network.config
-    ids_1L = torch.tensor([text.tokens], device=model.device)
-    states = model(ids_1L, output_hidden_states=True, use_cache=False).hidden_states
-    taps_LD = torch.cat([states[i + 1][0] for i in config.target_layer_ids], dim=-1).float()
-    blocks: list[Tensor] = []
-    for anchor in text.anchors:
-        block = [text.tokens[anchor]] + [config.mask_token_id] * (config.block_size - 1)
-        embedded_RD = model.get_input_embeddings()(torch.tensor(block, device=model.device))
-        hidden_1RD = network(
-            noise_embeds=embedded_RD[None].float(),
-            context_hidden_states=taps_LD[None, :anchor],
-            position_ids=torch.arange(anchor + len(block), device=model.device)[None],
-            attention_mask=None,
-        ).last_hidden_state
-        blocks.append(hidden_1RD[0, 1:])
-    logits_AKV = model.get_output_embeddings()(torch.stack(blocks)).float()
-    return logits_AKV if vocab is None else logits_AKV[..., vocab]
-
-
-def compare_logits(
-    verdict: ExportVerdict,
-    reader: str,
-    drafter: BlockDrafter,
-    texts: Sequence[GreedyText],
-    trace: Callable[[GreedyText], Tensor],
-    engine: bool = False,
-) -> None:
-    """Add whether another network gives a drafter's logits and greedy drafts."""
-    largest, equal, count = 0.0, 0, 0
-    for text in texts:
-        ours, theirs = trace_drafter(drafter, text).cpu(), trace(text).cpu()
-        apart = distance(theirs, ours)
-        if not apart < TOLERANCE:
-            verdict.add(reader, False, f"logits DIFFERENT by {apart:.2g} of their size", engine)
-            return
-        largest = max(largest, apart)
-        equal += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
-        count += ours[..., 0].numel()
-    line = f"logits the same ({largest:.1e}), {equal} of {count} greedy drafts equal"
-    verdict.add(reader, True, line, engine)  # others are near-ties
 
 
 # ---- one export ----
@@ -244,18 +193,21 @@ def compare_logits(
 def compare_export(
     drafter: BlockDrafter, verdict: ExportVerdict, texts: Sequence[GreedyText], model: Any = None
 ) -> None:
-    """Compare an export with its drafter, and add to the verdict. `model`: the target in
-    transformers; None = engines are not asked."""
-    folder, form, vocab = verdict.folder, verdict.format, drafter.draft_vocab
+    """Compare an export with its drafter, which is rounded as the export is, and add to the
+    verdict. `model`: the target in transformers; None = engines are not asked."""
+    folder, form = verdict.folder, verdict.format
     try:
-        held, made = read_export(form, folder), MAKERS[form](drafter)
-        if form == "gguf":  # a file holds some of the keys
-            made.config = {key: v for key, v in made.config.items() if key in held.config}
-        verdict.add_contents(held, made)
+        held = read_export(folder)
+        matrix = held.tensors.get("fc.weight", held.tensors.get("encoder.fc.weight"))
+        if matrix is not None:
+            round_weights(drafter, matrix.dtype)
+        made = MAKERS[form](drafter)
+        other = find_other_setting(held.config, made.config)
+        other = other or find_other_tensor(held.tensors, made.tensors)
+        line = f"settings and tensors: {f'DIFFERENT: {other}' if other else 'the same'}"
+        verdict.add("the files", not other, line)
         with in_one_line(f"{folder}: can't be read as {form}"):
-            restored = restore_export(form, held, folder, drafter.target)
-            read_back = partial(trace_drafter, restored, vocab=vocab)
-            compare_logits(verdict, "read back", drafter, texts, read_back)
+            compare_logits(verdict, drafter, texts, load_drafter(folder, drafter.target))
     except UserError as error:
         verdict.add("the files", False, str(error))
     if model is None or not verdict.files_same:
@@ -263,31 +215,52 @@ def compare_export(
     try:
         with in_one_line(f"{folder}: the engine can't run it"):
             if form == "transformers":
-                trace = partial(trace_assistant, open_assistant(folder, model), model, vocab)
-                compare_logits(verdict, form, drafter, texts, trace, engine=True)
+                assistant = open_assistant(folder, model)
+                how = {"assistant_model": assistant, "speculation_type": "dflash"}
+                _compare_generate(verdict, texts, model, how)
             if form == "custom_generate":
-                _compare_generate(drafter, verdict, texts, model)
+                how = {"custom_generate": str(folder), "trust_remote_code": True}
+                _compare_generate(verdict, texts, model, how)
     except UserError as error:
         verdict.add("the engine", False, str(error), engine=True)
 
 
-@torch.no_grad()
-def _compare_generate(
-    drafter: BlockDrafter, verdict: ExportVerdict, texts: Sequence[GreedyText], model: Any
+def compare_logits(
+    verdict: ExportVerdict,
+    drafter: BlockDrafter,
+    texts: Sequence[GreedyText],
+    restored: BlockDrafter,
 ) -> None:
-    """Outputs and accepted drafts of transformers' `generate` with the folder, against ours."""
-    decoder = Decoder(drafter.target, BlockProposer(drafter, tree_nodes=0))
-    equal = alike = 0
+    """Add whether the drafter that was read back gives a drafter's logits and greedy drafts."""
+    largest, equal, count = 0.0, 0, 0
+    for text in texts:
+        ours = trace_drafter(drafter, text).cpu()
+        theirs = trace_drafter(restored, text, drafter.draft_vocab).cpu()
+        apart = distance(theirs, ours)
+        if not apart < TOLERANCE:
+            verdict.add("read back", False, f"logits DIFFERENT by {apart:.2g} of their size")
+            return
+        largest = max(largest, apart)
+        equal += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
+        count += ours[..., 0].numel()
+    line = f"logits the same ({largest:.1e}), {equal} of {count} greedy drafts equal"
+    verdict.add("read back", True, line)  # others are near-ties
+
+
+def _compare_generate(
+    verdict: ExportVerdict, texts: Sequence[GreedyText], model: Any, how: JsonObject
+) -> None:
+    """Outputs and forward passes of transformers' `generate` with the folder, against ours."""
+    passes: list[int] = []
+    handle = model.register_forward_hook(lambda *_: passes.append(1))
+    equal = ours = 0
     for text in texts:
         ids, count = torch.tensor([text.prompt], device=model.device), len(text.output)
-        accepted: list[int] = []
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False,
-            custom_generate=str(verdict.folder), trust_remote_code=True, accepted=accepted,
-        )  # fmt: skip
-        ours = decoder.generate(text.prompt, max_new_tokens=count).accepted
+        options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": count, **how}
+        out = model.generate(ids, do_sample=False, **options)
         equal += out[0, len(text.prompt) :].tolist() == text.output
-        # the last round counts an accepted end of text differently
-        alike += accepted[:-1] == ours[:-1]
-    line = f"{equal} of {len(texts)} outputs equal plain decoding's, {alike} accept the same drafts"
-    verdict.add("generate(custom_generate=…)", equal == alike == len(texts), line, engine=True)
+        ours += 1 + len(text.accepted)
+    handle.remove()
+    line = f"{equal} of {len(texts)} outputs equal, {len(passes)} forward passes, {ours} here"
+    same = equal == len(texts) and len(passes) == ours
+    verdict.add("generate", same, line, engine=True)

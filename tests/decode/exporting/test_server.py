@@ -17,20 +17,17 @@ from safetensors.torch import load_file, save_file
 from decode import parity as parity_command
 from decode.engine.decoder import Decoder, prompt_tokens
 from decode.exporting.compare import ExportVerdict
-from decode.exporting.exports import DrafterPair
 from decode.exporting.formats import write_export
 from decode.exporting.server import Counts, Server, check_server
-from decode.proposers.autoregressive import AutoregressiveProposer
 from decode.proposers.base import Proposer
 from decode.proposers.block import BlockProposer
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
-from specalign.formats.causal import save_causal
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from specalign.suites.prompt import Prompt
-from tests.builders import PROMPT, block_network, causal_drafter, overfit_block_network
+from tests.builders import PROMPT, block_network, overfit_block_network
 
 PROMPTS = [
     Prompt(id=str(i), content=text, category="") for i, text in enumerate(("x", "Once upon"))
@@ -106,8 +103,8 @@ def served(drafter: BlockDrafter) -> Iterator[tuple[App, str]]:
     server.server_close()
 
 
-def check(folder: Path, url: str, role: str = "block", export: Path | None = None) -> ExportVerdict:
-    return check_server(DrafterPair(str(folder), role, "debug", "cpu"), url, PROMPTS, 12, export)
+def check(folder: Path, url: str) -> ExportVerdict:
+    return check_server(str(folder), load_target("debug", "float32", "cpu"), url, PROMPTS, 12)
 
 
 @pytest.mark.parametrize("llama", [False, True], ids=["vLLM", "llama.cpp"])
@@ -120,7 +117,7 @@ def test_a_server_that_drafts_as_trained(
     assert verdict.exit_code == 0, verdict.lines
     assert "outputs: 2 of 2 equal" in verdict.lines[0]
     here, there = re.findall(r"\((\d+ (?:drafts )?in \d+)", verdict.lines[1])
-    assert here.replace("drafts ", "") == there and not here.startswith("0")
+    assert here == there and not here.startswith("0")
 
 
 def test_drafts_per_round_are_the_servers(
@@ -128,17 +125,10 @@ def test_drafts_per_round_are_the_servers(
 ) -> None:
     app, url = served
     save_drafter(drafter, tmp_path / "block")
-    save_causal(causal_drafter(drafter.target), tmp_path / "autoregressive")
-    small = load_target(str(tmp_path / "autoregressive"), "float32", "cpu")
-    kinds: dict[str, Proposer] = {
-        "block": BlockProposer(drafter, 2, tree_nodes=0),
-        "autoregressive": AutoregressiveProposer(small, 3),
-    }
-    for role, proposer in kinds.items():
-        app.use(drafter.target, proposer)
-        verdict = check(tmp_path / role, url, role)
-        here, there = re.findall(r"\((\d+ (?:drafts )?in \d+)", verdict.lines[1])
-        assert verdict.exit_code == 0 and here.replace("drafts ", "") == there, verdict.lines
+    app.use(drafter.target, BlockProposer(drafter, 2, tree_nodes=0))
+    verdict = check(tmp_path / "block", url)
+    here, there = re.findall(r"\((\d+ (?:drafts )?in \d+)", verdict.lines[1])
+    assert verdict.exit_code == 0 and here == there, verdict.lines
 
 
 def test_other_outputs_are_reported(
@@ -202,9 +192,6 @@ def test_a_server_that_drafted_nothing(
     app.change["/metrics"] = lambda text: re.sub(r" [0-9]+\.0", " 7.0", text)
     with pytest.raises(UserError, match="/metrics: 0 rounds.*restarted"):
         check(tmp_path / "drafter", url)
-    write_export("custom_generate", drafter, tmp_path / "out", torch.bfloat16, "")
-    with pytest.raises(UserError, match="is in the format 'custom_generate', which no server"):
-        check(tmp_path, url, export=tmp_path / "out")
 
 
 @pytest.mark.parametrize(
