@@ -40,7 +40,7 @@ USE_AGENT = "is not supported by the local runner; use `wandb sweep` and `wandb 
 FINISHED = "finished.json"
 Values = dict[str, str]
 """Arguments by recipe key."""
-Choices = list[object] | Callable[[random.Random], object]
+Choices = list[str] | Callable[[random.Random], float]
 """Listed values, or what draws one from a range."""
 
 
@@ -104,7 +104,8 @@ def _read_parameter(entry: JsonObject, where: str) -> Choices:
     _check_known(entry, PARAMETER_KEYS, where)
     values = [entry["value"]] if "value" in entry else entry.get("values", [])
     if isinstance(values, list) and values:
-        return values
+        # text as it is, everything else as JSON, which is YAML
+        return [value if isinstance(value, str) else json.dumps(value) for value in values]
     low, high = entry.get("min", math.nan), entry.get("max", math.nan)
     is_whole = type(low) is type(high) is int
     kind = entry.get("distribution", "int_uniform" if is_whole else "uniform")
@@ -122,27 +123,21 @@ def _read_parameter(entry: JsonObject, where: str) -> Choices:
 def list_trials(sweep: SweepFile, count: int | None) -> list[Values]:
     """The swept arguments of each trial: the first `count` of the grid, or `count` draws (default
     10). Raises UserError: a grid over a range."""
-    trials: list[JsonObject] = []
+    parameters = sweep.parameters
     if sweep.method == "random":
-        for number in range(count or 10):
-            trials.append({})
-            for key, choices in sweep.parameters.items():
-                generator = random.Random(f"0 {number} {key}")
-                if isinstance(choices, list):
-                    trials[-1][key] = generator.choice(choices)
-                else:
-                    trials[-1][key] = choices(generator)
-    else:
-        listed = {k: v for k, v in sweep.parameters.items() if isinstance(v, list)}
-        for key in sweep.parameters.keys() - listed.keys():
-            raise UserError(f"a grid needs values for {key}; --method random draws from ranges")
-        grid = islice(product(*listed.values()), count)
-        trials = [dict(zip(listed, row, strict=True)) for row in grid]
-    # text as it is, everything else as JSON, which is YAML
-    return [
-        {key: v if isinstance(v, str) else json.dumps(v) for key, v in trial.items()}
-        for trial in trials
-    ]
+        numbers = range(count or 10)
+        return [{k: _draw(v, f"0 {n} {k}") for k, v in parameters.items()} for n in numbers]
+    listed = {key: values for key, values in parameters.items() if isinstance(values, list)}
+    for key in parameters.keys() - listed.keys():
+        raise UserError(f"a grid needs values for {key}; --method random draws from ranges")
+    return [dict(zip(listed, row, strict=True)) for row in islice(product(*listed.values()), count)]
+
+
+def _draw(choices: Choices, seed: str) -> str:
+    generator = random.Random(seed)
+    if isinstance(choices, list):
+        return generator.choice(choices)
+    return json.dumps(choices(generator))
 
 
 def build_arguments(sweep: SweepFile, values: Values, folder: Path, fixed: Values) -> Values:

@@ -18,8 +18,7 @@ from specalign.common.errors import cli
 from specalign.common.files import write_text
 from specalign.common.terminal import PlainConsole
 from specalign.common.text import format_title, markdown_text
-from specalign.suites.benchmarks import SUITES
-from specalign.suites.registry import GROUPS, prompts_of
+from specalign.suites.registry import prompts_of
 
 FOLDER = Path(__file__).resolve().parents[1] / "recipes" / "compare"
 RECIPES = (f"{FOLDER}/ours.yaml", f"{FOLDER}/dflash.yaml")
@@ -39,9 +38,7 @@ def parser() -> Parser:
     )
     out = Path("runs/compare")
     add("words", nargs="*", metavar="RECIPE|key=value", help=words)
-    p.add_prompt_options(
-        f"comma-separated: {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)"
-    )
+    p.add_prompt_options("one or more suites, comma-separated (default builtin)")
     limit = "use N prompts of each suite, evenly spread"
     add("--limit", type=parse_whole(1), metavar="N", help=limit)
     add("--device", default="auto", help="device for decoding: auto (default), cpu, cuda or cuda:N")
@@ -92,13 +89,9 @@ def compare(options: argparse.Namespace, console: PlainConsole) -> None:
     settings = GenerationSettings(sampling, options.max_new_tokens)
     records = comparison.measure(milestones, target, suites, settings, options.out, console)
     table = comparison.render_table(milestones, records)
-    facts = [
-        format_title(recipe["name"], target.weights),
-        "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}",
-        ", ".join(suite.title for suite in suites),
-        target.chat.description if target.chat else "",
-    ]
-    title = " · ".join(filter(None, facts))
+    name = format_title(recipe["name"], target.weights)
+    how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
+    title = f"{name} · {how} · {', '.join(suite.title for suite in suites)}"
     write_text(options.out / "compare.md", f"{markdown_text(title)}\n\n{table}")
     console.say(f"{title}\n\n{table}\n{options.out / 'compare.md'}", wrap=False)
 

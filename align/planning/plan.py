@@ -81,7 +81,7 @@ class TrainingPlan:
     @property
     def misfits(self) -> list[str]:
         """A line for each thing that does not fit, with the key to change."""
-        found, data, memory = [], self.recipe.data, self.hardware.memory
+        found, memory = [], self.hardware.memory
         for stage, parts in self.stages.items():
             needed = sum(parts.values())
             if stage == "training" and not self.hardware.gpu:  # processes share a CPU's memory
@@ -89,12 +89,6 @@ class TrainingPlan:
             if memory and needed > memory:
                 sizes = f"{needed / GIB:.1f} GiB, a device has {memory / GIB:.1f}"
                 found.append(f"{stage} takes {sizes}: {REMEDIES[stage]}")
-        limit = data.prompt_limit + data.max_answer_tokens
-        if limit > self.target.context_limit:
-            found.append(
-                f"data.max_prompt_tokens + data.max_answer_tokens = {limit} tokens exceed the "
-                f"target's context of {self.target.context_limit}: lower data.max_answer_tokens"
-            )
         return found
 
 
@@ -124,14 +118,14 @@ def render_plan(plan: TrainingPlan, seconds: dict[str, float] | None = None) -> 
     """The plan as text. seconds: of each stage; None if no pilot ran."""
     recipe, target, drafter, trainer = plan.recipe, plan.target, plan.drafter, plan.recipe.trainer
     weights = "" if target.has_weights else "; its weights are not here"
-    trained = f"{format_count(drafter.trained)} of them trained"
-    seen = format_count(plan.tokens_seen)
+    trained = f"{drafter.trained / 1e6:,.1f}M of them trained"
+    seen = f"{plan.tokens_seen / 1e6:,.2f}M"
     lines = [
         f"{recipe.name}: {target.spec} ({target.architecture}) on {plan.hardware.title}",
         "",
-        f"target     {format_count(target.parameters)} parameters, {target.num_layers} layers, "
+        f"target     {target.parameters / 1e6:,.1f}M parameters, {target.num_layers} layers, "
         f"{target.vocab_size:,} tokens, context {target.context_limit:,}{weights}",
-        f"drafter    {format_count(drafter.parameters)} parameters, {trained} ({drafter.kind}, "
+        f"drafter    {drafter.parameters / 1e6:,.1f}M parameters, {trained} ({drafter.kind}, "
         f"drafts of {drafter.drafted})",
         f"text       {recipe.data.samples:,} samples ({plan.written:,} are there)",
         f"training   {trainer.max_steps:,} steps of {trainer.batch_size} rows: {seen} text tokens",
@@ -155,11 +149,3 @@ def render_plan(plan: TrainingPlan, seconds: dict[str, float] | None = None) -> 
         lines.append(f"expected τ unknown: no run of drafter.kind={drafter.kind} was measured")
     misfits = [f"DOES NOT FIT: {line}" for line in plan.misfits]
     return "\n".join([*lines, "", *(misfits or ["everything fits in memory"])])
-
-
-def format_count(number: float) -> str:
-    """A number with k, M, G or T."""
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= 0.9995 * size:
-            return f"{float(f'{number / size:.3g}'):g}{unit}"
-    return f"{number:.0f}"

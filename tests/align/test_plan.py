@@ -30,7 +30,7 @@ def test_another_machine_needs_no_weights(
         main([*words, "--hardware", "h100"])
     page = capsys.readouterr().out
     assert stop.value.code == 1 and "its weights are not here" in page
-    assert "70.6G parameters" in page and "DOES NOT FIT: training takes" in page
+    assert "70,553.7M parameters" in page and "DOES NOT FIT: training takes" in page
 
 
 @pytest.mark.parametrize(
