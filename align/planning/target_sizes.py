@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
 
 from specalign.common.errors import UserError
 from specalign.common.hub import model_folder
@@ -72,7 +71,7 @@ def read_target_sizes(
     except Exception as error:  # transformers' errors for broken configs have no common class
         check_asked("target", spec, error)
         line = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"target {spec!r}: unusable config.json: {line[:300]}") from None
+        raise UserError(f"target {spec!r}: can't read its sizes: {line[:300]}") from None
 
 
 def _measure(model: Any, spec: str, has_weights: bool) -> TargetSizes:
@@ -84,7 +83,9 @@ def _measure(model: Any, spec: str, has_weights: bool) -> TargetSizes:
     is_tied = getattr(model.config, "tie_word_embeddings", False)
     tied = bool(is_tied) and embedding.shape == head.shape
     linears = [(n, m) for n, m in layers[-1].named_modules() if isinstance(m, torch.nn.Linear)]
-    kv_heads, head_dim, cached = _measure_cache(model, body, config)
+    model.set_experts_implementation("batched_mm")  # grouped products take only bf16 on `meta`
+    anatomy = inspect_model(model, body)
+    kv_heads, head_dim = anatomy.heads()
     return TargetSizes(
         spec=spec,
         architecture=str(config.model_type),
@@ -97,7 +98,7 @@ def _measure(model: Any, spec: str, has_weights: bool) -> TargetSizes:
         num_heads=query_heads(config),
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        cached=cached,
+        cached=sum(shape.numbers for shape in anatomy.shapes if shape is not None),
         vocab_size=head.shape[0],
         context_limit=context_limit(config),
         linears=tuple((name, m.in_features + m.out_features) for name, m in linears),
@@ -107,19 +108,3 @@ def _measure(model: Any, spec: str, has_weights: bool) -> TargetSizes:
 
 def _count(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _measure_cache(
-    model: PreTrainedModel, body: PreTrainedModel, config: PretrainedConfig
-) -> tuple[int, int, int]:
-    """Key heads, width of a key, and numbers cached per token: from one token through the network
-    on `meta`, or from the config if the network needs real numbers."""
-    try:
-        model.set_experts_implementation("batched_mm")  # grouped products take only bf16 on `meta`
-        anatomy = inspect_model(model, body)
-        return *anatomy.heads(), sum(s.numbers for s in anatomy.shapes if s is not None)
-    except Exception:
-        first = next(iter(getattr(config, "per_layer_config", None) or ()), config)
-    heads = int(getattr(first, "num_key_value_heads", None) or query_heads(config))
-    width = int(getattr(first, "head_dim", None) or config.hidden_size // query_heads(config))
-    return heads, width, 2 * heads * width * int(config.num_hidden_layers)
