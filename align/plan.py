@@ -20,6 +20,14 @@ OPTIONS = """options of align.plan:
 """
 
 
+def parser() -> OptionParser:
+    """The options besides the recipe's keys."""
+    p = OptionParser(prog="python -m align.plan", add_help=False)
+    p.add_argument("--hardware")
+    p.add_argument("--no-pilot", action="store_true")
+    return p
+
+
 @cli
 def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
@@ -27,10 +35,7 @@ def main(argv: list[str] | None = None) -> None:
         text = help_text("align.plan", __doc__ or "", every="--help-all" in words)
         say(f"{text}\n\n{OPTIONS}", end="")
         return
-    parser = OptionParser(prog="python -m align.plan", add_help=False)
-    parser.add_argument("--hardware")
-    parser.add_argument("--no-pilot", action="store_true")
-    options, rest = parser.parse_known_args(words)
+    options, rest = parser().parse_known_args(words)
     recipe = load_recipe(rest)
     # imported late: torch and transformers take seconds
     from align.planning.pilot import run_pilot, scale_seconds
