@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     seconds = None
     if plan.target.has_weights and not (named or options.no_pilot or plan.misfits):
         say("running a short trial …", error=True)
-        seconds = scale_seconds(recipe, plan.written, run_pilot(recipe))
+        seconds = scale_seconds(recipe, plan.written, *run_pilot(recipe))
     say(render_plan(plan, seconds))
     if plan.misfits:
         raise SystemExit(1)

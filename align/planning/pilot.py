@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import time
-from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
@@ -24,17 +23,10 @@ STEPS = 6
 """Training steps of a trial."""
 
 
-@dataclass(frozen=True)
-class Pilot:
-    """Measured seconds of writing a sample and of a training step."""
-
-    sample: float
-    step: float
-
-
-def run_pilot(recipe: Recipe) -> Pilot:
-    """Generate and train a little of a recipe. Raises UserError: what the run itself would end
-    with. KeyboardInterrupt: a signal."""
+def run_pilot(recipe: Recipe) -> tuple[float, float]:
+    """Generate and train a little of a recipe. Returns the seconds of a written sample and of a
+    training step. Raises UserError: what the run itself would end with. KeyboardInterrupt: a
+    signal."""
     with scratch("specalign-plan-") as folder:
         small = _shrink(recipe, folder)
         target = load_target(small.target.name, device=target_device(small), **small.target_options)
@@ -48,7 +40,7 @@ def run_pilot(recipe: Recipe) -> Pilot:
             raise KeyboardInterrupt from None
         except NonFiniteLoss as error:
             raise UserError(f"in a trial of a few steps {error}") from None
-        return Pilot(sample, seconds / STEPS)
+        return sample, seconds / STEPS
 
 
 def _shrink(recipe: Recipe, folder: Path) -> Recipe:
@@ -75,15 +67,15 @@ def _shrink(recipe: Recipe, folder: Path) -> Recipe:
     return small
 
 
-def scale_seconds(recipe: Recipe, written: int, pilot: Pilot) -> dict[str, float]:
+def scale_seconds(recipe: Recipe, written: int, sample: float, step: float) -> dict[str, float]:
     """The whole run's seconds by stage, without starting and saving. written: samples that are
     there. A validation row counts as a row of a step; stored outputs of the target make training
     faster than this."""
     trainer = recipe.trainer
     validations = ceil(trainer.max_steps / trainer.validate_every) + trainer.validate_first
     rows = trainer.max_steps + validations * trainer.validation_rows / trainer.batch_size
-    training = rows * pilot.step
+    training = rows * step
     if trainer.max_minutes is not None:
         training = min(training, 60 * trainer.max_minutes)
-    writing = max(0, recipe.data.samples - written) * pilot.sample
+    writing = max(0, recipe.data.samples - written) * sample
     return {"writing": writing, "training": training}

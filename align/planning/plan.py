@@ -121,7 +121,7 @@ def render_plan(plan: TrainingPlan, seconds: dict[str, float] | None = None) -> 
     trained = f"{drafter.trained / 1e6:,.1f}M of them trained"
     seen = f"{plan.tokens_seen / 1e6:,.2f}M"
     lines = [
-        f"{recipe.name}: {target.spec} ({target.architecture}) on {plan.hardware.title}",
+        f"{recipe.name}: {target.spec} on {plan.hardware.title}",
         "",
         f"target     {target.parameters / 1e6:,.1f}M parameters, {target.num_layers} layers, "
         f"{target.vocab_size:,} tokens, context {target.context_limit:,}{weights}",

@@ -31,7 +31,6 @@ class TargetSizes:
     """
 
     spec: str
-    architecture: str
     parameters: int
     layers: tuple[int, ...]
     tables: int
@@ -88,7 +87,6 @@ def _measure(model: Any, spec: str, has_weights: bool) -> TargetSizes:
     kv_heads, head_dim = anatomy.heads()
     return TargetSizes(
         spec=spec,
-        architecture=str(config.model_type),
         parameters=_count(model) - (head.numel() if tied and embedding is not head else 0),
         layers=tuple(_count(layer) for layer in layers),
         tables=embedding.numel() * (1 if tied else 2),
