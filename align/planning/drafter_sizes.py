@@ -28,7 +28,7 @@ from specalign.models.ddit import DDiT
 class DrafterSizes:
     """Counts of numbers, not bytes. parameters: its own, without the target's embedding and head.
     trained: with gradient and optimizer state. drafted: tokens per draft. rows: of a block's input.
-    """
+    context: numbers of the target's that it reads per token."""
 
     kind: str
     parameters: int
@@ -40,6 +40,7 @@ class DrafterSizes:
     vocabulary: int
     drafted: int
     rows: int = 0
+    context: int = 0
 
 
 def plan_drafter_sizes(recipe: Recipe, target: TargetSizes) -> DrafterSizes:
@@ -74,6 +75,8 @@ def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
     with torch.device("meta"):
         network = BlockDrafter(config, None)  # type: ignore[arg-type]
     total = _count_parameters(network)
+    shared = config.context == "shared_kv"
+    per_layer = 2 * config.num_key_value_heads * config.head_dim if shared else config.hidden_size
     return DrafterSizes(
         kind="block",
         parameters=total,
@@ -85,6 +88,7 @@ def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
         vocabulary=config.draft_vocab_size or config.vocab_size,
         drafted=config.block_size,
         rows=config.rows,
+        context=per_layer * len(config.target_layer_ids),
     )
 
 

@@ -15,6 +15,8 @@ from specalign.lm.names import DEBUG
 
 PROCESS_BYTES = 600 * 2**20
 """A process after its imports, before there is a model."""
+TOKENS_OF_LIMIT = 0.82
+"""Assumed tokens of a sample as a share of its limits: 269k tokens in 1,363 samples of 80 + 160."""
 ANSWER_SHARE = 0.7
 """Assumed share of a sample's tokens that are answer."""
 FILL = 0.93
@@ -83,7 +85,11 @@ def plan_training(
         shards = processes if launch.strategy == "fsdp" else 1
         parts["averaged weights"] = 4 * drafter.parameters / shards
     if trainer.keep_features_gb:
-        parts["kept outputs"] = 1e9 * trainer.keep_features_gb
+        limit = recipe.data.prompt_limit + recipe.data.max_answer_tokens
+        text = recipe.data.samples * TOKENS_OF_LIMIT * limit / FILL
+        tokens = min(text, trainer.max_steps * trainer.batch_size * recipe.data.length)
+        stored = tokens * feature_bytes(recipe, target, drafter) / processes
+        parts["kept outputs"] = min(1e9 * trainer.keep_features_gb, stored)
     if not sizes.gpu:
         parts["checkpoint"] = 12 * drafter.trained / optimizer
     return parts
@@ -100,6 +106,13 @@ def _count_target(recipe: Recipe, target: TargetSizes) -> float:
     return target.parameters
 
 
+def feature_bytes(recipe: Recipe, target: TargetSizes, drafter: DrafterSizes) -> int:
+    """Bytes of a token's stored outputs: hidden state, what the drafter reads, log-sum-exp, argmax
+    and log p of the next token."""
+    number = 4 if recipe.trainer.features_dtype == "fp32" else 2
+    return (target.hidden_size + drafter.context) * number + 16
+
+
 def _plan_step(
     recipe: Recipe, target: TargetSizes, drafter: DrafterSizes, sizes: NumberSizes
 ) -> float:
@@ -114,6 +127,7 @@ def _plan_step(
         # layer runs
         per_pair = 4 * drafter.layers + 8 if sizes.drafter == 4 else 6 * drafter.layers + 10
         attention = tokens * drafter.num_heads * (length + drafter.rows) * per_pair
+        attention += 4 * length * drafter.context
     else:
         sequences, each = 1, length + anchors * drafter.drafted
         if recipe.stage == "pretrain" or drafter.kind == "autoregressive":
