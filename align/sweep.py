@@ -46,13 +46,14 @@ Choices = list[str] | Callable[[random.Random], float]
 
 @dataclass(frozen=True)
 class SweepFile:
-    """A sweep file. parameters: by recipe key. command: the words before and after align.train."""
+    """A sweep file. parameters: by recipe key. arguments, environment: of its command."""
 
     method: str
     metric: str
     maximize: bool
     parameters: dict[str, Choices]
-    command: tuple[list[str], list[str]]
+    arguments: Values
+    environment: Values
 
 
 def read_sweep(file: Path, method: str | None = None) -> SweepFile:
@@ -77,7 +78,8 @@ def read_sweep(file: Path, method: str | None = None) -> SweepFile:
         metric=metric.get("name", "validation/loss"),
         maximize=goal == "maximize",
         parameters=_flatten(parameters, "", where),
-        command=(words[:start], words[start + 1 :]),
+        arguments=read_arguments([w for w in words[start + 1 :] if not w.startswith("${")], []),
+        environment=read_arguments([word for word in words[:start] if "=" in word], []),
     )
 
 
@@ -144,8 +146,8 @@ def build_arguments(sweep: SweepFile, values: Values, folder: Path, fixed: Value
     """A trial's recipe arguments: those that an agent would pass, its output folder, named by a
     hash of the arguments so that a rerun finds it, the folder of its text, and metrics.csv as its
     logger. Raises UserError: arguments that no recipe takes."""
-    given = read_arguments([w for w in sweep.command[1] if not w.startswith("${")], [])
-    given |= {"trainer.logger": "csv", **values, **fixed, "trainer.resume": "auto"}
+    given = {**sweep.arguments, "trainer.logger": "csv", **values, **fixed}
+    given["trainer.resume"] = "auto"
     given.pop("output", None)
     recipe = load_recipe(_join(given))
     if recipe.data.path is None:
@@ -168,7 +170,7 @@ def run_trial(sweep: SweepFile, arguments: Values) -> Values:
         output.mkdir(parents=True, exist_ok=True)
         # an agent's variables would send all trials into its own W&B run
         env = {name: value for name, value in os.environ.items() if name not in TRIAL_VARIABLES}
-        env |= read_arguments([word for word in sweep.command[0] if "=" in word], [])
+        env |= sweep.environment
         command = [sys.executable, "-m", "align.train", *_join(arguments)]
         with (output / "log.txt").open("ab") as log:
             code = subprocess.run(command, stdout=log, stderr=log, env=env, check=False).returncode
