@@ -1,9 +1,8 @@
 """`python -m decode.advise --target … --drafter …`: measure how many tokens to draft on this
 machine, by batch size.
 
-Times the target's forward pass over batches, rows and contexts, and drafting and acceptance on
-prompts over temperatures. From these costs it computes what is fastest at any batch of 1 to 32,
-contexts of 256 to 8k tokens, and temperatures.
+Decodes prompts plainly and with chains and trees of several sizes, at several temperatures and
+batch sizes, and prints what is fastest.
 """
 
 from __future__ import annotations
@@ -29,34 +28,21 @@ def parser() -> Parser:
     )
     add = p.add_argument
     drafter = "a drafter's folder, or lookup (default: the shipped one, for the default target)"
-    temps, chain = (
-        "temperatures to measure (default 0,0.5,1,1.5)",
-        "the longest chain to try (default: the drafter's)",
-    )
-    trees = "tree sizes to try with block drafters; 0 = none (default 5,8)"
+    chain = "the longest chain to try (default: the drafter's)"
+    temperatures = several(temperature)
+    batches = several(parse_whole(1, 1024))
+    length = "length limit of an output (default 48)"
     out = Path("runs/advice")
     p.add_target_options()
     p.add_chat_options()
     add("--drafter", help=drafter)
     p.add_prompt_options("one or more suites, comma-separated (default builtin)")
-    add(
-        "--temperatures",
-        type=several(temperature),
-        default=[0, 0.5, 1, 1.5],
-        metavar="T,…",
-        help=temps,
-    )
+    limit = "prompts of each suite (default 6)"
+    add("--limit", type=parse_whole(1), default=6, metavar="N", help=limit)
+    add("--temperatures", type=temperatures, default=[0, 1], metavar="T,…", help="(default 0,1)")
+    add("--batches", type=batches, default=[1, 4, 16], metavar="N,…", help="(default 1,4,16)")
     add("--draft-tokens", type=parse_whole(1, 64), metavar="K", help=chain)
-    add("--trees", type=several(parse_whole(0, 64)), default=[5, 8], metavar="N,…", help=trees)
-    for name, least, most, default, text in (
-        ("--limit", 2, 1000, 6, "prompts of each suite"),
-        ("--max-new-tokens", 4, 4096, 48, "length limit of an output"),
-        ("--most-batch", 1, 32, 32, "the largest batch to try"),
-        ("--long", 64, 2**20, 8192, "the longest context to try"),
-        ("--seed", 0, 2**63 - 1, 0, "seed of sampled outputs"),
-    ):
-        about = f"{text} (default {default})"
-        add(name, type=parse_whole(least, most), default=default, metavar="N", help=about)
+    add("--max-new-tokens", type=parse_whole(4), default=48, metavar="N", help=length)
     add("--out", type=path, default=out, metavar="DIR", help=f"output folder (default {out})")
     return p
 
@@ -83,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def write_advice(options: argparse.Namespace) -> str:
     """Measure, write advice.md, and return the page. Raises UserError: a target or drafter that is
     unavailable or can't draft."""
-    from decode.evaluation import advice, decoding_costs
+    from decode.evaluation.advice import measure_speeds, open_decoders, render_advice
     from specalign.lm.loading import load_target
     from specalign.suites.registry import prompts_of
 
@@ -102,27 +88,21 @@ def write_advice(options: argparse.Namespace) -> str:
         system=options.system,
         decoding=True,
     )
-    make_decoder, longest, branches = decoding_costs.open_decoders(
-        target, name, options.drafter, options.draft_tokens
+    sizes, make_decoder = open_decoders(target, name, options.drafter, options.draft_tokens)
+    measured = measure_speeds(
+        sizes,
+        make_decoder,
+        [prompt.content for suite in suites for prompt in suite.prompts],
+        options.temperatures,
+        options.batches,
+        options.max_new_tokens,
     )
-    measured = decoding_costs.MeasurementOptions(
-        prompts=[prompt.content for suite in suites for prompt in suite.prompts],
-        temperatures=options.temperatures,
-        max_new_tokens=options.max_new_tokens,
-        chain=longest,
-        trees=[nodes for nodes in options.trees if nodes and branches],
-        context=options.long,
-        batch=options.most_batch,
-        seed=options.seed,
-    )
-    costs = decoding_costs.measure_costs(target, make_decoder, measured)
-    contexts = [c for c in advice.CONTEXTS if c <= target.context_limit] or [target.context_limit]
-    processor, cores, load = machine()["processor"], machine()["cores"], load_average()
-    title = f"{name}, {options.drafter or 'the shipped drafter'}, {target.dtype_name}, {processor}"
-    found = advice.advise(costs, contexts, options.most_batch)
-    page = f"# {markdown_text(title)}\n\n{advice.render(costs, found)}"
-    if load and load > 1.5 * cores:
-        page += f"\n\nThe machine was busy (load {load:.1f} on {cores} cores)."
+    here, load = machine(), load_average()
+    drafter = options.drafter or "the shipped drafter"
+    title = f"{name}, {drafter}, {target.dtype_name}, {here['processor']}"
+    page = f"# {markdown_text(title)}\n\n{render_advice(measured)}"
+    if load and load > 1.5 * here["cores"]:
+        page += f"\n\nThe machine was busy (load {load:.1f} on {here['cores']} cores)."
     write_text(options.out / "advice.md", page + "\n")
     return f"{page}\n\n{options.out / 'advice.md'}"
 

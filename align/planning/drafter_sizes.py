@@ -14,7 +14,6 @@ from align.makers.block import check_rank, fresh_config
 from align.makers.geometry import check_count, first_layers, named_layers, shared_layers, tap_layers
 from align.makers.standalone import ddit_config
 from align.planning.target_sizes import TargetSizes, read_target_sizes
-from specalign.common.errors import UserError
 from specalign.common.hub import model_folder
 from specalign.common.schema import JsonObject, read_config
 from specalign.formats.masked_lm import from_config
@@ -75,14 +74,22 @@ def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
     config.convolution |= options.convolution
     with torch.device("meta"):
         network = BlockDrafter(config, None)  # type: ignore[arg-type]
+    total = _count_parameters(network)
     shared = config.context == "shared_kv"
     per_layer = 2 * config.num_key_value_heads * config.head_dim if shared else config.hidden_size
-    width, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
-    shape = (len(network.layers), width, inner, heads, config.draft_vocab_size or config.vocab_size)
-    reads = per_layer * len(config.target_layer_ids)
-    total = _count_parameters(network)
-    trained = _count_parameters(network, "confidence.") if options.train != "all" else total
-    return DrafterSizes("block", total, trained, *shape, config.block_size, config.rows, reads)
+    return DrafterSizes(
+        kind="block",
+        parameters=total,
+        trained=total if options.train == "all" else _count_parameters(network, "confidence."),
+        layers=len(network.layers),
+        hidden_size=config.hidden_size,
+        inner_size=config.intermediate_size,
+        num_heads=config.num_attention_heads,
+        vocabulary=config.draft_vocab_size or config.vocab_size,
+        drafted=config.block_size,
+        rows=config.rows,
+        context=per_layer * len(config.target_layer_ids),
+    )
 
 
 def _make_block_config(options: DrafterConfig, target: TargetSizes) -> BlockConfig:
@@ -123,9 +130,9 @@ def _size_ddit(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
         config = read_plan(values, family, f"drafter.init={options.init!r}")[0]
     with torch.device("meta"):
         count = _count_parameters(DDiT(config))
-    width = config.hidden_size
-    shape = (config.n_blocks, width, 4 * width, config.n_heads, config.vocab_size)
-    return DrafterSizes("ddit", count, count, *shape, options.block_size)
+    width, heads = config.hidden_size, config.n_heads
+    shape = (config.n_blocks, width, 4 * width, heads, config.vocab_size, options.block_size)
+    return DrafterSizes("ddit", count, count, *shape)
 
 
 def _size_masked_lm(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
@@ -136,28 +143,24 @@ def _size_masked_lm(options: DrafterConfig, target: TargetSizes) -> DrafterSizes
     else:
         values = read_init_config(options.init)
     if "layers" in values:
-        own_tables = 1 if target.tied else 2
-        tables = 0 if values.get("share_embedding") else own_tables
-        return _size_layers(target, options, values["layers"], tables * target.embedding)
+        own = 0 if values.get("share_embedding") else target.tables
+        return _size_layers(target, options, values["layers"], own)
     with torch.device("meta"):
         network = from_config(values, f"drafter.init={options.init!r}")
     count, config = _count_parameters(network), network.model.config
     width, heads = config.hidden_size, config.num_attention_heads
     inner = int(getattr(config, "intermediate_size", None) or 4 * width)
-    shape = (config.num_hidden_layers, width, inner, heads, config.vocab_size)
-    return DrafterSizes("masked_lm", count, count, *shape, options.block_size)
+    shape = (config.num_hidden_layers, width, inner, heads, config.vocab_size, options.block_size)
+    return DrafterSizes("masked_lm", count, count, *shape)
 
 
 def _size_layers(
     target: TargetSizes, options: DrafterConfig, layers: Sequence[int], tables: int
 ) -> DrafterSizes:
     """A drafter made of the target's layers, with this many numbers in its own tables."""
-    names = options.lora_targets
-    updated = [i + o for name, i, o in target.linears if name.rpartition(".")[2] in names]
-    if options.lora_rank and not updated:
-        raise UserError(f"drafter.lora_targets={names}: no linear layer of that name")
-    updates = len(layers) * options.lora_rank * sum(updated)
+    named = [n for name, n in target.linears if name.rpartition(".")[2] in options.lora_targets]
+    updates = len(layers) * options.lora_rank * sum(named)
     total = sum(target.layers[i] for i in layers) + target.last_norm + tables + updates
-    shape = (len(layers), target.hidden_size, target.inner_size, target.num_heads)
-    counts = (total, updates or total)
-    return DrafterSizes(options.kind, *counts, *shape, target.vocab_size, options.block_size)
+    width, inner, heads = target.hidden_size, target.inner_size, target.num_heads
+    shape = (len(layers), width, inner, heads, target.vocab_size, options.block_size)
+    return DrafterSizes(options.kind, total, updates or total, *shape)

@@ -3,80 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+
+import torch
 
 from align.config.data import TEMPLATE
 from align.config.recipe import Recipe
-from align.data.shards import read_manifest
 from align.planning.drafter_sizes import DrafterSizes
 from align.planning.target_sizes import TargetSizes
+from specalign.lm.dtypes import has_fast_bf16
+from specalign.lm.names import DEBUG
 
 PROCESS_BYTES = 600 * 2**20
 """A process after its imports, before there is a model."""
-CACHE = "cache (data.batch_size)"
-STEP = "a step (trainer.batch_size)"
-KEPT = "kept outputs (trainer.keep_features_gb)"
 TOKENS_OF_LIMIT = 0.82
 """Assumed tokens of a sample as a share of its limits: 269k tokens in 1,363 samples of 80 + 160."""
 ANSWER_SHARE = 0.7
 """Assumed share of a sample's tokens that are answer."""
 FILL = 0.93
 """Share of a packed row that is text."""
-
-
-@dataclass(frozen=True)
-class TextSize:
-    """The text that a recipe trains on. samples: in all; written: of these, already there. tokens:
-    of a sample on average; answers: their share that is answer. kept: share of written samples that
-    is kept. source: how it is known."""
-
-    samples: int
-    written: int = 0
-    tokens: float = 0.0
-    answers: float = ANSWER_SHARE
-    kept: float = 1.0
-    source: str = ""
-
-    @property
-    def total(self) -> float:
-        """Tokens in all."""
-        return self.samples * self.tokens
-
-    def rows(self, length: int) -> int:
-        """Packed rows."""
-        return max(1, ceil(self.total / (FILL * length)))
-
-
-def read_text_size(recipe: Recipe) -> TextSize:
-    """From the data folder if there is one, else assumed from the recipe's limits."""
-    data, folder = recipe.data, recipe.data_folder
-    manifest = read_manifest(folder) if (folder / "manifest.json").is_file() else {}
-    samples = manifest.get("samples")
-    if not samples:
-        tokens = TOKENS_OF_LIMIT * (data.prompt_limit + data.max_answer_tokens)
-        source = f"assumed: {TOKENS_OF_LIMIT:.0%} of the limits"
-        return TextSize(data.samples, tokens=tokens, source=source)
-    answers = manifest.get("answer_tokens")
-    return TextSize(
-        samples=max(data.samples, samples),
-        written=samples,
-        tokens=manifest["tokens"] / samples,
-        answers=answers / manifest["tokens"] if answers else ANSWER_SHARE,
-        kept=samples / (samples + sum(manifest.get("dropped", {}).values())),
-        source=str(folder),
-    )
-
-
-@dataclass
-class StageMemory:
-    """The peak of a stage on one device: bytes by what they are for."""
-
-    stage: str
-    parts: dict[str, float]
-
-    @property
-    def bytes(self) -> float:
-        return sum(self.parts.values())
+Parts = dict[str, float]
+"""The peak of a stage on one device: bytes by what they are for."""
 
 
 @dataclass(frozen=True)
@@ -90,22 +36,33 @@ class NumberSizes:
     gpu: bool
 
 
-def plan_writing(recipe: Recipe, target: TargetSizes, sizes: NumberSizes) -> StageMemory:
+def choose_number_sizes(recipe: Recipe, gpu: bool) -> NumberSizes:
+    """For the dtypes of a recipe on a GPU or this machine's processor."""
+    dtype = recipe.target.dtype
+    is_half = dtype != "float32"
+    if dtype == "auto" and not gpu:
+        is_half = has_fast_bf16(torch.device("cpu")) and recipe.target.name not in DEBUG
+    number = 2 if is_half else 4
+    drafter = {"auto": number, "fp32": 4, "bf16": 2}[recipe.trainer.precision]
+    # on a CPU a bf16 layer keeps a packed copy of its weights
+    return NumberSizes(number, number if gpu else 4, drafter, gpu)
+
+
+def plan_writing(recipe: Recipe, target: TargetSizes, sizes: NumberSizes) -> Parts:
     """`align.synthesize`: weights, the cache of a batch, its logits."""
     data = recipe.data
     length = min(target.context_limit, data.prompt_limit + data.max_answer_tokens + TEMPLATE)
-    parts = {
+    return {
         "process": float(PROCESS_BYTES),
         "target": float(target.parameters * sizes.weights),
-        CACHE: float(data.batch_size * length * target.cached * sizes.target),
+        "cache": float(data.batch_size * length * target.cached * sizes.target),
         "logits": 3.0 * data.batch_size * target.vocab_size * 4,
     }
-    return StageMemory("writing", parts)
 
 
 def plan_training(
-    recipe: Recipe, target: TargetSizes, drafter: DrafterSizes, text: TextSize, sizes: NumberSizes
-) -> StageMemory:
+    recipe: Recipe, target: TargetSizes, drafter: DrafterSizes, sizes: NumberSizes
+) -> Parts:
     """`align.train`: weights of both, gradients, AdamW's averages, activations, and the checkpoint
     assembled in memory."""
     launch, trainer, processes = recipe.launch, recipe.trainer, recipe.processes
@@ -120,7 +77,7 @@ def plan_training(
         "drafter": 4 * drafter.parameters / weights,
         "gradients": 4 * drafter.trained * buckets / gradients,
         "optimizer": 8 * drafter.trained / optimizer,
-        STEP: _plan_step(recipe, target, drafter, text, sizes),
+        "a step": _plan_step(recipe, target, drafter, sizes),
     }
     if drafter.vocabulary < target.vocab_size:
         parts["drafter"] += drafter.vocabulary * target.hidden_size * sizes.target
@@ -128,12 +85,14 @@ def plan_training(
         shards = processes if launch.strategy == "fsdp" else 1
         parts["averaged weights"] = 4 * drafter.parameters / shards
     if trainer.keep_features_gb:
-        rows = min(text.rows(recipe.data.length), trainer.max_steps * trainer.batch_size)
-        stored = rows * recipe.data.length * feature_bytes(recipe, target, drafter)
-        parts[KEPT] = min(1e9 * trainer.keep_features_gb, stored / processes)
+        limit = recipe.data.prompt_limit + recipe.data.max_answer_tokens
+        text = recipe.data.samples * TOKENS_OF_LIMIT * limit / FILL
+        tokens = min(text, trainer.max_steps * trainer.batch_size * recipe.data.length)
+        stored = tokens * feature_bytes(recipe, target, drafter) / processes
+        parts["kept outputs"] = min(1e9 * trainer.keep_features_gb, stored)
     if not sizes.gpu:
         parts["checkpoint"] = 12 * drafter.trained / optimizer
-    return StageMemory("training", parts)
+    return parts
 
 
 def _count_target(recipe: Recipe, target: TargetSizes) -> float:
@@ -155,13 +114,13 @@ def feature_bytes(recipe: Recipe, target: TargetSizes, drafter: DrafterSizes) ->
 
 
 def _plan_step(
-    recipe: Recipe, target: TargetSizes, drafter: DrafterSizes, text: TextSize, sizes: NumberSizes
+    recipe: Recipe, target: TargetSizes, drafter: DrafterSizes, sizes: NumberSizes
 ) -> float:
     """What a step holds at its peak: the target's forward pass, the drafter's layers for the
     backward pass, logits."""
     length, trainer, options = recipe.data.length, recipe.trainer, recipe.drafter
     rows = trainer.batch_size // (trainer.accumulate * recipe.processes)
-    anchors = min(trainer.anchors, max(1, int(length * FILL * text.answers)))
+    anchors = min(trainer.anchors, max(1, int(length * FILL * ANSWER_SHARE)))
     if drafter.kind == "block":
         tokens = anchors * drafter.rows
         # attention weights are kept in fp32, in 16 bits a copy too, and two more are alive while a

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
 
 from specalign.common.errors import UserError
 from specalign.common.hub import model_folder
@@ -27,15 +26,14 @@ from specalign.lm.opening import check_asked, empty_model, quiet_loading
 @dataclass(frozen=True)
 class TargetSizes:
     """Counts of numbers, not bytes. parameters: all, a tied head counted once. layers: of each
-    layer. cached: by the layers per token. linears: name, inputs and outputs of the linear layers
-    of the last layer. has_weights: the weights are on this machine."""
+    layer. tables: of embedding and head. cached: by the layers per token. linears: name, and inputs
+    and outputs together, of the last layer's linear layers. has_weights: they are on this machine.
+    """
 
     spec: str
-    architecture: str
     parameters: int
     layers: tuple[int, ...]
-    embedding: int
-    tied: bool
+    tables: int
     last_norm: int
     hidden_size: int
     inner_size: int
@@ -45,7 +43,7 @@ class TargetSizes:
     cached: int
     vocab_size: int
     context_limit: int
-    linears: tuple[tuple[str, int, int], ...]
+    linears: tuple[tuple[str, int], ...]
     has_weights: bool
 
     @property
@@ -63,69 +61,48 @@ def read_target_sizes(
     folder = resolve_folder(spec)
     if isinstance(folder, str):
         folder = model_folder(folder, "target", ["*.json", "*.py"], revision)
-    options = {"revision": revision, "trust_remote_code": trust_remote_code}
     quiet_loading()
     try:
-        model = empty_model(folder, spec, options)
+        options = {"revision": revision, "trust_remote_code": trust_remote_code}
+        return _measure(empty_model(folder, spec, options), spec, any(folder.glob("*.safetensors")))
     except UserError:
         raise
     except Exception as error:  # transformers' errors for broken configs have no common class
         check_asked("target", spec, error)
         line = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"target {spec!r}: unusable config.json: {line[:300]}") from None
-    return _measure(model, spec, any(folder.glob("*.safetensors")))
+        raise UserError(f"target {spec!r}: can't read its sizes: {line[:300]}") from None
 
 
 def _measure(model: Any, spec: str, has_weights: bool) -> TargetSizes:
     config = model.config.get_text_config(decoder=True)
-    try:
-        body = find_body(model)
-        layers = decoder_layers(body, config.num_hidden_layers)
-    except (NotImplementedError, AttributeError) as error:
-        raise UserError(f"target {spec!r}: {error}") from None
-    embedding = model.get_input_embeddings().weight
-    head = model.get_output_embeddings().weight
+    body = find_body(model)
+    layers = decoder_layers(body, config.num_hidden_layers)
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     # on `meta` tied weights may be two tensors
     is_tied = getattr(model.config, "tie_word_embeddings", False)
     tied = bool(is_tied) and embedding.shape == head.shape
     linears = [(n, m) for n, m in layers[-1].named_modules() if isinstance(m, torch.nn.Linear)]
-    kv_heads, head_dim, cached = _measure_cache(model, body, config)
+    model.set_experts_implementation("batched_mm")  # grouped products take only bf16 on `meta`
+    anatomy = inspect_model(model, body)
+    kv_heads, head_dim = anatomy.heads()
     return TargetSizes(
         spec=spec,
-        architecture=str(config.model_type),
         parameters=_count(model) - (head.numel() if tied and embedding is not head else 0),
         layers=tuple(_count(layer) for layer in layers),
-        embedding=embedding.numel(),
-        tied=tied,
+        tables=embedding.numel() * (1 if tied else 2),
         last_norm=max(0, _count(body) - _count(layers) - embedding.numel()),
         hidden_size=head.shape[1],
         inner_size=max((m.out_features for _, m in linears), default=4 * head.shape[1]),
         num_heads=query_heads(config),
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        cached=cached,
+        cached=sum(shape.numbers for shape in anatomy.shapes if shape is not None),
         vocab_size=head.shape[0],
         context_limit=context_limit(config),
-        linears=tuple((name, m.in_features, m.out_features) for name, m in linears),
+        linears=tuple((name, m.in_features + m.out_features) for name, m in linears),
         has_weights=has_weights,
     )
 
 
 def _count(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _measure_cache(
-    model: PreTrainedModel, body: PreTrainedModel, config: PretrainedConfig
-) -> tuple[int, int, int]:
-    """Key heads, width of a key, and numbers cached per token: from one token through the network
-    on `meta`, or from the config if the network needs real numbers."""
-    try:
-        model.set_experts_implementation("batched_mm")  # grouped products take only bf16 on `meta`
-        anatomy = inspect_model(model, body)
-        return *anatomy.heads(), sum(s.numbers for s in anatomy.shapes if s is not None)
-    except Exception:
-        first = next(iter(getattr(config, "per_layer_config", None) or ()), config)
-    heads = int(getattr(first, "num_key_value_heads", None) or query_heads(config))
-    width = int(getattr(first, "head_dim", None) or config.hidden_size // query_heads(config))
-    return heads, width, 2 * heads * width * int(config.num_hidden_layers)

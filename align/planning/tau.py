@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cache
-from math import exp, gamma, log, pi, sqrt
+from math import exp, log, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +23,14 @@ FAR = 3.0
 
 @dataclass(frozen=True)
 class ExpectedTau:
-    """τ with its band, from `runs` runs of this kind among `of`. guess: why not to rely on it,
-    empty if one may."""
+    """τ with its band, from `runs` runs of this kind among `of`. guess: why not to rely on it."""
 
     value: float
     low: float
     high: float
     runs: int
     of: int
-    guess: str = ""
+    guess: str
 
 
 @cache
@@ -41,7 +40,7 @@ def read_runs() -> JsonObject:
 
 
 def predict_tau(
-    kind: str, tokens: float, drafted: int, how: str = "sampling", target: str = ""
+    kind: str, tokens: float, drafted: int, how: str, target: str
 ) -> ExpectedTau | None:
     """τ of a drafter of this kind that has seen this many text tokens; None if no run of its kind
     was measured. drafted: K; τ is at most K + 1. how: `greedy` or `sampling`."""
@@ -52,35 +51,25 @@ def predict_tau(
     if not own or tokens <= 0:
         return None
     kinds = sorted({run["kind"] for run in runs})
-    farthest = FAR * max(own)
 
     def make_row(kind: str, tokens: float) -> list[float]:
         return [*(float(kind == k) for k in kinds), log(tokens)]
 
     x = np.array([make_row(run["kind"], n) for run, n in zip(runs, seen, strict=True)])
     y = np.array([log(run[how] - 1) for run in runs])
-    new = np.array(make_row(kind, min(tokens, farthest)))
+    new = np.array(make_row(kind, min(tokens, FAR * max(own))))
     solution, *_ = np.linalg.lstsq(x, y, rcond=None)
     freedom = len(runs) - x.shape[1]
     variance = float(((y - x @ solution) ** 2).sum()) / freedom
     spread = sqrt(variance * (1 + float(new @ np.linalg.pinv(x.T @ x) @ new)))
-    width = t_quantile(0.975, freedom) * spread
+    # Student's 97.5% point, expanded in 1 / freedom
+    width = spread * (1.95996 + 2.37227 / freedom + 2.82250 / freedom**2 + 2.55585 / freedom**3)
     middle = float(new @ solution)
-    guess = []
-    if target and target != record["target"]:
-        guess.append(f"every run had {record['target']} as its target")
-    if tokens > farthest:
-        guess.append(f"the runs were shorter, so this is the τ of {farthest / 1e6:.2g}M tokens")
-    logs = (middle, middle - width, middle + width)
-    value, low, high = (1 + min(float(drafted), exp(v)) for v in logs)
-    return ExpectedTau(value, low, high, len(own), len(runs), "; ".join(guess))
-
-
-def t_quantile(share: float, freedom: int) -> float:
-    """Student's t: the value below which `share` ≥ 1/2 of the distribution with these degrees of
-    freedom lies."""
-    scale = gamma((freedom + 1) / 2) / (sqrt(freedom * pi) * gamma(freedom / 2))
-    places = np.linspace(0.0, 400.0, 800_001)
-    density = scale * (1 + places**2 / freedom) ** (-(freedom + 1) / 2)
-    upto = 0.5 + np.cumsum((density[1:] + density[:-1]) / 2) * (places[1] - places[0])
-    return float(np.interp(share, upto, places[1:]))
+    value, low, high = (
+        1 + min(float(drafted), exp(logarithm))
+        for logarithm in (middle, middle - width, middle + width)
+    )
+    guess = f"no run had more than {max(own):.2g} tokens" if tokens > FAR * max(own) else ""
+    if target != record["target"]:
+        guess = f"every run had {record['target']} as its target"
+    return ExpectedTau(value, low, high, len(own), len(runs), guess)

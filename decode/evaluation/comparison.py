@@ -1,6 +1,7 @@
 """Compares recipes: the drafters saved during training (`trainer.milestones`) decode the same
-prompts. Each recipe is read and trained by `align.train` in its own process. Records survive an
-interruption; those of a drafter that has changed since are measured again."""
+prompts; a table shows τ over the text tokens trained on. Each recipe is read and trained by
+`align.train` in its own process. Records survive an interruption; those of a drafter that has
+changed since are measured again."""
 
 from __future__ import annotations
 
@@ -9,23 +10,20 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
-from safetensors import safe_open
-
 from decode.evaluation import runner
-from decode.evaluation.learning import Milestone
 from decode.evaluation.records import AS_JSON, Record, add, read_records, write_records
+from decode.evaluation.statistics import accepted_ratio, counts, format_estimate, tau
 from decode.evaluation.tokenized import tokenize_suites
 from decode.systems.load import load
-from decode.systems.parsing import Method
-from decode.systems.registry import ANY, PLAIN
+from decode.systems.registry import PLAIN
 from specalign.common.errors import UserError
 from specalign.common.files import sha256_file, write_json
 from specalign.common.schema import JsonObject, read_object
 from specalign.common.strict_yaml import parse_yaml
 from specalign.common.terminal import PlainConsole
+from specalign.common.text import markdown_table
 from specalign.lm.model import Target
 from specalign.suites.sources import Loaded
 
@@ -36,6 +34,24 @@ _SHARED = {
     "trainer": ("max_steps", "batch_size", "accumulate", "milestones"),
 }
 """What compared recipes have in common, besides target, data and seed."""
+
+
+@dataclass(frozen=True)
+class Milestone:
+    """A drafter that a recipe's training saves after this many text tokens."""
+
+    recipe: str
+    tokens: int
+    folder: Path
+
+    @property
+    def method(self) -> str:
+        """Its name among a measurement's methods."""
+        return f"{self.recipe}@{self.tokens}"
+
+    @property
+    def reached(self) -> bool:
+        return (self.folder / _WEIGHTS).is_file()
 
 
 @dataclass(frozen=True)
@@ -50,31 +66,10 @@ class ComparedRecipe:
         return str(self.values["name"])
 
     @property
-    def kind(self) -> str:
-        """The kind of its drafter."""
-        if self.values["objective"]["prefix_decay"]:
-            return "variable_prefix"
-        return str(self.values["drafter"]["kind"])
-
-    @property
     def milestones(self) -> list[Milestone]:
-        return [Milestone(self.name, tokens) for tokens in self.values["trainer"]["milestones"]]
-
-    @property
-    def reached(self) -> list[Milestone]:
-        """Milestones with a drafter."""
-        return [m for m in self.milestones if (self.folder(m) / _WEIGHTS).is_file()]
-
-    def folder(self, milestone: Milestone) -> Path:
-        """The folder of a milestone's drafter."""
-        return Path(self.values["output"]) / "milestones" / str(milestone.tokens)
-
-    @property
-    def parameters(self) -> int:
-        """The number of trained weights, from a milestone's file."""
-        with safe_open(self.folder(self.reached[-1]) / _WEIGHTS, "pt") as file:
-            names = set(file.keys()) - {"draft_vocab"}
-            return sum(prod(file.get_slice(name).get_shape()) for name in names)
+        folder = Path(self.values["output"]) / "milestones"
+        found: list[int] = self.values["trainer"]["milestones"]
+        return [Milestone(self.name, tokens, folder / str(tokens)) for tokens in found]
 
     @property
     def shared(self) -> JsonObject:
@@ -95,14 +90,12 @@ def _run_align(*words: str, capture: bool = False) -> str:
     pipe = subprocess.PIPE if capture else None
     command = [sys.executable, "-m", "align.train", *words]
     done = subprocess.run(command, stdout=pipe, stderr=pipe, text=True)
-    errors = [line for line in (done.stderr or "").splitlines() if line.startswith("error: ")]
-    if errors:
-        raise UserError(errors[-1].removeprefix("error: "))
     if done.returncode in (130, -signal.SIGINT):
         raise KeyboardInterrupt
     if done.returncode:
-        code = done.returncode
-        raise UserError(f"align.train {words[0]} ended with exit code {code}; see its error above")
+        errors = [line for line in (done.stderr or "").splitlines() if line.startswith("error: ")]
+        seen = f"align.train {words[0]} failed; see its error above"
+        raise UserError(errors[-1].removeprefix("error: ") if errors else seen)
     return done.stdout or ""
 
 
@@ -114,69 +107,52 @@ def read_candidates(recipes: Sequence[str], words: Sequence[str]) -> list[Compar
         arguments = (f"recipe={recipe}", *words)
         values = parse_yaml(_run_align(*arguments, "--print", capture=True), recipe)
         if not values["trainer"].get("milestones"):
-            raise UserError(
-                f"{recipe}: trainer.milestones is empty: list the token counts at which to measure"
-            )
+            hint = "list the token counts at which to measure"
+            raise UserError(f"{recipe}: trainer.milestones is empty: {hint}")
         found.append(ComparedRecipe(arguments, values))
-    first = found[0]
     for key in ("name", "output"):
         chosen = [str(candidate.values[key]) for candidate in found]
         if len(set(chosen)) < len(chosen):
             raise UserError(f"recipes need different {key}s: {', '.join(chosen)}")
+    first = found[0]
     for other in found[1:]:
         for key, value in first.shared.items():
             if other.shared[key] != value:
-                raise UserError(
-                    f"{other.name}: {key}={other.shared[key]}, {first.name} has {value}: compared "
-                    "recipes must use the same value"
-                )
+                differs = f"{other.name}: {key}={other.shared[key]}, {first.name} has {value}"
+                raise UserError(f"{differs}: compared recipes must use the same value")
     return found
 
 
-def check_method(method: Method, candidates: Sequence[ComparedRecipe]) -> None:
-    """Raises UserError, before hours of training, for a method that is not made of one drafter of
-    the kind that every recipe trains."""
+def train(candidates: Sequence[ComparedRecipe], console: PlainConsole) -> list[Milestone]:
+    """Train what has milestones missing, one recipe after the other, resuming. Returns the
+    milestones with a drafter. Raises UserError: a training failed, or reached no milestone."""
+    found: list[Milestone] = []
     for candidate in candidates:
-        if method.needs not in ((ANY,), (candidate.kind,)):
-            raise UserError(
-                f"--method {method.name} can't use the {candidate.kind} drafter "
-                f"that {candidate.name} trains: try --method drafter"
-            )
-
-
-def train(candidates: Sequence[ComparedRecipe], console: PlainConsole) -> None:
-    """Train what has milestones missing, one recipe after the other, resuming. Raises UserError: a
-    training failed, or reached none of its milestones."""
-    for candidate in candidates:
-        if candidate.reached != candidate.milestones:
+        if not all(milestone.reached for milestone in candidate.milestones):
             console.say(f"training {candidate.name}")
             _run_align(*candidate.words)
-        missing = [m.tokens for m in candidate.milestones if m not in candidate.reached]
-        if missing:
-            line = (
-                f"{candidate.name}: its training ended before {missing[0]:,} tokens "
-                "(trainer.max_steps)"
-            )
-            if not candidate.reached:
-                raise UserError(line)
+        reached = [milestone for milestone in candidate.milestones if milestone.reached]
+        if len(reached) < len(candidate.milestones):
+            line = f"{candidate.name}: its training ended before its last milestone"
+            if not reached:
+                raise UserError(f"{line}: raise trainer.max_steps")
             console.say(f"left out: {line}", wrap=False)
+        found += reached
+    return found
 
 
 def measure(
-    candidates: Sequence[ComparedRecipe],
+    milestones: Sequence[Milestone],
     target: Target,
     suites: Sequence[Loaded],
     settings: runner.GenerationSettings,
     folder: Path,
     console: PlainConsole,
-    method: str | None = None,
-    batch: int = 1,
 ) -> list[Record]:
-    """Decode every prompt plainly and with each milestone's drafter, without copying, by `method`
-    (None: as `decode.load` does), `batch` prompts at a time; the records, which `folder` holds too.
-    Raises UserError: no prompt fits, or the folder holds a comparison under other settings."""
+    """Decode every prompt plainly and with each milestone's drafter, without copying; the records,
+    which `folder` holds too. Raises UserError: no prompt fits, or the folder holds a comparison
+    under other settings."""
     tokenized, _ = tokenize_suites(target, suites)
-    folders = {m.method: candidate.folder(m) for candidate in candidates for m in candidate.reached}
     sampling = settings.sampling
     described = {
         "target": target.hash,
@@ -186,27 +162,25 @@ def measure(
         "temperature": sampling.temperature,
         "seed": sampling.fixed_seed,
         "chat": target.chat.description or None,
-        "method": method,
     }
-    records = _open_folder(folder, folders, described)
+    records = _open_folder(folder, milestones, described)
     decoders = {PLAIN: load(target, None)}
-    for name, drafter in folders.items():
-        decoders[name] = load(target, drafter, copying=False, method=method)
+    for milestone in milestones:
+        decoders[milestone.method] = load(target, milestone.folder, copying=False)
     planned = runner.plan_tasks(tokenized, list(decoders), 1, sampling.fixed_seed)
     tasks = runner.missing_tasks(planned, records)
-    groups = [tasks[start : start + batch] for start in range(0, len(tasks), batch)]
-    for group in runner.track(groups, len(groups), console):
-        for of_task in runner.run_task_batch(decoders, group, settings):
-            records = add(folder, records, of_task)
+    for task in runner.track(tasks, len(planned), console):
+        records = add(folder, records, runner.run_task(decoders, task, settings))
     return records
 
 
-def _open_folder(folder: Path, drafters: dict[str, Path], settings: JsonObject) -> list[Record]:
+def _open_folder(
+    folder: Path, milestones: Sequence[Milestone], settings: JsonObject
+) -> list[Record]:
     """The folder's records that are still valid. Writes its settings. Raises UserError: it holds a
     comparison under other ones."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / SETTINGS
-    hashes = {method: sha256_file(drafter / _WEIGHTS) for method, drafter in drafters.items()}
+    hashes = {m.method: sha256_file(m.folder / _WEIGHTS) for m in milestones}
     records: list[Record] = []
     if path.is_file():
         before = read_object(path)
@@ -217,9 +191,35 @@ def _open_folder(folder: Path, drafters: dict[str, Path], settings: JsonObject) 
                 )
         old = before["drafters"]
         valid = {PLAIN, *(method for method, value in hashes.items() if old.get(method) == value)}
-        found = read_records(folder, mend=True)
-        records = [record for record in found if record.method in valid]
-        if len(records) < len(found):
-            write_records(folder, records)
+        records = [r for r in read_records(folder, mend=True) if r.method in valid]
+        write_records(folder, records)
     write_json(path, {**settings, "drafters": hashes}, **AS_JSON)
     return records
+
+
+def render_table(milestones: Sequence[Milestone], records: Sequence[Record]) -> str:
+    """Markdown: a row for each milestone. Accepted tokens per call, τ − 1, are compared with the
+    last recipe's after the same number of tokens."""
+    reference = milestones[-1].recipe
+    header = (
+        "text tokens", "recipe", "τ [95%]", f"accepted, of {reference}'s", "identical", "prompts",
+    )  # fmt: skip
+    rows = []
+    for milestone in sorted(milestones, key=lambda milestone: milestone.tokens):
+        counted = counts(records, milestone.method)
+        own = [r.identical for r in records if r.method == milestone.method]
+        same = [identical for identical in own if identical is not None]
+        ratio = ""
+        if milestone.recipe != reference:
+            baseline = counts(records, f"{reference}@{milestone.tokens}")
+            ratio = format_estimate(accepted_ratio(baseline, counted), "", ".3f")
+        row = (
+            f"{milestone.tokens:,}",
+            milestone.recipe,
+            format_estimate(tau(counted), "", ".3f"),
+            ratio,
+            f"{sum(same)}/{len(same)}" if same else "",
+            str(len(counted)),
+        )
+        rows.append(row)
+    return markdown_table(header, rows) + "\n"

@@ -13,8 +13,8 @@ from align.data.packing import collate
 from align.data.supply import open_supply
 from align.outputs.cache import compute_row, count_bytes
 from align.planning.drafter_sizes import plan_drafter_sizes
-from align.planning.memory import CACHE, KEPT, feature_bytes
-from align.planning.plan import TrainingPlan, find_hardware, make_plan, render_plan
+from align.planning.memory import feature_bytes
+from align.planning.plan import Hardware, TrainingPlan, find_hardware, make_plan, render_plan
 from align.planning.target_sizes import read_target_sizes
 from align.training.build import conditioning
 from specalign.lm.loading import load_target
@@ -23,17 +23,17 @@ H100 = find_hardware("h100")
 SMALL = replace(H100, memory=1e9)
 
 
-def plan(*words: str, recipe: str = "debug_block", hardware=H100) -> TrainingPlan:
+def plan(*words: str, recipe: str = "debug_block", hardware: Hardware = H100) -> TrainingPlan:
     return make_plan(load_recipe([f"recipe={recipe}", "output=nowhere", *words]), hardware)
 
 
 def training_parts(*words: str) -> dict[str, float]:
-    return plan("target.dtype=float32", *words).stages[-1].parts
+    return plan("target.dtype=float32", *words).stages["training"]
 
 
 def test_weights_gradients_and_averages_are_counted() -> None:
     found = plan("target.dtype=float32")
-    trained, parts = found.drafter.trained, found.stages[-1].parts
+    trained, parts = found.drafter.trained, found.stages["training"]
     assert parts["target"] == 4 * found.target.parameters
     assert (parts["gradients"], parts["optimizer"]) == (4 * trained, 8 * trained)
     assert training_parts("trainer.ema=0.9")["averaged weights"] == 4 * found.drafter.parameters
@@ -52,10 +52,10 @@ def test_zero_splits_what_it_splits(stage: int) -> None:
 @pytest.mark.parametrize("name", ["debug_mdlm", "debug_autoregressive", "debug_taps"])
 def test_every_kind_has_a_plan(name: str) -> None:
     found = plan("trainer.keep_features_gb=1", recipe=name)
-    writing, training = found.stages
-    assert writing.parts[CACHE] == 16 * (40 + 24 + 40) * 256 * 2
-    assert training.bytes == sum(training.parts.values()) > 4 * found.drafter.parameters
-    assert 0 < training.parts[KEPT] < 1e9
+    writing, training = found.stages.values()
+    assert writing["cache"] == 16 * (40 + 24 + 40) * 256 * 2
+    assert sum(training.values()) > 4 * found.drafter.parameters
+    assert 0 < training["kept outputs"] < 1e9
 
 
 @pytest.mark.slow
@@ -76,7 +76,6 @@ def test_stored_outputs_have_the_planned_size(name: str, debug_data: Path) -> No
     [
         (["data.batch_size=32768"], "lower data.batch_size"),
         (["trainer.batch_size=8192"], "raise trainer.accumulate"),
-        (["data.max_answer_tokens=5000"], "context of 512: lower data.max_answer_tokens"),
     ],
 )
 def test_a_misfit_names_the_key_to_change(words: list[str], remedy: str) -> None:

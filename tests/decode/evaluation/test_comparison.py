@@ -12,11 +12,15 @@ import pytest
 from align.config.parser import load_recipe
 from align.config.recipe import resolve
 from decode.evaluation import comparison, runner
-from decode.evaluation.comparison import ComparedRecipe, measure, read_candidates
-from decode.evaluation.learning import points, table
+from decode.evaluation.comparison import (
+    ComparedRecipe,
+    Milestone,
+    measure,
+    read_candidates,
+    render_table,
+)
 from decode.proposers.block import BlockProposer
 from decode.speculation.sampling import Sampling
-from decode.systems.parsing import read_method
 from decode.systems.registry import PLAIN
 from specalign.common.errors import UserError
 from specalign.common.terminal import PlainConsole
@@ -25,6 +29,7 @@ from specalign.lm.model import Target
 from specalign.suites.prompt import Prompt
 from specalign.suites.sources import Loaded
 from tests.builders import sharp_block_network as network
+from tests.measurements import record
 
 SUITE = Loaded(
     "mine", "Mine", "", [Prompt("a", "Why is the sky blue?"), Prompt("b", "Count: 1 2 1")], "here"
@@ -43,33 +48,34 @@ def candidate(folder: Path, recipe: str) -> ComparedRecipe:
 
 
 @pytest.fixture
-def pair(target: Target, tmp_path: Path) -> list[ComparedRecipe]:
-    """Two recipes with drafters at both milestones."""
+def pair(target: Target, tmp_path: Path) -> list[Milestone]:
+    """Two recipes' milestones with their drafters."""
     found = [candidate(tmp_path, "ours"), candidate(tmp_path, "dflash")]
     for own, options in zip(
         found, ({"context": "shared_kv", "markov_rank": 4}, {"context": "taps"}), strict=True
     ):
         for seed, milestone in enumerate(own.milestones):
-            save_drafter(network(target, seed, size=3, layers=1, **options), own.folder(milestone))  # type: ignore[arg-type]
-    return found
+            save_drafter(network(target, seed, size=3, layers=1, **options), milestone.folder)  # type: ignore[arg-type]
+    return [milestone for own in found for milestone in own.milestones]
 
 
 def test_every_milestone_decodes_every_prompt_once(
-    target: Target, pair: list[ComparedRecipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: Target, pair: list[Milestone], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the drafter alone, without copies; greedy outputs are plain decoding's; what is there is not run
     again, what changed is."""
     out, ran = tmp_path / "out", []
-    whole = runner.run_task_batch
+    out.mkdir()
+    whole = runner.run_task
 
-    def run(decoders: Any, tasks: Any, *args: Any) -> Any:
-        ran.extend(tasks)
+    def run(decoders: Any, task: Any, *args: Any) -> Any:
+        ran.append(task)
         assert all(
             isinstance(d.drafter, BlockProposer) for name, d in decoders.items() if name != PLAIN
         )
-        return whole(decoders, tasks, *args)
+        return whole(decoders, task, *args)
 
-    monkeypatch.setattr(runner, "run_task_batch", run)
+    monkeypatch.setattr(runner, "run_task", run)
     records = measure(pair, target, [SUITE], SETTINGS, out, QUIET)
     methods = [PLAIN, "ours@10", "ours@30", "dflash@10", "dflash@30"]
     assert sorted(r.key for r in records) == sorted(
@@ -80,23 +86,30 @@ def test_every_milestone_decodes_every_prompt_once(
         r.key for r in records
     }
     assert len(ran) == 2
-    save_drafter(
-        network(target, 9, "taps", size=3, layers=1), pair[1].folder(pair[1].milestones[1])
-    )
+    save_drafter(network(target, 9, "taps", size=3, layers=1), pair[3].folder)
     again = measure(pair, target, [SUITE], SETTINGS, out, QUIET)
     assert len(ran) == 4 and sorted(r.key for r in again) == sorted(r.key for r in records)
     with pytest.raises(UserError, match="another max_new_tokens: choose another --out"):
         measure(pair, target, [SUITE], runner.GenerationSettings(Sampling(), 13), out, QUIET)
-    found = points([m for c in pair for m in c.milestones], again)
+    rows = [row.split(" | ") for row in render_table(pair, again).splitlines()[2:]]
+    assert [row[1] for row in rows] == ["ours", "dflash", "ours", "dflash"]
     own = [r for r in again if r.method == "ours@30"]
-    assert found[1].tau.value == sum(r.committed for r in own) / sum(r.calls for r in own)
-    assert found[1].identical == "2/2" and found[3].ratio is None
-    sizes = {c.name: c.parameters for c in pair}
-    assert sizes["ours"] == sum(
-        p.numel()
-        for p in network(target, 0, "shared_kv", size=3, layers=1, markov_rank=4).parameters()
-    )
-    assert len(table(found, sizes).splitlines()) == 2 + 4
+    tau = sum(r.committed for r in own) / sum(r.calls for r in own)
+    assert rows[2][0] == "| 30" and rows[2][2].startswith(f"{tau:.3f} [")
+    assert rows[2][4] == "2/2" and rows[3][3] == ""
+
+
+def test_the_table_has_the_ratio_of_accepted_tokens(tmp_path: Path) -> None:
+    """Eight prompts: τ of 3 with one recipe, 2.05 with the other."""
+    records = [
+        record(f"{recipe}@20", f"p{i}", 1.0, tokens, calls, [1] * calls, [3] * calls)
+        for i in range(8)
+        for recipe, calls, tokens in (("ours", 6, 18), ("dflash", 10, 20 + i % 2))
+    ]
+    milestones = [Milestone(recipe, 20, tmp_path) for recipe in ("ours", "dflash")]
+    rows = [row.split(" | ") for row in render_table(milestones, records).splitlines()[2:]]
+    assert rows[0][2].startswith("3.000 [") and rows[1][2].startswith("2.050 [")
+    assert rows[0][3].startswith(f"{2 / 1.05:.3f} [") and rows[0][5] == "8 |"
 
 
 @pytest.mark.parametrize(
@@ -122,31 +135,3 @@ def test_only_what_is_alike_is_compared(
     monkeypatch.setattr(comparison, "parse_yaml", lambda text, where: next(printed))
     with pytest.raises(UserError, match=says):
         read_candidates(["ours", "dflash"], [])
-
-
-def test_a_method_of_other_drafters_is_refused_before_training(tmp_path: Path) -> None:
-    found = [candidate(tmp_path, "ours")]
-    for method, says in (
-        ("plain", "--method plain can't use the block drafter that ours trains"),
-        ("specdiff", "--method specdiff can't use"),
-    ):
-        with pytest.raises(UserError, match=says):
-            comparison.check_method(read_method(method), found)
-    comparison.check_method(read_method("block_tree:tree_nodes=3"), found)
-
-
-def test_prompts_decoded_together_give_the_same_records(
-    target: Target, pair: list[ComparedRecipe], tmp_path: Path
-) -> None:
-    """But for the times; by the method that is asked for, which the folder then holds."""
-    settings = runner.GenerationSettings(Sampling(1.0, seed=5), 12)
-    method = "block:draft_tokens=2"
-    alone = measure(pair, target, [SUITE], settings, tmp_path / "alone", QUIET, method)
-    together = measure(pair, target, [SUITE], settings, tmp_path / "b", QUIET, method, batch=8)
-    assert [r.key for r in alone] == [r.key for r in together]
-    for one, other in zip(alone, together, strict=True):
-        for name in ("tokens", "accepted", "drafted", "nodes", "verifier", "position", "finish"):
-            assert getattr(one, name) == getattr(other, name), name
-    assert max(max(r.drafted) for r in alone if r.method != PLAIN) == 2
-    with pytest.raises(UserError, match="another method: choose another --out"):
-        measure(pair, target, [SUITE], settings, tmp_path / "alone", QUIET)

@@ -1,1 +1,0 @@
-"""Runs sweeps in W&B's format locally, without an account."""
