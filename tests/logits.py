@@ -66,18 +66,11 @@ class Case:
         p = (target / self.temperature).softmax(-1)
         inside = torch.zeros(vocabulary, dtype=torch.bool).index_fill(0, ids, True)
         safe_q = torch.where(inside, q, 1.0)
-        m = (p + q) / 2
         label = self.places.next_P[self.rows.place_R]
         q_label = safe_q.gather(1, label[:, None])[:, 0]
         values = {
             "log_q_label": torch.where(inside[label], q_label.log(), LOG_ZERO),
             "forward_kl": torch.where(inside, p * (p / safe_q).log(), 0.0).sum(-1),
-            "reverse_kl": torch.where(inside, q * (safe_q / p).log(), 0.0).sum(-1),
-            "jensen_shannon": (
-                (p * (p / m).log()).sum(-1)
-                + torch.where(inside, q * (safe_q / m).log(), 0.0).sum(-1)
-            )
-            / 2,
             "total_variation": (p - q).abs().sum(-1) / 2,
             "acceptance": torch.minimum(p, q).sum(-1),
             "p_label": p.gather(1, label[:, None])[:, 0],

@@ -77,14 +77,8 @@ DIFFULLAMA = {
 }
 
 
-DIFFUGPT = {
-    "model_type": "gpt2", "architectures": ["DiscreteDiffusionModel"], "n_embd": 32, "n_layer": 2, "n_head": 4,
-    "n_positions": 64, "vocab_size": 40, "mask_token_id": 36, "initializer_range": 0.2, "bos_token_id": 0, "eos_token_id": 0,
-}  # fmt: skip
-
-
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llada": LLADA, "dream": DREAM, "sdar": SDAR, "diffullama": DIFFULLAMA, "diffugpt": DIFFUGPT,
+    "llada": LLADA, "dream": DREAM, "sdar": SDAR, "diffullama": DIFFULLAMA,
 }  # fmt: skip
 
 

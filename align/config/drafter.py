@@ -9,8 +9,7 @@ from align.config.option import Section, option, require
 from specalign.common.errors import nearest
 
 LOSS_NAMES = (
-    "cross_entropy", "forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "lk",
-    "first_error", "streak", "confidence",
+    "cross_entropy", "forward_kl", "total_variation", "lk", "streak", "confidence",
 )  # fmt: skip
 
 
@@ -79,7 +78,7 @@ class DrafterConfig(Section):
         "sigma", "ddit: conditioned on the noise (SEDD), on zero (MDLM), or without adaLN (RADD)"
     )
     graph: str = option("absorbing", "standalone: noise process; absorbing = masks tokens")
-    schedule: Literal["loglinear", "geometric", "cosine"] = option("loglinear", "noise schedule")
+    schedule: Literal["loglinear", "geometric"] = option("loglinear", "noise schedule")
     prediction: Literal["log_score", "logits"] = option(
         "log_score", "standalone: the network's output: SEDD's log-score or MDLM's logits"
     )

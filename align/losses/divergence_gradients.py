@@ -4,7 +4,6 @@ q·(S − Σ q·S) for a slope S in q. Shapes: align/losses/divergences.py."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from specalign.kernels.linear import many_rows
 
 ALWAYS = ("log_q_label", "acceptance", "p_label", "match", "greedy_label")
 """The statistics that are always computed; divergences follow."""
-DIVERGENCES = ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation")
+DIVERGENCES = ("forward_kl", "total_variation")
 
 
 @dataclass
@@ -183,13 +182,6 @@ def _sums(
     values: dict[str, Tensor] = {}
     if "forward_kl" in names:
         values["forward_kl"] = (p_U * log_p_U).sum(-1)[where] - (p * log_q).sum(-1)
-    if "reverse_kl" in names:
-        values["reverse_kl"] = (q * (log_q - log_p_U[where])).sum(-1)
-    if "jensen_shannon" in names:
-        log_p = log_p_U[where]
-        log_m = torch.logaddexp(log_p, log_q).sub_(log(2))
-        inside = (p * (log_p - log_m)).sum(-1) + (q * (log_q - log_m)).sum(-1)
-        values["jensen_shannon"] = 0.5 * (inside + (1 - p_U.sum(-1)[where]).clamp_min(0) * log(2))
     acceptance = torch.minimum(p, q, out=q).sum(-1)
     values["total_variation"] = 1 - acceptance
     return top, acceptance, values
@@ -209,8 +201,7 @@ def _slope_of_logits(
     label = zero if (g := grads.get("log_q_label")) is None else g[:, None]
     column_R, inside_R = _columns(work.places.next_P[place_R], work.draft_vocab)
     label = label * inside_R[:, None]
-    others = (grads.get(name) for name in ("reverse_kl", "jensen_shannon", "total_variation"))
-    slope = _slope(log_q, log_p_U, where, forward, label, *others)
+    slope = _slope(log_q, log_p_U, where, forward, label, grads.get("total_variation"))
     return slope.scatter_add_(-1, column_R[:, None], label)
 
 
@@ -221,26 +212,14 @@ def _slope(
     where: Tensor,
     forward: Tensor,
     label: Tensor,
-    reverse: Tensor | None,
-    jensen: Tensor | None,
     variation: Tensor | None,
 ) -> Tensor:
     """`_slope_of_logits` without the label's one-hot part, (R, Vd)."""
     q, p_U = log_q.exp(), log_p_U.exp()
     p = p_U[where]
     total = forward * p_U.sum(-1, keepdim=True)[where] - label
-    slopes: list[Tensor] = []  # g·S of each divergence that asks for it
-    if reverse is not None:
-        slopes.append((log_q - log_p_U[where]).mul_(reverse[:, None]))
-    if jensen is not None:
-        log_m = torch.logaddexp(log_p_U[where], log_q).sub_(log(2))
-        slopes.append(torch.sub(log_q, log_m, out=log_m).mul_(0.5 * jensen[:, None]))
     if variation is not None:
-        slopes.append((q < p) * -variation[:, None])
-    if slopes:
-        in_q = slopes.pop()
-        for more in slopes:
-            in_q += more
+        in_q = (q < p) * -variation[:, None]
         total = total - (q * in_q).sum(-1, keepdim=True)
         slope = q.mul_(in_q.add_(total))
     else:

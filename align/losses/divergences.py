@@ -36,7 +36,7 @@ class RowStatistics:
     match, argmax q = argmax p; greedy_label, x_k = argmax p. With gradient: log_q_label,
     log q_k(x_k) of the token in the text, LOG_ZERO outside the draft vocabulary; forward_kl,
     Σ p log(p/q) over the draft vocabulary (p's mass outside would add +∞ with gradient 0, so the
-    value may be below 0); reverse_kl; jensen_shannon; total_variation, 1 − Σ min(p, q), all exact.
+    value may be below 0); total_variation, 1 − Σ min(p, q), exact.
     confidence: the logit of a head that predicts `acceptance`, where the drafter has one.
     """
 
@@ -46,8 +46,6 @@ class RowStatistics:
     match: Tensor
     greedy_label: Tensor
     forward_kl: Tensor | None = None
-    reverse_kl: Tensor | None = None
-    jensen_shannon: Tensor | None = None
     total_variation: Tensor | None = None
     confidence: Tensor | None = None
 

@@ -35,12 +35,8 @@ from specalign.lm.model import Target
 from specalign.lm.slabs import LayerShape
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
-from specalign.models.block_parts import (
-    add_confidence,
-    add_convolution,
-    initialise,
-    remove_confidence,
-)
+from specalign.models.block_layers import ConfidenceHead
+from specalign.models.block_parts import initialise
 
 
 def make_block(
@@ -65,31 +61,28 @@ def _continue_from(init: str, target: Target, options: DrafterConfig) -> BlockDr
     if options.block_layout not in (None, own.block_layout):
         asked = f"drafter.block_layout={options.block_layout}"
         raise UserError(f"{asked}: drafter.init={init!r} was trained with {own.block_layout}")
-    same = ("context", "block_size", "mask_token_id", "markov_rank")
+    same = ("context", "block_size", "mask_token_id", "markov_rank", "convolution")
     has: JsonObject = {name: getattr(own, name) for name in same}
     has |= {"layers": len(own.init_layer_ids), "target_layers": own.target_layer_ids}
     note_ignored(options, {**has, "draft_vocab": own.draft_vocab_size, "markov": own.markov_kind})
-    if options.confidence_head:
-        add_confidence(drafter)
-    elif drafter.confidence is not None:
-        say(
-            "drafter.init: dropping its confidence head, which training would invalidate",
-            error=True,
-        )
-        remove_confidence(drafter)
-    if options.convolution:
-        add_convolution(drafter)
     # the same weights in another dtype are another target, and this one is trained on
-    drafter.config = replace(drafter.config, target=target.spec, target_sha256=target.hash)
+    config = replace(own, target=target.spec, target_sha256=target.hash)
+    if options.confidence_head != own.confidence_head:
+        config = replace(config, confidence_head=options.confidence_head, confidence_input="")
+        drafter.confidence = None
+        if options.confidence_head:
+            drafter.confidence = ConfidenceHead(config).to(drafter.norm.weight.device)
+        else:  # training would make its predictions wrong
+            say("drafter.init: dropping its confidence head", error=True)
+    drafter.config = config
     return drafter
 
 
 def check_rank(target: SizedTarget, rank: int) -> None:
     """Raises UserError for a Markov head wider than the target."""
-    if rank > target.hidden_size:
-        raise UserError(
-            f"drafter.markov_rank={rank}: at most {target.hidden_size}, the target's width"
-        )
+    most = target.hidden_size
+    if rank > most:
+        raise UserError(f"drafter.markov_rank={rank}: at most {most}, the target's width")
 
 
 def from_target(

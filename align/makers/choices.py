@@ -89,7 +89,5 @@ def note_ignored(options: DrafterConfig, has: Mapping[str, Any]) -> None:
     for name, own in has.items():
         asked = getattr(options, name)
         if asked not in (getattr(default, name), own):
-            say(
-                f"note: drafter.init={options.init} has {name}={own}; ignoring {name}={asked}",
-                error=True,
-            )
+            note = f"note: drafter.init={options.init} has {name}={own}; ignoring {name}={asked}"
+            say(note, error=True)

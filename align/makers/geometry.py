@@ -16,13 +16,12 @@ from specalign.lm.model import Target
 from specalign.lm.slabs import LayerShape
 
 _INNER = (
-    *("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
-    *("block_ff_dim", "ffn_hidden_dim"),
-)
+    "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "block_ff_dim", "ffn_hidden_dim",
+)  # fmt: skip
 _EPS = (
-    *("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon"),
-    *("norm_eps", "layernorm_epsilon"),
-)
+    "rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps",
+    "layernorm_epsilon",
+)  # fmt: skip
 
 
 def tap_layers(num_layers: int, taps: int) -> list[int]:
@@ -109,17 +108,14 @@ def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list
     found = [r for i in chosen if isinstance(r := rotaries[i], RotaryTable) and i in same]
     if len(found) == len(chosen):
         return chosen, found
-    where = f"target {target.spec!r}"
-    if same:
-        bad = next(i for i in chosen if i not in same)
-        where, why = f"layer {bad} of {where}", rotaries[bad]
-    else:  # of a layer that attends, if any does
-        attending = [r for r, shape in zip(rotaries, plain, strict=False) if shape is not None]
-        why = [*rotaries[:1], *attending][-1]
+    # without any such layer the reason of one that attends
+    attending = [i for i in chosen if plain[i] is not None] or chosen
+    bad = next(i for i in (chosen if same else attending) if i not in same)
+    why = rotaries[bad]
     why = why if isinstance(why, str) else "their shape differs from that of other layers"
     raise UserError(
-        f"drafter.context=shared_kv: {where} has no keys and values that a drafter can share: "
-        f"{why} (architecture {target.config.model_type!r}); use drafter.context=taps"
+        f"drafter.context=shared_kv: layer {bad} of target {target.spec!r} has no keys and values "
+        f"that a drafter can share: {why}; use drafter.context=taps"
     )
 
 
@@ -135,7 +131,7 @@ def check_taps(target: Target, layers: Sequence[int]) -> None:
         advice = "use drafter.context=shared_kv"
     raise UserError(
         f"drafter.context=taps: the layers of target {target.spec!r} do not output one hidden "
-        f"state per token (architecture {target.config.model_type!r}); {advice}"
+        f"state per token; {advice}"
     )
 
 

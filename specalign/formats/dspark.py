@@ -27,13 +27,7 @@ from specalign.formats.dflash import (
     taps_config,
 )
 from specalign.models.block import BlockDrafter
-from specalign.models.markov import (
-    GatedHead,
-    LinearHead,
-    MarkovHead,
-    MixedHead,
-    VanillaHead,
-)
+from specalign.models.markov import MarkovHead
 
 KINDS = {"tanh": "rnn", "linear": "vanilla", "vanilla": "vanilla", "gated": "gated", "rnn": "rnn"}
 """`drafter.markov` → `markov_head_type`, for the kinds that the format has."""
@@ -153,7 +147,7 @@ def write_heads(drafter: BlockDrafter) -> tuple[str, dict[str, Tensor]]:
     tensors |= {W1: w1.contiguous(), W2: w2.contiguous()}
     if kind == "vanilla":
         return kind, tensors
-    assert isinstance(markov, GatedHead | MixedHead) and markov.hidden is not None
+    assert markov is not None and markov.hidden is not None and markov.previous is not None
     if kind == "gated":  # columns: h, W1[x]
         name, unread = GATE, 0
         weight = w1.new_zeros(size, width + size)
@@ -164,7 +158,7 @@ def write_heads(drafter: BlockDrafter) -> tuple[str, dict[str, Tensor]]:
         _, table, hidden = weight[unread:].split((size, size, width), dim=1)
     bias = w1.new_zeros(unread + size)
     hidden[:rank] = markov.hidden.weight
-    if isinstance(markov, MixedHead):
+    if markov.table is None:
         table[:rank, :rank].fill_diagonal_(1)
     else:
         table[:rank, :rank] = markov.previous.weight
@@ -180,8 +174,8 @@ def _write_tables(
     if markov is None:
         zeros = embedding_VD.new_zeros
         return zeros(len(embedding_VD), 1), zeros(vocabulary, 1)
-    basis_Vr = markov.basis_Vr(folded=isinstance(markov, MixedHead)).float()
-    if isinstance(markov, VanillaHead):
+    basis_Vr = markov.basis_Vr(folded=True).float()
+    if markov.table is not None:
         return markov.table.weight.detach().float().clone(), basis_Vr
-    assert isinstance(markov, LinearHead | MixedHead)
+    assert markov.previous is not None
     return embedding_VD @ markov.previous.weight.float().T, basis_Vr

@@ -59,9 +59,6 @@ def load_masked_lm(spec: str | Path, target: Target | None = None) -> MaskedLM:
     if adapted:
         return adapted_from(values, str(folder), tensors, target)
     config = _make_config(family, values, str(folder))
-    if family.resized:
-        embedding, _ = embedding_names(_skeleton(family.base, config, str(folder)))
-        config.vocab_size = len(tensors.get(embedding, range(config.vocab_size)))
     model = _fill(family, config, tensors, str(folder))
     family = _with_ids(family, values, folder, config.vocab_size, str(folder))
     return MaskedLM(model, family, values)
@@ -100,7 +97,6 @@ def adapted_from(
         ADAPTED,
         base=base,
         attention="full" if kind == "full" else "prefix_causal",
-        cache="none" if kind == "full" else "exact",
         shift=1 if source.get("shift", 1) else 0,
     )
     config = _make_config(family, source["base_config"], where)

@@ -28,7 +28,7 @@ from specalign.models.ddit_layers import DDiTConfig, Rotary
 FAMILIES = ("sedd", "mdlm", "radd", "bd3lm")
 OWN = "ddit"
 """The family of networks that no published layout holds."""
-SCHEDULES = ("loglinear", "geometric", "cosine")
+SCHEDULES = ("loglinear", "geometric")
 _CLIPPED = ("sampling_eps_min", "sampling_eps_max")
 _BACKBONE = "backbone."
 _EMBEDDING = "vocab_embed.embedding"
@@ -36,7 +36,7 @@ _EMBEDDING = "vocab_embed.embedding"
 
 @dataclass(frozen=True)
 class ScheduleSpec:
-    """A checkpoint's noise schedule: loglinear or cosine (ε = 1e-3), or geometric between two σ.
+    """A checkpoint's noise schedule: loglinear (ε = 1e-3), or geometric between two σ.
     `mask_rates`: masking probabilities of BD3-LM's clipped schedule; None = all of 0..1."""
 
     name: str = "loglinear"

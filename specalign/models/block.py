@@ -41,7 +41,7 @@ from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
 from specalign.models.block_layers import BlockLayer, ConfidenceHead, KeysValues, RMSNorm
 from specalign.models.block_stack import draft_stack, tree_head
-from specalign.models.markov import MarkovHead, VanillaHead, markov_head
+from specalign.models.markov import MarkovHead
 from specalign.models.target_features import TargetFeatures
 
 
@@ -81,19 +81,14 @@ class BlockDrafter(nn.Module):
         self.markov: MarkovHead | None = None
         if config.markov_rank:
             sizes = (width, config.markov_rank, self.draft_size, config.vocab_size)
-            self.markov = markov_head(config.markov, *sizes, config.markov_bias)
-        self.confidence = self.new_confidence() if config.confidence_head else None
+            self.markov = MarkovHead(config.markov_kind, *sizes, config.markov_bias)
+        self.confidence = ConfidenceHead(config) if config.confidence_head else None
         self.places = nn.Parameter(torch.zeros(config.rows, width)) if config.places else None
         self._head: Tensor | None = None
         self.stack: LayerStack | None = None
         self.tree: TreeHead | None = None
         self.head_matrix: Matrix | None = None
         self.basis_matrix: Matrix | None = None
-
-    def new_confidence(self) -> ConfidenceHead:
-        c = self.config
-        before = {"": c.hidden_size, "markov": c.markov_rank, "hidden": 0}[c.confidence_input]
-        return ConfidenceHead(c.hidden_size, before)
 
     @property
     def target(self) -> Target:
@@ -227,12 +222,11 @@ class BlockDrafter(nn.Module):
 
     def confidence_inputs(self, previous: Tensor) -> Tensor:
         """The confidence head's inputs from the previous tokens, (…) → (…, w), constants."""
-        kind = self.config.confidence_input
-        if kind == "markov":
-            assert isinstance(self.markov, VanillaHead)
+        if self.config.confidence_input == "markov":
+            assert self.markov is not None and self.markov.table is not None
             return self.markov.table(previous).detach()
         embedded = self._embed(previous)
-        return embedded[..., :0] if kind == "hidden" else embedded
+        return embedded[..., :0] if self.config.confidence_input == "hidden" else embedded
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return self.target.embed(tokens).detach()

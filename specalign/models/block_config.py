@@ -86,26 +86,18 @@ class BlockConfig:
             if f.type in ("int", "float") and not (finite(value) and value >= least):
                 raise _error(f"{f.name}={value} must be at least {least:g}")
         layers, last = len(self.init_layer_ids), self.num_target_layers - 1
-        read, mask, size = self.target_layer_ids, self.mask_token_id, self.vocab_size
+        read, size = self.target_layer_ids, self.vocab_size
         tabled = self.confidence_input != "markov" or self.markov_kind in TABLES
+        per_layer = self.context == "taps" or len(read) == layers
         for holds, message in (
             (self.block_size <= 512, f"block_size={self.block_size} must be at most 512"),
             (layers <= 1024, f"{layers} layers, more than 1024"),
-            (mask < size, f"mask_token_id={mask} is not within 0..{size - 1}"),
-            (
-                all(0 <= i <= last for i in read),
-                f"target_layer_ids={read} are not within 0..{last}",
-            ),
+            (self.mask_token_id < size, f"mask_token_id is not within 0..{size - 1}"),
+            (all(0 <= i <= last for i in read), f"target_layer_ids are not within 0..{last}"),
             (tabled, f"confidence_input=markov needs markov one of {', '.join(TABLES)}"),
             (self.draft_vocab_size > 0 or not self.own_head, "own_head needs draft_vocab_size"),
-            (
-                self.context == "taps" or len(read) == layers,
-                "shared_kv needs one target layer for each drafter layer",
-            ),
-            (
-                len(self.rotary) in (0, 1, layers),
-                "rotary needs one entry, or one for each drafter layer",
-            ),
+            (per_layer, "shared_kv needs one target layer for each drafter layer"),
+            (len(self.rotary) in (0, 1, layers), "rotary needs one entry, or one for each layer"),
         ):
             if not holds:
                 raise _error(message)
@@ -138,20 +130,15 @@ class BlockConfig:
     def from_dict(cls, values: JsonObject, where: str = "config.json") -> BlockConfig:
         """The config in a file's values; other keys are ignored. Raises UserError for a missing
         key, or a value that does not fit."""
-        if values.get("self_conditioning"):
-            raise UserError(f"{where}: self_conditioning is not supported: train the drafter again")
         rows = convert(values.get("block_size", 0), int, "block_size", where)
         sampled = convert(values.get("sample_from_anchor", True), bool, "sample_from_anchor", where)
         layout = values.get("block_layout", "anchor_first" if sampled else "fill_in")
         if "sample_from_anchor" in values and sampled == (layout == "fill_in"):
             flag = f"sample_from_anchor={str(sampled).lower()}"
             raise UserError(f"{where}: {flag} contradicts block_layout={layout!r:.40}")
-        if layout == "fill_in" and rows == 1:
-            raise UserError(f"{where}: block_size=1 must be at least 2: row 0 drafts nothing")
         stored = {"block_layout": layout, "block_size": rows - (layout == "fill_in")}
-        known = {**values, **stored} if "block_size" in values else values
         try:
-            return convert(known, cls, "", where)
+            return convert({**values, **stored}, cls, "", where)
         except UserError as error:
             raise UserError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from None
 
@@ -193,5 +180,5 @@ def _read_rotary(entry: JsonObject, width: int) -> RotaryTable:
     if not numbers or type(start) is not int or start < 0 or start + 2 * len(table) > width:
         raise _error(f"rotary: start and inv_freq must lie within head_dim={width}")
     if not finite(scale) or scale <= 0:
-        raise _error(f"rotary: scale must be a number above 0, not {scale!r:.60}")
+        raise _error("rotary: scale must be a number above 0")
     return RotaryTable(layout, start, tuple(float(f) for f in table), float(scale))

@@ -1,8 +1,6 @@
-"""A block drafter's initial weights, and changes to the parts of a trained one."""
+"""A fresh block drafter's weights."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +10,6 @@ from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from specalign.models.block_layers import BlockLayer
 from specalign.models.markov import MarkovHead
-
-FRESH = "fresh"
-"""In a config's `extra`: the weights of its layers that did not start from the target's."""
 
 
 @torch.no_grad()
@@ -30,11 +25,8 @@ def initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> None
         # q has no scale after its head: the norm before it starts with the target's
         if (weight := last_norm(target)) is not None:
             drafter.norm.weight.copy_(weight * target.logit_form.scale)
-        fresh = dict[str, None]()  # in order, each once
         for layer, index in zip(drafter.blocks, config.init_layer_ids, strict=True):
-            fresh |= dict.fromkeys(_copy_layer(layer, layer_parts(target, index)))
-        if fresh:
-            drafter.config = replace(config, extra={**config.extra, FRESH: list(fresh)})
+            _copy_layer(layer, layer_parts(target, index))
     identity = torch.eye(config.hidden_size)
     if config.context == "taps":
         count = len(config.target_layer_ids)
@@ -46,11 +38,10 @@ def initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> None
         _initialise_markov(drafter, drafter.markov)
 
 
-def _copy_layer(layer: BlockLayer, theirs: dict[str, Tensor]) -> list[str]:
+def _copy_layer(layer: BlockLayer, theirs: dict[str, Tensor]) -> None:
     """Copy a target layer's weights where shapes agree; QK-norms that the target lacks start at the
-    typical rms of its queries and keys. Returns the weights that stay random, without
-    convolutions."""
-    norm, fresh = theirs.get("input_layernorm.weight"), []
+    typical rms of its queries and keys."""
+    norm = theirs.get("input_layernorm.weight")
     for name, parameter in layer.named_parameters():
         if name in theirs and theirs[name].shape == parameter.shape:
             parameter.copy_(theirs[name])
@@ -59,9 +50,6 @@ def _copy_layer(layer: BlockLayer, theirs: dict[str, Tensor]) -> list[str]:
             if projection is not None and norm is not None:
                 rms = (projection * norm.to(projection.device)).pow(2).sum(1).mean().sqrt()
                 parameter.fill_(float(rms))
-        elif "_conv." not in name:
-            fresh.append(name)
-    return fresh
 
 
 def _initialise_markov(drafter: BlockDrafter, markov: MarkovHead) -> None:
@@ -74,24 +62,3 @@ def _initialise_markov(drafter: BlockDrafter, markov: MarkovHead) -> None:
     values, vectors = torch.linalg.eigh((head.T @ head / head.shape[0]).cpu())
     leading = vectors[:, -drafter.config.markov_rank :].to(head.device)
     markov.basis.copy_((head @ leading).T / values[-1].sqrt().item())
-
-
-def add_convolution(drafter: BlockDrafter) -> None:
-    """Give it two-tap convolutions that start as the identity, unless it has some."""
-    if not drafter.config.convolution:
-        drafter.config = replace(drafter.config, convolution=True)
-        for layer in drafter.blocks:
-            layer.add_convolution()
-
-
-def add_confidence(drafter: BlockDrafter) -> None:
-    """Give it a fresh confidence head, unless it has one."""
-    if drafter.confidence is None:
-        drafter.config = replace(drafter.config, confidence_head=True, confidence_input="")
-        drafter.confidence = drafter.new_confidence().to(drafter.norm.weight.device)
-
-
-def remove_confidence(drafter: BlockDrafter) -> None:
-    """Training the drafter would make its predictions wrong."""
-    drafter.config = replace(drafter.config, confidence_head=False, confidence_input="")
-    drafter.confidence = None

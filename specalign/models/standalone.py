@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from specalign.common.batch import Anchors, Batch, Corrupted
-from specalign.common.errors import UserError, nearest
+from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
 from specalign.diffusion.noise import LOG_ZERO
 from specalign.diffusion.schedules import schedule
@@ -22,7 +23,6 @@ from specalign.lm.model import Target
 from specalign.models.ddit import DDiT
 from specalign.models.masked_lm import MaskedLM
 
-PREDICTIONS = ("log_score", "logits")
 Annealed = Callable[[int], Tensor]
 """Length → bool (1, 1, L, L), as `masked_lm.annealed_see` draws it."""
 
@@ -41,7 +41,7 @@ class DiffusionConfig:
     block_size: int
     vocab_size: int
     schedule: JsonObject = field(default_factory=lambda: {"name": "loglinear"})
-    prediction: str = "log_score"
+    prediction: Literal["log_score", "logits"] = "log_score"
     window: int = 512
     mask_id: int | None = None
     mask_rates: list[float] | None = None
@@ -53,9 +53,6 @@ class DiffusionConfig:
         for name in ("block_size", "vocab_size", "window"):
             if not 1 <= getattr(self, name) < 1 << 31:
                 raise UserError(f"{name}={getattr(self, name)} must be at least 1, below 2^31")
-        if self.prediction not in PREDICTIONS:
-            hint = nearest(self.prediction, PREDICTIONS)
-            raise UserError(f"prediction={self.prediction!r:.40} is unknown{hint}")
         if not isinstance(self.schedule.get("name"), str):
             raise UserError(f"schedule={self.schedule!r:.40} must be an object with a name")
 
@@ -81,7 +78,7 @@ class DiffusionDrafter(nn.Module):
         self.network, self.config = network, config
         self._target = [target]  # in a list, so that it is no submodule
         self.schedule = schedule(**config.schedule)
-        self.vocab_size = size = network.vocab_size  # a mask beyond the target's included
+        size = network.vocab_size  # a mask beyond the target's included
         # a clean prefix does not see what follows, so that its keys can be cached
         self.cached = network.attention == "prefix_causal"
         # the blocks by which a block-causal network sees (BD3-LM, SDAR), 0 for others; they can be
@@ -128,8 +125,10 @@ class DiffusionDrafter(nn.Module):
         positions_BS = torch.cat((batch.positions_BL, places_BAK.flatten(1)), dim=1)
         clean = torch.zeros_like(batch.tokens_BL, dtype=sigma_BAK.dtype)
         sigma_BS = torch.cat((clean, sigma_BAK.flatten(1)), 1)
-        given = (tokens_BS, sigma_BS, positions_BS, see)
-        return self.network.block_hidden(*given, anchors.index_BA, size), sigma_BAK
+        hidden_BAKD = self.network.block_hidden(
+            tokens_BS, sigma_BS, positions_BS, see, anchors.index_BA, size
+        )
+        return hidden_BAKD, sigma_BAK
 
     def _windows(
         self, batch: Batch, anchors: Anchors, noisy: Corrupted, annealed: Annealed | None
@@ -154,7 +153,7 @@ class DiffusionDrafter(nn.Module):
         if annealed is not None:
             see = see & annealed(width + K)
         sigma_N = self.window_sigma(tokens_NS, inside_NS)
-        hidden_NSD = self.hidden(tokens_NS, sigma_N, positions_NS, see)
+        hidden_NSD = self.network.hidden(tokens_NS, sigma_N, positions_BL=positions_NS, see=see)
         return hidden_NSD[:, width:].unflatten(0, (B, A)), sigma_N.view(B, A, 1).expand(B, A, K)
 
     def visible(self, absolute_NS: Tensor, inside_NS: Tensor) -> Tensor:
@@ -188,12 +187,11 @@ class DiffusionDrafter(nn.Module):
             sigma_BL = self.sigma_for_mask_fraction(share_BL)
         if annealed is not None:
             see = see & annealed(see.shape[-1])[0]
-        return self.hidden(noisy.tokens_t, sigma_BL, batch.positions_BL, see[:, None]), sigma_BL
-
-    def hidden(
-        self, tokens: Tensor, sigma: Tensor, positions: Tensor, see: Tensor | None
-    ) -> Tensor:
-        return self.network.hidden(tokens, sigma, positions_BL=positions, see=see)
+        places = batch.positions_BL
+        hidden = self.network.hidden(
+            noisy.tokens_t, sigma_BL, positions_BL=places, see=see[:, None]
+        )
+        return hidden, sigma_BL
 
     def logits(self, hidden: Tensor, sigma: Tensor) -> Tensor:
         """The network's output f of any rows, (…, D) and σ (…) → (…, its V), fp32."""

@@ -16,6 +16,7 @@ from specalign.common.errors import UserError
 from specalign.formats.block import load_drafter
 from specalign.formats.gguf import FILE
 from specalign.lm.model import Target
+from specalign.models.block_layers import ConfidenceHead
 from tests.builders import PROMPT, block_network
 from tests.published_blocks import backbone, dflash_config, write
 
@@ -90,7 +91,7 @@ def test_a_confidence_head_of_hidden_states_alone_gets_llama_cpps_columns(target
         target, "taps", whole=True, options={**VANILLA, "confidence_head": True}
     )
     drafter.config = replace(drafter.config, confidence_input="hidden")
-    drafter.confidence = drafter.new_confidence()
+    drafter.confidence = ConfidenceHead(drafter.config)
     made = MAKERS["gguf"](drafter)
     weight, width = made.tensors["confidence_head.proj.weight"], drafter.config.hidden_size
     assert weight.shape == (1, width + made.config["markov_rank"]) and not weight[:, width:].any()
