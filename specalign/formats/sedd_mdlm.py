@@ -20,7 +20,7 @@ from torch import Tensor
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import write_json
 from specalign.common.hub import model_folder
-from specalign.common.schema import JsonObject, finite, read_config
+from specalign.common.schema import JsonObject, convert, finite, read_config
 from specalign.formats.weights import check_shapes, read_folder, save_tensors
 from specalign.models.ddit import DDiT
 from specalign.models.ddit_layers import DDiTConfig, Rotary
@@ -126,9 +126,9 @@ def read_plan(values: JsonObject, family: str, where: str) -> tuple[DDiTConfig, 
     else:
         sizes = _read_mdlm(config, family)
     try:
-        network = DDiTConfig(**sizes)
-    except UserError as error:  # which knows no file
-        raise UserError(f"{where}: {error}") from None
+        network = convert(sizes, DDiTConfig, "", where)
+    except UserError as error:  # of its sizes, which knows no file
+        raise UserError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from None
     last = network.vocab_size - 1
     mask_id = values.get("mask_token_id", last)
     if type(mask_id) is not int or not 0 <= mask_id <= last:

@@ -133,23 +133,19 @@ class BlockDrafter(nn.Module):
         """The rows that draft, (…, R, D) → (…, K, D)."""
         return hidden[..., 1:, :] if self.config.fill_in else hidden
 
-    def rotary_tables(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin at (rows, L) positions, of all layers side by side, (rows, L, w)."""
-        rotaries = self.config.rotaries
-        if not rotaries:
+    def rotary_tables(self, x: Tensor, positions: Tensor, end: int = 0) -> tuple[Tensor, Tensor]:
+        """cos and sin at (rows, L) positions, of all layers side by side, (rows, L, w). end: of one
+        row, all positions are below it; then the target's cached tables are used if possible."""
+        if self.config.rotaries:
+            width = self.config.head_dim
+            tables = [rotary.tables(positions, width) for rotary in self.config.rotaries]
+            cos, sin = (torch.cat(parts, dim=-1).to(x.dtype) for parts in zip(*tables, strict=True))
+        elif end and self.target.fused is not None:
+            cos, sin = self.target.fused.rotary(x[0], positions[0], end)
+            return cos[None], sin[None]
+        else:
             cos, sin = self.target.body.rotary_emb(x, positions)
-            return cos, sin
-        tables = [rotary.tables(positions, self.config.head_dim) for rotary in rotaries]
-        cos, sin = (torch.cat(parts, dim=-1).to(x.dtype) for parts in zip(*tables, strict=True))
         return cos, sin
-
-    def cached_tables(self, x: Tensor, positions_1L: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """`rotary_tables` of positions below `end`, from the target's cached tables if possible."""
-        cached = self.target.fused
-        if cached is None or self.config.rotaries:
-            return self.rotary_tables(x, positions_1L)
-        cos, sin = cached.rotary(x[0], positions_1L[0], end)
-        return cos[None], sin[None]
 
     # ---- training ----
 

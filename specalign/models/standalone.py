@@ -115,20 +115,18 @@ class DiffusionDrafter(nn.Module):
         if not self.cached:
             return self._windows(batch, anchors, noisy, annealed)
         sigma_BAK = self.schedule.total(noisy.times)[..., None].expand(noisy.tokens_t.shape)
-        size = anchors.block_size
-        tokens_BS = torch.cat((batch.tokens_BL, noisy.tokens_t.flatten(1)), 1)
-        see = prefix_block_mask(batch.document_BL, anchors.index_BA, size)
+        index_BA, size = anchors.index_BA, anchors.block_size
+        see = prefix_block_mask(batch.document_BL, index_BA, size)
         if annealed is not None:
             see = see & annealed(see.shape[-1])
-        after = torch.arange(1, size + 1, device=tokens_BS.device)
-        places_BAK = batch.positions_BL.gather(1, anchors.index_BA)[..., None] + after
-        positions_BS = torch.cat((batch.positions_BL, places_BAK.flatten(1)), dim=1)
+        after = torch.arange(1, size + 1, device=index_BA.device)
+        places_BAK = batch.positions_BL.gather(1, index_BA)[..., None] + after
+        tokens_BS = torch.cat((batch.tokens_BL, noisy.tokens_t.flatten(1)), 1)
+        positions_BS = torch.cat((batch.positions_BL, places_BAK.flatten(1)), 1)
         clean = torch.zeros_like(batch.tokens_BL, dtype=sigma_BAK.dtype)
         sigma_BS = torch.cat((clean, sigma_BAK.flatten(1)), 1)
-        hidden_BAKD = self.network.block_hidden(
-            tokens_BS, sigma_BS, positions_BS, see, anchors.index_BA, size
-        )
-        return hidden_BAKD, sigma_BAK
+        given = (tokens_BS, sigma_BS, positions_BS, see)
+        return self.network.block_hidden(*given, index_BA, size), sigma_BAK
 
     def _windows(
         self, batch: Batch, anchors: Anchors, noisy: Corrupted, annealed: Annealed | None
