@@ -18,19 +18,16 @@ _SPARE = re.compile(
 )
 """Reserved tokens: `[MASK]`, `<|mask|>`, `<|reserved_special_token_0|>`, `<unused7>`,
 `[control_8]`."""
-_PURPOSE = re.compile(
-    r"fim|prefix|middle|suffix|hole|vision|image|img|audio|video|tool|<\|?_?(pre|mid|suf)\W",
-    re.IGNORECASE,
-)
-"""Tokens for infilling, images, sound and tools, which are in use."""
-_ENDING = re.compile(
+_IN_USE = re.compile(
+    r"fim|prefix|middle|suffix|hole|vision|image|img|audio|video|<\|?_?(pre|mid|suf)\W|"
     r"think|tool|call|channel|message|"
     r"^<\|?(user|assistant|system|developer|observation|human|bot)\|?>$|"
     r"(end|start|begin).?of|^</?s>$|im_(start|end)|(bo|eo)[stm](_id)?\W|<\|?(end|start)\|?>|"
     r"header_id",
     re.IGNORECASE,
 )
-"""Tokens that begin or end texts, turns, thoughts and calls in some model."""
+"""Tokens for infilling, images and sound, and those that begin or end texts, turns, thoughts and
+calls in some model."""
 
 
 def mask_token(target: Target) -> int:
@@ -48,10 +45,9 @@ def mask_token(target: Target) -> int:
         return free[-1]
     template = _to_ascii(str(tokenizer.chat_template or ""))
     unused = [i for i in sorted(names) if i < rows and i not in roles and names[i] not in template]
-    unused = [i for i in unused if not _PURPOSE.search(names[i])]
+    unused = [i for i in unused if not _IN_USE.search(names[i])]
     spare = [i for i in unused if _SPARE.fullmatch(names[i])]
-    special = [i for i in unused if i in added and added[i].special and i not in used]
-    found = spare or [i for i in special if not _ENDING.search(names[i])]
+    found = spare or [i for i in unused if i in added and added[i].special and i not in used]
     if not found:
         raise UserError(
             f"target {target.spec!r} has no unused special token for the mask; choose one that "

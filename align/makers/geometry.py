@@ -146,12 +146,9 @@ def own_shape(target: Target) -> LayerShape:
 
 def inner_size(target: Target) -> int:
     """Width of the feed-forward layers, the last one's where each has its own."""
-    for name in _INNER:
-        value = getattr(target.config, name, None)
-        value = value[-1] if isinstance(value, list) and value else value
-        if isinstance(value, int) and value > 0:
-            return value
-    return 4 * target.hidden_size
+    given = [getattr(target.config, name, None) for name in _INNER]
+    sizes = [v[-1] if isinstance(v, list) and v else v for v in given]
+    return next((v for v in sizes if isinstance(v, int) and v > 0), 4 * target.hidden_size)
 
 
 def norm_eps(target: Target) -> float:

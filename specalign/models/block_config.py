@@ -15,13 +15,13 @@ in recipes it is K, the number of drafts. A file without `block_layout` has the 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
+from typing import Literal
 
 from transformers.activations import ACT2FN
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.schema import JsonObject, convert, finite
 from specalign.lm.inspection.keys import LAYOUTS, RotaryTable
-from specalign.models.markov import KINDS as MARKOV_KINDS
 from specalign.models.markov import TABLES
 
 
@@ -42,7 +42,7 @@ class BlockConfig:
     stored here.
     """
 
-    context: str
+    context: Literal["shared_kv", "taps"]
     block_size: int  # K, drafted tokens, in either layout
     target_layer_ids: list[int]
     init_layer_ids: list[int]
@@ -63,24 +63,20 @@ class BlockConfig:
     attention_bias: bool = False
     draft_vocab_size: int = 0
     markov_rank: int = 0
-    markov: str = ""
+    markov: Literal["", "silu", "tanh", "linear", "vanilla", "gated", "rnn"] = ""
     convolution: bool = False
     confidence_head: bool = False
-    block_layout: str = "anchor_first"
+    block_layout: Literal["anchor_first", "fill_in"] = "anchor_first"
     value_dim: int = 0
     rotary: list[JsonObject] = field(default_factory=list)
     places: bool = False
     markov_bias: bool = False
-    confidence_input: str = ""
+    confidence_input: Literal["", "markov", "hidden"] = ""
     own_head: bool = False
     extra: JsonObject = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.markov = "" if self.markov == "silu" else self.markov
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                raise _error(f"{name}={value!r} is unknown{nearest(value, choices)}")
         for f in fields(self):
             value, least = getattr(self, f.name), _LEAST.get(f.name, 1)
             if f.type in ("int", "float") and not (finite(value) and value >= least):
@@ -89,7 +85,9 @@ class BlockConfig:
         read, size = self.target_layer_ids, self.vocab_size
         tabled = self.confidence_input != "markov" or self.markov_kind in TABLES
         per_layer = self.context == "taps" or len(read) == layers
+        known = self.hidden_act in ACT2FN
         for holds, message in (
+            (known, f"hidden_act={self.hidden_act!r} is unknown{nearest(self.hidden_act, ACT2FN)}"),
             (self.block_size <= 512, f"block_size={self.block_size} must be at most 512"),
             (layers <= 1024, f"{layers} layers, more than 1024"),
             (self.mask_token_id < size, f"mask_token_id is not within 0..{size - 1}"),
@@ -123,7 +121,7 @@ class BlockConfig:
 
     def to_dict(self) -> JsonObject:
         """As stored: fields that later versions added only where they differ from the default."""
-        values = {k: v for k, v in asdict(self).items() if v != _OMITTED_DEFAULTS.get(k)}
+        values = {k: v for k, v in asdict(self).items() if v != _OMITTED.get(k)}
         return {**values, "block_size": self.rows, "sample_from_anchor": not self.fill_in}
 
     @classmethod
@@ -143,22 +141,11 @@ class BlockConfig:
             raise UserError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from None
 
 
-_OMITTED_DEFAULTS: JsonObject = {
-    "value_dim": 0,
-    "rotary": [],
-    "places": False,
-    "block_layout": "anchor_first",
-    "markov_bias": False,
-    "confidence_input": "",
-    "own_head": False,
+_OMITTED: JsonObject = {
+    **dict.fromkeys(("value_dim", "places", "markov_bias", "own_head"), 0),
+    **{"rotary": [], "block_layout": "anchor_first", "confidence_input": ""},
 }
-_CHOICES = {
-    "context": ("shared_kv", "taps"),
-    "block_layout": ("anchor_first", "fill_in"),
-    "hidden_act": ACT2FN,
-    "markov": ("", *MARKOV_KINDS),
-    "confidence_input": ("", "markov", "hidden"),
-}
+"""Defaults that are not stored."""
 _LEAST = {
     **dict.fromkeys(("mask_token_id", "draft_vocab_size", "markov_rank", "value_dim"), 0),
     "rope_theta": 1e-6,
