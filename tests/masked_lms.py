@@ -55,15 +55,6 @@ def masked_block_logits(
     return alone
 
 
-LLADA = {
-    "model_type": "llada", "architectures": ["LLaDAModelLM"], "d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2,
-    "mlp_hidden_size": 48, "embedding_size": 40, "vocab_size": 40, "max_sequence_length": 64, "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0, "weight_tying": False, "mask_token_id": 36, "activation_type": "silu", "block_type": "llama",
-    "layer_norm_type": "rms", "rope": True, "alibi": False, "include_bias": False, "include_qkv_bias": False,
-    "auto_map": {"AutoModel": "modeling_llada.LLaDAModelLM"}, "init_std": 0.2, "precision": "amp_bf16",
-}  # fmt: skip
-
-
 SDAR = {
     **QWEN, "model_type": "sdar", "architectures": ["SDARForCausalLM"], "mask_token_id": 36, "block_size": 3, "head_dim": 16,
 }  # fmt: skip
@@ -78,7 +69,7 @@ DIFFULLAMA = {
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llada": LLADA, "dream": DREAM, "sdar": SDAR, "diffullama": DIFFULLAMA,
+    "dream": DREAM, "sdar": SDAR, "diffullama": DIFFULLAMA,
 }  # fmt: skip
 
 

@@ -16,10 +16,6 @@ from specalign.diffusion.noise import LOG_ZERO
 from specalign.kernels.fusing import fused_on_gpu
 from specalign.kernels.linear import many_rows
 
-ALWAYS = ("log_q_label", "acceptance", "p_label", "match", "greedy_label")
-"""The statistics that are always computed; divergences follow."""
-DIVERGENCES = ("forward_kl", "total_variation")
-
 
 @dataclass
 class ChunkInputs:
@@ -31,7 +27,6 @@ class ChunkInputs:
     places: TargetPlaces
     head_VdD: Tensor
     draft_vocab: Tensor | None
-    names: tuple[str, ...]
     keep: bool
     halves_VdD: Tensor | None = None
     direct: bool = False
@@ -98,9 +93,9 @@ def _columns(label_R: Tensor, draft_vocab: Tensor | None) -> tuple[Tensor, Tenso
 
 
 class Statistics(torch.autograd.Function):
-    """Rows of hidden states, or of logits if `work.direct`, → their statistics. With S a value's
-    slope in q, d(value)/d(logits) = q·(S − Σ q·S); forward KL: (Σp)·q − p; log q of the label:
-    one-hot − q."""
+    """Rows of hidden states, or of logits if `work.direct`, → their statistics in the order of
+    `RowStatistics`. With S a value's slope in q, d(value)/d(logits) = q·(S − Σ q·S); forward KL:
+    (Σp)·q − p; log q of the label: one-hot − q."""
 
     @staticmethod
     def forward(
@@ -120,7 +115,7 @@ class Statistics(torch.autograd.Function):
             outputs = _values(log_q, log_p_U, where, place_R, work)
         ctx.work = work
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*outputs[1 : len(ALWAYS)])
+        ctx.mark_non_differentiable(*outputs[3:])
         kept = (log_q, log_p_U, where) if work.keep else (log_z, None, None)
         rows = place_R if work.direct else rows  # logits are not read again
         ctx.save_for_backward(rows, z_Rr, basis_rV, place_R, *kept)
@@ -135,8 +130,7 @@ class Statistics(torch.autograd.Function):
             if not work.keep:
                 log_q = _logits(rows, z_Rr, basis_rV, work).sub_(log_q)
                 log_p_U, where = _target_rows(place_R, work)
-            by_name = dict(zip(ALWAYS + work.names, grads, strict=True))
-            slope = _slope_of_logits(by_name, log_q, log_p_U, where, place_R, work)
+            slope = _slope_of_logits(grads[:3], log_q, log_p_U, where, place_R, work)
             if work.direct:
                 return slope, None, None, None, None
             need_hidden, need_z, need_basis = ctx.needs_input_grad[:3]
@@ -153,14 +147,14 @@ class Statistics(torch.autograd.Function):
 def _values(
     log_q: Tensor, log_p_U: Tensor, where: Tensor, place_R: Tensor, work: ChunkInputs
 ) -> tuple[Tensor, ...]:
-    """The statistics in the order `ALWAYS` + work.names."""
     label_R, best_R = work.places.next_P[place_R], work.places.best_P[place_R]
     column_R, inside_R = _columns(label_R, work.draft_vocab)
     log_q_label = torch.where(inside_R, log_q.gather(-1, column_R[:, None])[:, 0], LOG_ZERO)
-    top, acceptance, values = _sums(log_q, log_p_U, where, work.names)
+    top, acceptance, forward_kl = _sums(log_q, log_p_U, where)
     match = (top if work.draft_vocab is None else work.draft_vocab[top]) == best_R
-    always = (log_q_label, acceptance, work.places.log_p_next_P[place_R].exp(), match.float())
-    return (*always, (label_R == best_R).float(), *(values[name] for name in work.names))
+    p_label, greedy_label = work.places.log_p_next_P[place_R].exp(), label_R == best_R
+    constants = (acceptance, p_label, match.float(), greedy_label.float())
+    return (log_q_label, forward_kl, 1 - acceptance, *constants)
 
 
 @fused_on_gpu
@@ -172,36 +166,30 @@ def _log_softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @fused_on_gpu
-def _sums(
-    log_q: Tensor, log_p_U: Tensor, where: Tensor, names: tuple[str, ...]
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """argmax q, Σ min(p, q) and the divergences, (R,) each."""
+def _sums(log_q: Tensor, log_p_U: Tensor, where: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """argmax q, Σ min(p, q) and Σ p log(p/q), (R,) each."""
     top = log_q.argmax(-1)
     p_U = log_p_U.exp()
     p, q = p_U[where], log_q.exp()
-    values: dict[str, Tensor] = {}
-    if "forward_kl" in names:
-        values["forward_kl"] = (p_U * log_p_U).sum(-1)[where] - (p * log_q).sum(-1)
+    forward_kl = (p_U * log_p_U).sum(-1)[where] - (p * log_q).sum(-1)
     acceptance = torch.minimum(p, q, out=q).sum(-1)
-    values["total_variation"] = 1 - acceptance
-    return top, acceptance, values
+    return top, acceptance, forward_kl
 
 
 def _slope_of_logits(
-    grads: dict[str, Tensor | None],
+    grads: tuple[Tensor | None, ...],
     log_q: Tensor,
     log_p_U: Tensor,
     where: Tensor,
     place_R: Tensor,
     work: ChunkInputs,
 ) -> Tensor:
-    """d(loss)/d(draft logits), (R, Vd), from d(loss)/d(each statistic)."""
+    """d(loss)/d(draft logits), (R, Vd), from d(loss)/d(log q of the label, KL, variation)."""
     zero = torch.zeros_like(log_q[:, :1])
-    forward = zero if (g := grads.get("forward_kl")) is None else g[:, None]
-    label = zero if (g := grads.get("log_q_label")) is None else g[:, None]
+    label, forward = (zero if grad is None else grad[:, None] for grad in grads[:2])
     column_R, inside_R = _columns(work.places.next_P[place_R], work.draft_vocab)
     label = label * inside_R[:, None]
-    slope = _slope(log_q, log_p_U, where, forward, label, grads.get("total_variation"))
+    slope = _slope(log_q, log_p_U, where, forward, label, grads[2])
     return slope.scatter_add_(-1, column_R[:, None], label)
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from align.losses.divergence_gradients import DIVERGENCES
 from align.losses.divergences import RowStatistics
 from specalign.diffusion.noise import LOG_ZERO
 
@@ -62,12 +61,6 @@ class Objective:
     weighting: str = "d_pace"
     decay: float = 4.0
     alpha: float = 0.5
-
-    @property
-    def wanted(self) -> frozenset[str]:
-        """The divergences that `row_statistics` has to compute."""
-        needed = {"total_variation" if name == "lk" else name for name in self.terms}
-        return frozenset(needed) & frozenset(DIVERGENCES)
 
     def weights(self, statistics: RowStatistics, valid: Tensor) -> Tensor:
         """Position weights, (…, K), zero where not valid, no gradient. exponential: w_k =

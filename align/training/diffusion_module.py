@@ -106,7 +106,6 @@ class DiffusionDrafterModule(DrafterModule):
             self.used_rows(step, outputs)[at],
             outputs.places,
             self.drafter.target.head_weight_VD,
-            self.objective.wanted,
         )
         zeros = torch.zeros(at.shape, device=at.device)
         return statistics.map(lambda values_R: zeros.masked_scatter(at, values_R))

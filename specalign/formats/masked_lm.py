@@ -134,8 +134,6 @@ def from_config(
 def _make_config(family: Family, values: Mapping[str, Any], where: str) -> Any:
     """Their config.json as transformers' config, without keys that only their own code reads."""
     kept = {key: value for key, value in values.items() if key not in _LOADING}
-    if family.config:
-        kept = {ours: kept[k] for k, ours in family.config.items() if kept.get(k) is not None}
     with in_one_line(where):
         return getattr(transformers, family.base).config_class(**kept)
 

@@ -1,16 +1,14 @@
 """Published masked-diffusion language models: one record per family with all that is needed to load
 it.
 
-Every family is a known autoregressive architecture with another attention mask and its own
-parameter names. `rename` and `Family.config` map those names to transformers' own, so that no
-remote code is run.
+Every family is a known autoregressive architecture with another attention mask, so that no remote
+code is run.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import PurePath
 from typing import Any, Literal
@@ -28,8 +26,8 @@ class Family:
 
     mask_token_id: if neither config.json nor the tokenizer's files name one. shift: how many places
     before a token the raw logits that predict it are. block_size: of block_causal, if config.json
-    has none. keys: prefixes of their parameter names and of ours, `{i}` the layer; the first match
-    counts, in both directions. config: their name of a config key → ours; empty = the same names.
+    has none. keys: prefixes of their parameter names and of ours; the first match counts, in both
+    directions.
     """
 
     name: str
@@ -42,7 +40,6 @@ class Family:
     attention: Literal["full", "block_causal", "prefix_causal"] = "full"
     block_size: int = 0
     keys: tuple[tuple[str, str], ...] = ()
-    config: Mapping[str, str] = field(default_factory=dict)
 
     def ours(self, name: str) -> str:
         """transformers' name of their parameter `name`."""
@@ -62,53 +59,11 @@ class Family:
 def rename(name: str, prefixes: tuple[tuple[str, str], ...]) -> str:
     """`name` with the first matching prefix replaced."""
     for old, new in prefixes:
-        if found := re.match(re.escape(old).replace(r"\{i\}", r"(\d+)"), name):
-            return new.replace("{i}", found[1] if found.groups() else "") + name[found.end() :]
+        if name.startswith(old):
+            return new + name.removeprefix(old)
     return name
 
 
-_THEIRS, _OURS = "model.transformer.blocks.{i}.", "model.layers.{i}."
-_LLADA = Family(
-    # config.json, names and the order of gate and up: public conversions and ports of
-    # modeling_llada.py, which is OLMo's block; the rotary halves are split as Llama's are. Raw
-    # logits are used at their own place (generate.py).
-    name="llada",
-    hub_ids=("GSAI-ML/LLaDA-8B-*", "GSAI-ML/LLaDA-1.5"),
-    model_type="llada",
-    architectures=("LLaDAModelLM",),
-    base="LlamaForCausalLM",
-    mask_token_id=126336,
-    keys=(
-        ("model.transformer.wte.", "model.embed_tokens."),
-        ("model.transformer.ln_f.", "model.norm."),
-        ("model.transformer.ff_out.", "lm_head."),
-        (f"{_THEIRS}attn_norm.", f"{_OURS}input_layernorm."),
-        (f"{_THEIRS}q_proj.", f"{_OURS}self_attn.q_proj."),
-        (f"{_THEIRS}k_proj.", f"{_OURS}self_attn.k_proj."),
-        (f"{_THEIRS}v_proj.", f"{_OURS}self_attn.v_proj."),
-        (f"{_THEIRS}attn_out.", f"{_OURS}self_attn.o_proj."),
-        (f"{_THEIRS}ff_norm.", f"{_OURS}post_attention_layernorm."),
-        (f"{_THEIRS}ff_proj.", f"{_OURS}mlp.gate_proj."),
-        (f"{_THEIRS}up_proj.", f"{_OURS}mlp.up_proj."),
-        (f"{_THEIRS}ff_out.", f"{_OURS}mlp.down_proj."),
-    ),
-    config={
-        "d_model": "hidden_size",
-        "mlp_hidden_size": "intermediate_size",
-        "n_layers": "num_hidden_layers",
-        "n_heads": "num_attention_heads",
-        "n_kv_heads": "num_key_value_heads",
-        "max_sequence_length": "max_position_embeddings",
-        "embedding_size": "vocab_size",
-        "activation_type": "hidden_act",
-        "rms_norm_eps": "rms_norm_eps",
-        "rope_theta": "rope_theta",
-        "weight_tying": "tie_word_embeddings",
-        "init_std": "initializer_range",
-        "eos_token_id": "eos_token_id",
-        "pad_token_id": "pad_token_id",
-    },  # fmt: skip
-)
 _DREAM = Family(
     # Qwen2 under its own names, biases on q, k and v; the reference repeats row 0 and drops the
     # last one (the shift).
@@ -121,7 +76,6 @@ _DREAM = Family(
     shift=1,
 )
 _FAMILIES = (
-    _LLADA,
     _DREAM,
     replace(_DREAM, name="dream-coder", hub_ids=("Dream-org/Dream-Coder-v0-*",)),
     replace(_DREAM, name="diffucoder", hub_ids=("apple/DiffuCoder-7B-*",)),

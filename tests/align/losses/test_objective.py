@@ -131,7 +131,7 @@ def test_objective_sums_its_terms(weighting: str) -> None:
 
     objective = Objective(terms, weighting, decay=0.5, alpha=0.3)
     assert not objective.weights(case.statistics(), valid).requires_grad
-    got = objective.per_position(case.statistics(objective.wanted), valid)
+    got = objective.per_position(case.statistics(), valid)
     want, _ = objective_reference(case, valid, terms, weights)
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
     assert (got[~valid] == 0).all()
@@ -150,7 +150,7 @@ def test_gradients_of_whole_terms_match_float64(name: str) -> None:
     valid = torch.ones(case.shape, dtype=torch.bool)
     valid[0, 2:] = False
     objective = Objective({name: 1.0}, "uniform")
-    loss = objective.per_position(case.statistics(objective.wanted), valid).sum()
+    loss = objective.per_position(case.statistics(), valid).sum()
     want, leaves = objective_reference(case, valid, {name: 1.0}, torch.ones_like)
     expected = torch.autograd.grad((want * valid).sum(), leaves)
     for a, e in zip(torch.autograd.grad(loss, case.leaves), expected, strict=True):

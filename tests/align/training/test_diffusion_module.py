@@ -76,7 +76,7 @@ def test_losses_near_the_end_of_time_keep_their_digits(
     times = torch.linspace(0.93, 1.0, 8)[None]
     masked, valid = torch.full_like(tokens, own.drafter.mask_id), torch.ones_like(tokens).bool()
     noisy = Corrupted(masked, tokens, times, valid, torch.ones(1, 8))
-    f = torch.randn(24, own.drafter.vocab_size, generator=torch.Generator().manual_seed(0))
+    f = torch.randn(24, own.drafter.network.vocab_size, generator=torch.Generator().manual_seed(0))
     found = own.diffusion(f, noisy, noisy.valid)
     t = times[..., None].expand(1, 8, 3).reshape(-1).double()
     expected = score_entropy(f.double(), tokens.flatten(), own.drafter.mask_id)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from specalign.common.errors import UserError
 from specalign.formats.masked_lm import load_masked_lm, save_masked_lm
-from tests.masked_lms import CONFIGS, DIFFULLAMA, LLADA, small_masked_lm
+from tests.masked_lms import CONFIGS, DIFFULLAMA, small_masked_lm
 from tests.masked_lms import partly_masked as tokens
 
 QWEN_LAYER = (
@@ -24,12 +24,6 @@ QWEN_LAYER = (
 
 
 PUBLISHED = {  # as the checkpoints have them: the layer's, then the rest
-    "llada": (
-        "model.transformer.blocks.{i}.",
-        ("attn_norm.weight", "attn_out.weight", "ff_norm.weight", "ff_out.weight", "ff_proj.weight", "k_proj.weight",
-         "q_proj.weight", "up_proj.weight", "v_proj.weight"),
-        ("model.transformer.ff_out.weight", "model.transformer.ln_f.weight", "model.transformer.wte.weight"),
-    ),
     "dream": (
         "model.layers.{i}.",
         (*QWEN_LAYER, "self_attn.k_proj.bias", "self_attn.q_proj.bias", "self_attn.v_proj.bias"),
@@ -64,14 +58,14 @@ def test_a_folder_has_the_published_names_and_loads_again(name: str, tmp_path: P
 
 
 BROKEN: list[tuple[str, Any, str]] = [
-    ("model.transformer.blocks.1.up_proj.weight", None, "misses tensor 'model.transformer.blocks.1.up_proj.weight'"),
-    ("model.transformer.extra", torch.zeros(1), "unknown tensor 'model.transformer.extra'"),
-    ("model.transformer.blocks.0.attn_out.weight", torch.zeros(32, 31), "attn_out.weight has shape (32, 31), expected (32, 32)"),
-    ("model.transformer.ln_f.weight", torch.full((32,), torch.nan), "ln_f.weight holds values that are not finite"),
-    ("config.json", {"model_type": "lada"}, "model_type='lada'"),
+    ("denoise_model.layers.1.mlp.up_proj.weight", None, "misses tensor 'denoise_model.layers.1.mlp.up_proj.weight'"),
+    ("denoise_model.extra", torch.zeros(1), "unknown tensor 'denoise_model.extra'"),
+    ("denoise_model.layers.0.self_attn.o_proj.weight", torch.zeros(32, 31), "o_proj.weight has shape (32, 31), expected (32, 32)"),
+    ("denoise_model.norm.weight", torch.full((32,), torch.nan), "norm.weight holds values that are not finite"),
+    ("config.json", {"model_type": "sdra", "architectures": []}, "model_type='sdra'"),
     ("config.json", {"mask_token_id": 40}, "mask_token_id=40 is not within 0..39"),
-    ("config.json", {"d_model": "wide"}, "hidden_size"),
-    ("config.json", {"weight_tying": True}, "'model.transformer.ff_out.weight' differs from the embedding that it is tied to"),
+    ("config.json", {"hidden_size": "wide"}, "hidden_size"),
+    ("config.json", {"tie_word_embeddings": True}, "'lm_head.weight' differs from the embedding that it is tied to"),
 ]  # fmt: skip
 
 
@@ -79,9 +73,9 @@ BROKEN: list[tuple[str, Any, str]] = [
 def test_broken_folders_say_why_in_one_line(
     tmp_path: Path, name: str, value: Any, says: str
 ) -> None:
-    save_masked_lm(small_masked_lm("llada"), tmp_path)
+    save_masked_lm(small_masked_lm("diffullama"), tmp_path)
     if name == "config.json":
-        (tmp_path / name).write_text(json.dumps({**LLADA, **value}))
+        (tmp_path / name).write_text(json.dumps({**DIFFULLAMA, **value}))
     else:
         tensors = {**load_file(tmp_path / "model.safetensors"), name: value}
         held = {key: tensor for key, tensor in tensors.items() if tensor is not None}
@@ -92,7 +86,7 @@ def test_broken_folders_say_why_in_one_line(
 
 
 def test_broken_files_say_why(tmp_path: Path) -> None:
-    save_masked_lm(small_masked_lm("llada"), tmp_path)
+    save_masked_lm(small_masked_lm("diffullama"), tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(UserError, match="has neither model.safetensors nor pytorch_model.bin"):
         load_masked_lm(tmp_path)

@@ -30,7 +30,7 @@ def test_the_hub_id_chooses_among_families_that_share_an_architecture() -> None:
 
 def test_the_published_masks() -> None:
     """What is taken where neither config.json nor the tokenizer names one."""
-    masks = {"llada": 126336, "diffullama": 811, "sdar": 151669}
+    masks = {"diffullama": 811, "sdar": 151669}
     masks |= dict.fromkeys(("dream", "dream-coder", "diffucoder"), 151666)
     found = {name: family.mask_token_id for name, family in FAMILIES.items()}
     assert {name: found[name] for name in masks} == masks

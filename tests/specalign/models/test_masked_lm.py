@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
-from torch import Tensor
-from torch.nn import functional as F
 
 from align.makers.standalone import adapt
 from specalign.common.errors import UserError
@@ -27,41 +24,6 @@ from tests.masked_lms import partly_masked as tokens
 from tests.target_models import tiny_model
 
 
-def llada_reference(w: dict[str, Tensor], tokens_BL: Tensor) -> Tensor:
-    """LLaDA's forward, from its paper and its own names: nothing of transformers."""
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        return (
-            x
-            * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()
-            * w[f"model.transformer.{name}.weight"]
-        )
-
-    def rotated(x: Tensor) -> Tensor:
-        half = x.shape[-1] // 2
-        frequency = 500000.0 ** (-torch.arange(half) / half)
-        angle = torch.arange(x.shape[-2])[:, None] * frequency
-        a, b = x[..., :half], x[..., half:]
-        return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
-
-    x = w["model.transformer.wte.weight"][tokens_BL]
-    for i in range(2):
-        at = f"blocks.{i}."
-        linear = {n: w[f"model.transformer.{at}{n}.weight"].T for n in
-                  ("q_proj", "k_proj", "v_proj", "attn_out", "ff_proj", "up_proj", "ff_out")}  # fmt: skip
-        h = norm(x, at + "attn_norm")
-        q, k, v = (
-            (h @ linear[n]).unflatten(-1, (-1, 8)).transpose(1, 2)
-            for n in ("q_proj", "k_proj", "v_proj")
-        )
-        k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
-        mixed = (rotated(q) @ rotated(k).transpose(-1, -2) / 8**0.5).softmax(-1) @ v
-        x = x + mixed.transpose(1, 2).flatten(2) @ linear["attn_out"]
-        h = norm(x, at + "ff_norm")
-        x = x + (F.silu(h @ linear["ff_proj"]) * (h @ linear["up_proj"])) @ linear["ff_out"]
-    return norm(x, "ln_f") @ w["model.transformer.ff_out.weight"].T
-
-
 @pytest.mark.parametrize("grad", [True, False])
 def test_a_head_that_is_kept_in_bf16_multiplies_in_fp32(grad: bool) -> None:
     """The target's, of a bf16 checkpoint."""
@@ -75,14 +37,6 @@ def test_a_head_that_is_kept_in_bf16_multiplies_in_fp32(grad: bool) -> None:
     with torch.set_grad_enabled(grad):
         found, wanted = (adapt(t, [0], 36).head(hidden) for t in (fast, stock))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_llada_computes_what_its_names_say(tmp_path: Path) -> None:
-    network = small_masked_lm("llada")
-    save_masked_lm(network, tmp_path)
-    with torch.no_grad():
-        expected = llada_reference(load_file(str(tmp_path / "model.safetensors")), tokens())
-        torch.testing.assert_close(network(tokens()), expected, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
