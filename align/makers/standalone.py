@@ -13,8 +13,7 @@ import transformers
 from torch import Tensor
 
 from align.config.drafter import DrafterConfig
-from align.makers.choices import mask_token, note_ignored
-from align.makers.geometry import first_layers
+from align.makers.geometry import first_layers, mask_token, note_ignored
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
 from specalign.formats.masked_lm import ADAPTED, adapted_from
