@@ -8,7 +8,7 @@ code is run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import PurePath
 from typing import Any, Literal
@@ -64,21 +64,18 @@ def rename(name: str, prefixes: tuple[tuple[str, str], ...]) -> str:
     return name
 
 
-_DREAM = Family(
-    # Qwen2 under its own names, biases on q, k and v; the reference repeats row 0 and drops the
-    # last one (the shift).
-    name="dream",
-    hub_ids=("Dream-org/Dream-v0-*",),
-    model_type="Dream",
-    architectures=("DreamModel",),
-    base="Qwen2ForCausalLM",
-    mask_token_id=151666,
-    shift=1,
-)
 _FAMILIES = (
-    _DREAM,
-    replace(_DREAM, name="dream-coder", hub_ids=("Dream-org/Dream-Coder-v0-*",)),
-    replace(_DREAM, name="diffucoder", hub_ids=("apple/DiffuCoder-7B-*",)),
+    Family(
+        # Qwen2 under its own names, biases on q, k and v; the reference repeats row 0 and drops the
+        # last one (the shift).
+        name="dream",
+        hub_ids=("Dream-org/Dream-*", "apple/DiffuCoder-7B-*"),
+        model_type="Dream",
+        architectures=("DreamModel",),
+        base="Qwen2ForCausalLM",
+        mask_token_id=151666,
+        shift=1,
+    ),
     Family(
         # Names: the wrapper takes the embedding out of the body (DiffuLLaMA's model.py). 811, an
         # existing token, is its training default. That config.json says DiscreteDiffusionModel is
@@ -123,4 +120,4 @@ def family_of(config: Mapping[str, Any], spec: str) -> Family:
             f"{spec}: config.json has model_type={kind!r}, architectures={named}: not a "
             f"supported masked-diffusion family{nearest(str(kind), kinds)}"
         )
-    return next((f for f in fitting if f.published_as(spec)), fitting[0])
+    return fitting[0]

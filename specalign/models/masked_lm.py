@@ -40,11 +40,9 @@ class MaskedLM(DiffusionNetwork):
         self._target = [target] if target else []  # in a list, so that it is no submodule
         self._head_VD: Tensor | None = None  # rounded by `prepare_for_drafting`
         self._dtype: torch.dtype | None = None  # of the weights before it rounds them
-        c = model.config
-        heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
-        width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-        self._shape, self.groups = LayerShape(heads, width, width), c.num_attention_heads // heads
-        self.vocab_size = int(c.vocab_size)
+        self._heads = getattr(model.config, "num_attention_heads", 1)
+        self._kv_heads = getattr(model.config, "num_key_value_heads", None) or self._heads
+        self.groups, self.vocab_size = self._heads // self._kv_heads, int(model.config.vocab_size)
         self.mask_token_id, self.attention = family.mask_token_id, family.attention
         self.block_size, self.shift = family.block_size, family.shift
         if target:
@@ -109,7 +107,9 @@ class MaskedLM(DiffusionNetwork):
         ).last_hidden_state
 
     def new_cache(self, capacity: int, rows: int = 1) -> KVCache:
-        shapes = [self._shape] * self.model.config.num_hidden_layers
+        c = self.model.config
+        width = getattr(c, "head_dim", None) or c.hidden_size // self._heads
+        shapes = [LayerShape(self._kv_heads, width, width)] * c.num_hidden_layers
         return KVCache(shapes, rows, capacity, self.dtype, self.model.device)
 
 
