@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from decode.engine.output import Generation
     from decode.engine.stream import Stream
     from decode.speculation.sampling import Sampling
-    from decode.systems.custom_generate import custom_generate
     from decode.systems.load import load
     from specalign.common.errors import UserError
     from specalign.rows.conversation import Conversation
@@ -27,7 +26,6 @@ __all__ = [
     "Sampling",
     "Stream",
     "UserError",
-    "custom_generate",
     "load",
 ]
 
@@ -38,7 +36,6 @@ _HOME = {
     "Sampling": "decode.speculation.settings",
     "Stream": "decode.engine.stream",
     "UserError": "specalign.common.errors",
-    "custom_generate": "decode.systems.custom_generate",
     "load": "decode.systems.load",
 }
 

@@ -4,13 +4,12 @@ engines and check the export."""
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from decode.cli import Parser, parse_whole, path
 from decode.exporting import EXPORTS
-from decode.systems.drafter_folders import check_there, kind_of, target_for
+from decode.systems.drafter_folders import BLOCKS, check_there, kind_of, target_for
 from specalign.common.commands import command
 from specalign.common.errors import UserError, cli, nearest
 from specalign.common.text import say
@@ -19,6 +18,10 @@ if TYPE_CHECKING:
     from decode.exporting.compare import ExportVerdict
 
 TYPES = ("bfloat16", "float16", "float32")
+_NO_BLOCK = (
+    "engines load an autoregressive drafter's folder as it is, and no diffusion drafter; block "
+    "drafters are exported: train with drafter.kind=block and drafter.context=taps"
+)
 _EPILOG = """example: python -m decode.export --drafter runs/mine/drafter --format dflash,transformers
 --out exported"""
 
@@ -31,6 +34,7 @@ def parser() -> Parser:
     dtypes = f"type of the weights: {', '.join(TYPES)} (default bfloat16)"
     vocabulary = "the target as a GGUF file; --format gguf copies its vocabulary"
     prompts = "number of built-in prompts used in the check (default 4)"
+    length = "tokens per prompt (default 48)"
     check = argparse.BooleanOptionalAction
     add = p.add_argument
     add("--drafter", required=True, help="the drafter's folder or hub id")
@@ -41,14 +45,7 @@ def parser() -> Parser:
     add("--target-gguf", type=path, metavar="FILE", help=vocabulary)
     add("--check", action=check, default=True, help="check the exports (default: on)")
     add("--limit", type=parse_whole(1), default=4, metavar="N", help=prompts)
-    number = parse_whole(2)
-    add(
-        "--max-new-tokens",
-        type=number,
-        default=48,
-        metavar="N",
-        help="tokens per prompt (default 48)",
-    )
+    add("--max-new-tokens", type=parse_whole(2), default=48, metavar="N", help=length)
     return p
 
 
@@ -61,24 +58,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.dtype not in TYPES:
         raise UserError(f"--dtype={options.dtype!r} is unknown{nearest(options.dtype, TYPES)}")
     check_there(options.drafter)
+    if kind_of(options.drafter) not in BLOCKS:
+        raise UserError(f"--drafter={options.drafter}: {_NO_BLOCK}")
     folders = {name: options.out if len(names) == 1 else options.out / name for name in names}
 
-    from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
-    from decode.exporting.formats import UnfitFormat
+    from decode.exporting.exports import export_drafter
+    from specalign.lm.loading import load_target
+    from specalign.suites.registry import prompts_of
 
-    target = target_for(options.target, options.drafter)
-    role = kind_of(options.drafter)
-    pair = DrafterPair(options.drafter, role, target, options.device, options.trust_remote_code)
-    limit = options.limit if options.check else 0
-    how = ExportOptions(options.dtype, limit, options.max_new_tokens, options.target_gguf)
-    try:
-        verdicts = export_drafter(pair, folders, how)
-    except UnfitFormat as error:
-        words = sys.argv[1:] if arguments is None else arguments
-        say(f"error: {error}\n", error=True)
-        for line in _fitting_commands(words, error.fitting, options, target):
-            say(f"      {line}", error=True)
-        raise SystemExit(2) from None
+    suites, _ = prompts_of("builtin", limit=options.limit)
+    prompts = [prompt for suite in suites for prompt in suite.prompts] if options.check else []
+    name, trust = target_for(options.target, options.drafter), options.trust_remote_code
+    target = load_target(name, "float32", options.device, trust_remote_code=trust)
+    length, vocabulary = options.max_new_tokens, options.target_gguf
+    given = (folders, options.dtype, prompts, length, vocabulary)
+    verdicts = export_drafter(options.drafter, target, *given)
     for verdict in verdicts:
         _print_verdict(verdict, options)
     codes = [verdict.exit_code for verdict in verdicts if verdict.exit_code]
@@ -95,35 +89,10 @@ def read_names(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _fitting_commands(
-    arguments: Sequence[str], fitting: Sequence[str], options: argparse.Namespace, target: str
-) -> list[str]:
-    """The command with each format that holds the drafter; without one, the commands that use the
-    drafter here and train one that a format holds."""
-    if not fitting:
-        words = [] if options.target is None else ["--target", target]
-        generate = command("decode.generate", "--drafter", options.drafter, *words, "your prompt")
-        return [generate, command("align.train", "recipe=taps", f"target.name={target}")]
-    words = [word for word in arguments if not word.startswith("--format=")]
-    if "--format" in words:
-        place = words.index("--format")
-        del words[place : place + 2]
-    found = []
-    for name in fitting:
-        more = ["--format", name]
-        if name == "gguf" and options.target_gguf is None and not target.endswith(".gguf"):
-            more = ["--target-gguf", "TARGET.gguf", *more]
-        found.append(command("decode.export", *words, *more))
-    return found
-
-
 def _print_verdict(verdict: ExportVerdict, options: argparse.Namespace) -> None:
     """The comparison, then the lines that serve the export."""
     say(f"{verdict.folder}: {verdict.format}")
-    for note in verdict.notes:
-        say(f"  note: {note}")
-    checked = options.check and verdict.lines
-    for line in (*verdict.lines, *([verdict.conclusion] if checked else [])):
+    for line in (*verdict.lines, *([verdict.conclusion] if verdict.lines else [])):
         say(f"  {line}")
     say()
     for snippet in verdict.serve:

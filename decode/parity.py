@@ -1,16 +1,15 @@
-"""`python -m decode.parity --drafter DIR --engine URL|transformers`: check that an engine drafts as
-this project's decoder does."""
+"""`python -m decode.parity --drafter DIR --engine URL`: check that a running server drafts as this
+project's decoder does. (`decode.export` checks exports by themselves, and in transformers.)"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from decode.cli import Parser, parse_whole, path
-from decode.systems.drafter_folders import BLOCKS, check_there, kind_of, target_for
-from specalign.common.errors import UserError, cli, nearest
+from decode.systems.drafter_folders import DIFFUSION, check_there, kind_of, target_for
+from specalign.common.errors import UserError, cli
 from specalign.common.text import say
 
-ENGINES = ("transformers", "vllm")
 VLLM = "http://127.0.0.1:8000"
 """The default address of `vllm serve`."""
 _EPILOG = """example: python -m decode.parity --drafter runs/mine/drafter --engine vllm --export exported;
@@ -20,26 +19,18 @@ but the engine drafts differently"""
 
 def parser() -> Parser:
     """The command's options."""
-    what = "Check that an engine's drafts and outputs match those of specalign's decoder."
+    what = "Check that a server's drafts and outputs match those of specalign's decoder."
     p = Parser(prog="python -m decode.parity", description=what, epilog=_EPILOG)
-    engines = f"transformers (in this process), the URL of a running server, or vllm: {VLLM}"
-    export = "the export that the engine has loaded (default for transformers: a fresh one)"
+    length = "tokens per prompt (default 64)"
     add = p.add_argument
     add("--drafter", required=True, help="the original drafter's folder or hub id")
-    add("--engine", required=True, help=engines)
-    add("--export", type=path, metavar="DIR", help=export)
+    add("--engine", required=True, help=f"the URL of a running server, or vllm: {VLLM}")
+    add("--export", type=path, metavar="DIR", help="the export that the server has loaded")
     p.add_target_options(dtype=False)
     p.add_prompt_options("one or more suites, comma-separated (default builtin)")
     number = parse_whole(1)
     add("--limit", type=number, default=8, metavar="N", help="prompts of each suite (default 8)")
-    number = parse_whole(2)
-    add(
-        "--max-new-tokens",
-        type=number,
-        default=64,
-        metavar="N",
-        help="tokens per prompt (default 64)",
-    )
+    add("--max-new-tokens", type=parse_whole(2), default=64, metavar="N", help=length)
     return p
 
 
@@ -49,29 +40,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     engine differs."""
     options = parser().parse_args(arguments)
     url = VLLM if options.engine == "vllm" else options.engine
-    served = url.lower().startswith(("http:", "https:"))
-    if not served and options.engine not in ENGINES:
-        near = nearest(options.engine, ENGINES)
-        raise UserError(f"--engine={options.engine!r} is neither a URL nor a known engine{near}")
+    if not url.lower().startswith(("http:", "https:")):
+        hint = "decode.export checks exports for transformers"
+        raise UserError(f"--engine={options.engine!r} is not the URL of a server; {hint}")
     check_there(options.drafter)
-    role = kind_of(options.drafter)
-    if role not in (*BLOCKS, "autoregressive"):
-        raise UserError(f"--drafter={options.drafter}: no engine runs a {role} drafter")
+    if kind_of(options.drafter) == DIFFUSION:
+        raise UserError(f"--drafter={options.drafter}: no engine runs a diffusion drafter")
 
-    from decode.exporting.exports import DrafterPair, check_transformers
     from decode.exporting.server import check_server
+    from specalign.lm.loading import load_target
     from specalign.suites.registry import prompts_of
 
     suites, _ = prompts_of(
         options.suite, options.prompts, options.data_dir, options.limit, options.prompts_column
     )
     prompts = [prompt for suite in suites for prompt in suite.prompts]
-    target = target_for(options.target, options.drafter)
-    pair = DrafterPair(options.drafter, role, target, options.device, options.trust_remote_code)
-    if served:
-        verdict = check_server(pair, url, prompts, options.max_new_tokens, options.export)
-    else:
-        verdict = check_transformers(pair, prompts, options.max_new_tokens, options.export)
+    name, trust = target_for(options.target, options.drafter), options.trust_remote_code
+    target = load_target(name, "float32", options.device, trust_remote_code=trust)
+    length, export = options.max_new_tokens, options.export
+    verdict = check_server(options.drafter, target, url, prompts, length, export)
     for line in (*verdict.lines, verdict.conclusion):
         say(line)
     if verdict.exit_code:

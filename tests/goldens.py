@@ -31,7 +31,7 @@ ROLES = {
     "block": "block", "variable_prefix": "variable_prefix", "diffusion": "mdlm", "autoregressive": "autoregressive",
 }  # fmt: skip
 FORMATS = {
-    "block": "custom_generate", "taps": "dflash,speculators,custom_generate", "anchor_first": "dspark", "autoregressive": "draft_model",
+    "block": "custom_generate", "taps": "dflash,speculators,custom_generate", "anchor_first": "dspark",
 }  # fmt: skip
 RECORDED = ("suite", "prompt", "method", "tokens", "accepted", "drafted", "nodes", "finish")
 

@@ -1,12 +1,3 @@
-"""Drafters in the formats of other engines."""
+"""Block drafters in the formats of other engines."""
 
-EXPORTS = (
-    "dflash",
-    "speculators",
-    "dspark",
-    "transformers",
-    "gguf",
-    "custom_generate",
-    "draft_model",
-)
-"""The formats: those of block drafters, and `draft_model`, an autoregressive one's."""
+EXPORTS = ("dflash", "speculators", "dspark", "transformers", "gguf", "custom_generate")

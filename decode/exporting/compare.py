@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from decode.exporting.serving import Snippet
 from decode.proposers.block import BlockProposer
 from specalign.common.batch import Anchors, Batch
 from specalign.common.errors import UserError, in_one_line
-from specalign.common.schema import read_config
-from specalign.formats.dflash import Exported
+from specalign.common.schema import JsonObject, read_config
 from specalign.lm.model import Target
 from specalign.lm.opening import quiet_loading
 from specalign.models.block import BlockDrafter
@@ -46,7 +44,6 @@ class ExportVerdict:
     files_same: bool | None = None
     engine_same: bool = True
     lines: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     serve: list[Snippet] = field(default_factory=list)
 
     def add(self, reader: str, same: bool, line: str, engine: bool = False) -> None:
@@ -57,13 +54,6 @@ class ExportVerdict:
         else:
             self.files_same = same and self.files_same is not False
         self.lines.append(f"{reader}: {line}")
-
-    def add_contents(self, held: Exported, wanted: Exported) -> None:
-        """Add the comparison of config and tensors with a fresh export's."""
-        other = find_other_setting(held.config, wanted.config)
-        other = other or find_other_tensor(held.tensors, wanted.tensors)
-        line = f"DIFFERENT: {other}" if other else "the same"
-        self.add("the files", not other, f"settings and tensors: {line}")
 
     @property
     def exit_code(self) -> int:
@@ -162,6 +152,14 @@ def distance(found: Tensor, wanted: Tensor) -> float:
 
 
 @torch.no_grad()
+def round_weights(network: BlockDrafter, dtype: torch.dtype) -> None:
+    """Round to what weights of `dtype` hold."""
+    for weight in (*network.parameters(), *network.buffers()):
+        if weight.is_floating_point():
+            weight.copy_(weight.to(dtype).to(weight.dtype))
+
+
+@torch.no_grad()
 def trace_drafter(drafter: BlockDrafter, text: GreedyText, vocab: Tensor | None = None) -> Tensor:
     """Draft logits (A, K, Vd) of the blocks of a text, by the graph that is trained. vocab: tokens
     to draft over if the drafter has no own ones."""
@@ -193,69 +191,30 @@ def open_assistant(folder: Path, model: Any) -> Any:
     return network.eval().to(model.device)
 
 
-@torch.no_grad()
-def trace_assistant(network: Any, model: Any, vocab: Tensor | None, text: GreedyText) -> Tensor:
-    """The same in transformers' class, through the target's own head. model: the target."""
-    config = network.config
-    ids_1L = torch.tensor([text.tokens], device=model.device)
-    states = model(ids_1L, output_hidden_states=True, use_cache=False).hidden_states
-    taps_LD = torch.cat([states[i + 1][0] for i in config.target_layer_ids], dim=-1).float()
-    blocks: list[Tensor] = []
-    for anchor in text.anchors:
-        block = [text.tokens[anchor]] + [config.mask_token_id] * (config.block_size - 1)
-        embedded_RD = model.get_input_embeddings()(torch.tensor(block, device=model.device))
-        hidden_1RD = network(
-            noise_embeds=embedded_RD[None].float(),
-            context_hidden_states=taps_LD[None, :anchor],
-            position_ids=torch.arange(anchor + len(block), device=model.device)[None],
-            attention_mask=None,
-        ).last_hidden_state
-        blocks.append(hidden_1RD[0, 1:])
-    logits_AKV = model.get_output_embeddings()(torch.stack(blocks)).float()
-    return logits_AKV if vocab is None else logits_AKV[..., vocab]
-
-
-def compare_logits(
-    verdict: ExportVerdict,
-    reader: str,
-    drafter: BlockDrafter,
-    texts: Sequence[GreedyText],
-    trace: Callable[[GreedyText], Tensor],
-    engine: bool = False,
-) -> None:
-    """Add whether another network gives a drafter's logits and greedy drafts."""
-    largest, equal, count = 0.0, 0, 0
-    for text in texts:
-        ours, theirs = trace_drafter(drafter, text).cpu(), trace(text).cpu()
-        apart = distance(theirs, ours)
-        if not apart < TOLERANCE:
-            verdict.add(reader, False, f"logits DIFFERENT by {apart:.2g} of their size", engine)
-            return
-        largest = max(largest, apart)
-        equal += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
-        count += ours[..., 0].numel()
-    line = f"logits the same ({largest:.1e}), {equal} of {count} greedy drafts equal"
-    verdict.add(reader, True, line, engine)  # others are near-ties
-
-
 # ---- one export ----
 
 
 def compare_export(
     drafter: BlockDrafter, verdict: ExportVerdict, texts: Sequence[GreedyText], model: Any = None
 ) -> None:
-    """Compare an export with its drafter, and add to the verdict. `model`: the target in
-    transformers; None = engines are not asked."""
-    folder, form, vocab = verdict.folder, verdict.format, drafter.draft_vocab
+    """Compare an export with its drafter, which is rounded as the export is, and add to the
+    verdict. `model`: the target in transformers; None = engines are not asked."""
+    folder, form = verdict.folder, verdict.format
     try:
-        held, made = read_export(form, folder), MAKERS[form](drafter)
+        held = read_export(form, folder)
+        matrix = held.tensors.get("fc.weight", held.tensors.get("encoder.fc.weight"))
+        if matrix is not None:
+            round_weights(drafter, matrix.dtype)
+        made = MAKERS[form](drafter)
         if form == "gguf":  # a file holds some of the keys
             made.config = {key: v for key, v in made.config.items() if key in held.config}
-        verdict.add_contents(held, made)
+        other = find_other_setting(held.config, made.config)
+        other = other or find_other_tensor(held.tensors, made.tensors)
+        line = f"settings and tensors: {f'DIFFERENT: {other}' if other else 'the same'}"
+        verdict.add("the files", not other, line)
         with in_one_line(f"{folder}: can't be read as {form}"):
             restored = restore_export(form, held, folder, drafter.target)
-            read_back = partial(trace_drafter, restored, vocab=vocab)
-            compare_logits(verdict, "read back", drafter, texts, read_back)
+            compare_logits(verdict, drafter, texts, restored)
     except UserError as error:
         verdict.add("the files", False, str(error))
     if model is None or not verdict.files_same:
@@ -263,31 +222,58 @@ def compare_export(
     try:
         with in_one_line(f"{folder}: the engine can't run it"):
             if form == "transformers":
-                trace = partial(trace_assistant, open_assistant(folder, model), model, vocab)
-                compare_logits(verdict, form, drafter, texts, trace, engine=True)
+                assistant = open_assistant(folder, model)
+                how = {"assistant_model": assistant, "speculation_type": "dflash"}
+                _compare_generate(drafter, verdict, texts, model, how)
             if form == "custom_generate":
-                _compare_generate(drafter, verdict, texts, model)
+                how = {"custom_generate": str(folder), "trust_remote_code": True}
+                _compare_generate(drafter, verdict, texts, model, how)
     except UserError as error:
         verdict.add("the engine", False, str(error), engine=True)
 
 
-@torch.no_grad()
-def _compare_generate(
-    drafter: BlockDrafter, verdict: ExportVerdict, texts: Sequence[GreedyText], model: Any
+def compare_logits(
+    verdict: ExportVerdict,
+    drafter: BlockDrafter,
+    texts: Sequence[GreedyText],
+    restored: BlockDrafter,
 ) -> None:
-    """Outputs and accepted drafts of transformers' `generate` with the folder, against ours."""
+    """Add whether the drafter that was read back gives a drafter's logits and greedy drafts."""
+    largest, equal, count = 0.0, 0, 0
+    for text in texts:
+        ours = trace_drafter(drafter, text).cpu()
+        theirs = trace_drafter(restored, text, drafter.draft_vocab).cpu()
+        apart = distance(theirs, ours)
+        if not apart < TOLERANCE:
+            verdict.add("read back", False, f"logits DIFFERENT by {apart:.2g} of their size")
+            return
+        largest = max(largest, apart)
+        equal += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
+        count += ours[..., 0].numel()
+    line = f"logits the same ({largest:.1e}), {equal} of {count} greedy drafts equal"
+    verdict.add("read back", True, line)  # others are near-ties
+
+
+def _compare_generate(
+    drafter: BlockDrafter,
+    verdict: ExportVerdict,
+    texts: Sequence[GreedyText],
+    model: Any,
+    how: JsonObject,
+) -> None:
+    """Outputs and forward passes of transformers' `generate` with the folder, against ours."""
     decoder = Decoder(drafter.target, BlockProposer(drafter, tree_nodes=0))
-    equal = alike = 0
+    passes: list[int] = []
+    handle = model.register_forward_hook(lambda *_: passes.append(1))
+    equal = ours = 0
     for text in texts:
         ids, count = torch.tensor([text.prompt], device=model.device), len(text.output)
-        accepted: list[int] = []
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False,
-            custom_generate=str(verdict.folder), trust_remote_code=True, accepted=accepted,
-        )  # fmt: skip
-        ours = decoder.generate(text.prompt, max_new_tokens=count).accepted
+        options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": count, **how}
+        out = model.generate(ids, do_sample=False, **options)
         equal += out[0, len(text.prompt) :].tolist() == text.output
-        # the last round counts an accepted end of text differently
-        alike += accepted[:-1] == ours[:-1]
-    line = f"{equal} of {len(texts)} outputs equal plain decoding's, {alike} accept the same drafts"
-    verdict.add("generate(custom_generate=…)", equal == alike == len(texts), line, engine=True)
+        ours += 1 + len(decoder.generate(text.prompt, max_new_tokens=count).accepted)
+    handle.remove()
+    line = f"{equal} of {len(texts)} outputs equal plain decoding's, "
+    line += f"{len(passes)} forward passes, {ours} here"
+    same = equal == len(texts) and len(passes) == ours
+    verdict.add("generate", same, line, engine=True)

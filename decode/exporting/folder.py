@@ -6,15 +6,15 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from decode.exporting import EXPORTS
 from decode.exporting.serving import Snippet
 from specalign.common.claims import Claim, check_folder, remove_dead
-from specalign.common.errors import UserError
+from specalign.common.errors import UserError, nearest
 from specalign.common.files import naming, to_disk
-from specalign.common.hub import card_metadata, card_value, hub_id
+from specalign.common.hub import card_metadata, card_value
 from specalign.common.schema import read_object
 from specalign.common.text import markdown_text
 from specalign.formats.kinds import EXPORT_RECORD
@@ -29,24 +29,16 @@ def check_free(out: Path, form: str) -> None:
     if here == working or here in working.parents:
         raise UserError(f"--out={out}: holds the current folder; name another one")
     check_folder(here.parent, f"--out={out}: folder")
-    if not out.is_dir():
-        return
     record = read_object(out / EXPORT_RECORD) if (out / EXPORT_RECORD).is_file() else {}
-    existing, files = record.get("format"), record.get("files")
-    known = isinstance(files, list) and existing in EXPORTS
-    written = {EXPORT_RECORD, *files} if known and files else set()
+    written = record.get("files") if record.get("format") == form else None
     for name in _list_files(out):
-        if name not in written:
-            raise UserError(f"--out={out}: holds {name!r}, which no export into this folder wrote")
-    if written and existing != form:
-        raise UserError(f"--out={out}: holds an export in the format {existing!r}")
+        if not isinstance(written, list) or name not in (EXPORT_RECORD, *written):
+            raise UserError(f"--out={out}: holds {name!r}, which no export to {form} wrote")
 
 
-def write_folder(
-    out: Path, record: dict[str, str], card: str, fill: Callable[[Path], None]
-) -> None:
+def write_folder(out: Path, record: dict[str, str], fill: Callable[[Path], None]) -> None:
     """Write an export next to its place, then move it there; an older export is replaced. `record`:
-    format and target, for export.json; `fill`: writes all but the card."""
+    format and target, for export.json; `fill`: writes all other files into a folder."""
     check_free(out, record["format"])
     out = out.resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -57,9 +49,7 @@ def write_folder(
         with naming(out), Claim(scratch, "--out"):
             part.mkdir()
             fill(part)
-            (part / "README.md").write_text(card, encoding="utf-8")
-            files = _list_files(part)
-            text = json.dumps({**record, "files": files}, indent=2) + "\n"
+            text = json.dumps({**record, "files": _list_files(part)}, indent=2) + "\n"
             (part / EXPORT_RECORD).write_text(text)
             for path in (*part.rglob("*"), part):
                 to_disk(path)
@@ -94,46 +84,21 @@ def read_format(folder: Path) -> str:
     """The format of an export. Raises UserError for any other folder."""
     if not (folder / EXPORT_RECORD).is_file():
         raise UserError(f"{folder}: no {EXPORT_RECORD}, so no export of this project")
-    return str(read_object(folder / EXPORT_RECORD).get("format"))
+    form = str(read_object(folder / EXPORT_RECORD).get("format"))
+    if form not in EXPORTS:
+        raise UserError(f"{folder}: is in the format {form!r}{nearest(form, EXPORTS)}")
+    return form
 
 
-# ---- the card ----
-
-
-def note_target(target: str) -> list[str]:
-    """A note for a target that others can't find by its name."""
-    if hub_id(target):
-        return []
-    return [
-        f"its target is {target!r}, which is not a hub id: name the model for others, "
-        "or export with --target OWNER/NAME"
-    ]
-
-
-def list_notes(notes: Iterable[str]) -> str:
-    """Notes as a Markdown list."""
-    return "".join(f"- {markdown_text(note[0].upper() + note[1:])}.\n" for note in notes)
-
-
-def write_card(
-    source: Path,
-    library: str,
-    target: str,
-    tags: Iterable[str],
-    title: str,
-    serve: Sequence[Snippet],
-) -> str:
-    """README.md without notes: what it is, lines that serve it, and from the card of the drafter's
-    own folder (`source`) the licence and what was measured."""
+def write_card(form: str, source: Path, target: str, name: str, serve: Sequence[Snippet]) -> str:
+    """README.md: what it is, and lines that serve it; the licence is that of the drafter's own
+    folder (`source`). `name`: of the export."""
+    libraries = {"speculators": "speculators", "gguf": "llama.cpp"}
+    libraries |= dict.fromkeys(("transformers", "custom_generate"), "transformers")
+    tags = ("speculative-decoding", "discrete-diffusion", "drafter", form)
     licence = card_value(source, "license") or "other"
-    page = [*card_metadata(library, target, licence, tags), f"# {markdown_text(title)}", ""]
+    page = card_metadata(libraries.get(form, "vllm"), target, licence, tags)
+    page += [f"# {markdown_text(f'{name}: drafts for {target} ({form})')}", ""]
     for snippet in serve:
-        page += snippet.as_markdown()
-    card = source / "README.md"
-    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
-    rows = [
-        line for line in text.splitlines() if line.startswith(("| expected τ", "| acceptance "))
-    ]
-    if rows:
-        page += ["| measured in training | |", "|---|---|", *rows, ""]
+        page += [f"With {snippet.engine}:", "", f"```{snippet.language}", *snippet.lines, "```", ""]
     return "\n".join(page) + "\n"

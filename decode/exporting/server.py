@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -16,24 +14,26 @@ import httpx2
 import torch
 
 from decode.engine.decoder import Decoder
-from decode.exporting import compare
-from decode.exporting.compare import ExportVerdict, GreedyText
-from decode.exporting.draft_model import FORMAT, compare_draft_model, open_draft_model
-from decode.exporting.exports import DrafterPair, prepare_export, round_weights
+from decode.exporting.compare import (
+    ExportVerdict,
+    GreedyText,
+    compare_export,
+    encode_prompts,
+    round_weights,
+)
 from decode.exporting.folder import read_format
-from decode.proposers.autoregressive import AutoregressiveProposer
+from decode.proposers.autoregressive import AutoregressiveProposer, check_vocabulary
 from decode.proposers.base import Proposer
 from decode.proposers.block import BlockProposer
+from decode.systems.drafter_folders import AUTOREGRESSIVE, kind_of
 from specalign.common.errors import UserError
-from specalign.common.schema import JsonObject
+from specalign.common.schema import JsonObject, parse_json
 from specalign.common.text import short
 from specalign.formats.block import load_drafter
+from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.suites.prompt import Prompt
 
-SERVED_FORMATS = ("dflash", "speculators", "dspark", "gguf", FORMAT)
-SERVED = 0.05
-"""Of τ: how far a server's may be from ours. Its dtype may be another, and near-ties turn."""
 NEAR = 0.1
 """Nats between two tokens that half precision may exchange."""
 NEAR_TIE = "tie"
@@ -56,10 +56,6 @@ class Counts:
     drafted: float
     accepted: float
 
-    @property
-    def tau(self) -> float:
-        return 1 + self.accepted / self.rounds if self.rounds else 1.0
-
     def matches(self, other: Counts, parted: float = 0.0) -> bool:
         """Whether `other` accepts as many drafts in as many rounds, up to near-ties.
 
@@ -67,13 +63,14 @@ class Counts:
         turned 42 into 31. Texts that part, a share `parted`, are samples of their own: three times
         the root of a count.
         """
-        if min(self.rounds, other.rounds) <= 0:
-            return self.rounds == other.rounds
         scaled = other.accepted * self.rounds / other.rounds
         largest = max(self.accepted, scaled)
         slack = max(3.0, 0.1 * largest, 3 * math.sqrt(largest * parted))
-        near = abs(self.tau - other.tau) < SERVED * self.tau
-        return near and abs(self.accepted - scaled) <= slack
+        return abs(self.accepted - scaled) <= slack
+
+    def __str__(self) -> str:
+        tau = 1 + self.accepted / max(self.rounds, 1)
+        return f"τ {tau:.3f} ({self.accepted:.0f} drafts in {self.rounds:.0f} rounds)"
 
 
 class Server:
@@ -105,15 +102,16 @@ class Server:
 
     def counts(self) -> Counts:
         """Its counters now. Raises UserError if it has no drafter."""
-        totals: defaultdict[str, float] = defaultdict(float)
-        for name, value in _COUNTER.findall(self._request("/metrics").text):
+        totals = {"drafts": 0.0, "draft_tokens": 0.0, "accepted_tokens": 0.0}
+        found = _COUNTER.findall(self._request("/metrics"))
+        for name, value in found:
             totals[name] += float(value)
-        if "drafts" not in totals:
+        if not found:
             options = "vLLM: --speculative-config; llama-server: -md FILE --metrics"
             raise UserError(f"{self.url}/metrics: counts no drafts: start it with them ({options})")
-        return Counts(totals["drafts"], totals["draft_tokens"], totals["accepted_tokens"])
+        return Counts(*totals.values())
 
-    def _request(self, path: str, body: JsonObject | None = None) -> httpx2.Response:
+    def _request(self, path: str, body: JsonObject | None = None) -> str:
         """Raises UserError for no answer, or one of failure."""
         method = "GET" if body is None else "POST"
         try:
@@ -124,100 +122,74 @@ class Server:
         if answer.is_error:
             text = short(answer.text, 200)
             raise UserError(f"{self.url}{path}: answered {answer.status_code}: {text}")
-        return answer
+        return answer.text
 
     def _ask(self, path: str, body: JsonObject | None = None) -> JsonObject:
-        """The object that it answers. Raises UserError for anything else."""
-        answer = self._request(path, body)
-        with suppress(ValueError, RecursionError):
-            found = answer.json()
-            if isinstance(found, dict):
-                return found
-        raise UserError(f"{self.url}{path}: answered {short(answer.text)}, no JSON object")
+        found = parse_json(self._request(path, body), f"{self.url}{path}")
+        return found if isinstance(found, dict) else {}
 
 
 def check_server(
-    pair: DrafterPair,
+    drafter: str,
+    target: Target,
     url: str,
     prompts: Sequence[Prompt],
     max_new_tokens: int,
     export: Path | None = None,
 ) -> ExportVerdict:
-    """Compare a running server's greedy outputs with plain decoding, its acceptance with ours, and
+    """Compare a running server's greedy outputs with this project's, its acceptance with ours, and
     the files that it has loaded (`export`) with the drafter. Raises UserError for a server that did
-    not draft, or an export that no server loads."""
-    if export is not None and read_format(export) not in SERVED_FORMATS:
-        form = read_format(export)
-        raise UserError(f"--export={export}: is in the format {form!r}, which no server loads")
+    not draft, or a folder that is no export."""
+    form = "server" if export is None else read_format(export)
     server = Server(url)
+    tokens = encode_prompts(target, prompts)
     before = server.counts()
-    target = pair.open_target()
-    tokens = compare.encode_prompts(target, prompts)
     theirs = [server.greedy(prompt, max_new_tokens) for prompt in tokens]
     after = server.counts()
-    rounds = after.rounds - before.rounds
-    counts = Counts(rounds, after.drafted - before.drafted, after.accepted - before.accepted)
-    if rounds <= 0 or counts.drafted <= 0 or counts.accepted < 0:
-        found = f"{rounds:.0f} rounds and {counts.drafted:.0f} drafted tokens for the prompts"
+    rounds, drafted = after.rounds - before.rounds, after.drafted - before.drafted
+    if rounds <= 0 or drafted <= 0 or after.accepted < before.accepted:
+        found = f"{rounds:.0f} rounds and {drafted:.0f} drafted tokens for the prompts"
         raise UserError(f"{server.url}/metrics: {found}: it does not draft, or was restarted")
-    texts = compare.decode_prompts(target, prompts, max_new_tokens)
-    drafts = max(1, math.ceil(counts.drafted / rounds))
-    proposer, files = _open_drafter(pair, export, target, drafts, texts[:1])
-    verdict = ExportVerdict("server", Path(url), None if files is None else files.files_same)
-    name = f"{server.model} at {server.url}"
-    parted = _compare_outputs(verdict, name, target, texts, theirs)
+    there = Counts(rounds, drafted, after.accepted - before.accepted)
+    verdict = ExportVerdict(form, export or Path(url))
+    drafts = math.ceil(drafted / rounds)
+    proposer = _open_proposer(drafter, target, drafts, verdict, tokens[:1])
     decoder = Decoder(target, proposer)
-    accepted = [decoder.generate(p, max_new_tokens=max_new_tokens).accepted for p in tokens]
-    count = sum(map(len, accepted))
-    ours = Counts(count, count * drafts, sum(map(sum, accepted)))
-    line = f"acceptance: τ {ours.tau:.3f} here ({ours.accepted:.0f} drafts in {count} rounds)"
-    line += f", {counts.tau:.3f} there ({counts.accepted:.0f} in {rounds:.0f})"
-    verdict.add(name, ours.matches(counts, parted), line, engine=True)
-    verdict.lines += ["--export DIR checks the server's folder"] if files is None else files.lines
-    return verdict
-
-
-def _open_drafter(
-    pair: DrafterPair, export: Path | None, target: Target, drafts: int, texts: list[GreedyText]
-) -> tuple[Proposer, ExportVerdict | None]:
-    """The drafter with the server's number of drafts, rounded as the export is, and the comparison
-    of the server's export with it."""
-    found = None
-    if pair.role == "autoregressive":
-        if export is not None:
-            found = ExportVerdict(FORMAT, export)
-            compare_draft_model(found, pair.drafter, target)
-        return AutoregressiveProposer(open_draft_model(pair.drafter, target), drafts), found
-    network = load_drafter(pair.drafter, target)
-    if export is None:
-        round_weights(network, torch.bfloat16)
-    else:
-        found = prepare_export(network, read_format(export), export, export)
-        compare.compare_export(network, found, texts)
-    drafts = min(drafts, network.config.block_size)
-    return BlockProposer(network, drafts, tree_nodes=0), found
-
-
-def _compare_outputs(
-    verdict: ExportVerdict,
-    name: str,
-    target: Target,
-    texts: Sequence[GreedyText],
-    theirs: Sequence[list[int]],
-) -> float:
-    """Returns the share of outputs that differ from a near-tie on."""
+    outputs = [decoder.generate(p, max_new_tokens=max_new_tokens) for p in tokens]
+    texts = [GreedyText(p, output.tokens) for p, output in zip(tokens, outputs, strict=True)]
     found = [compare_output(target, text, other) for text, other in zip(texts, theirs, strict=True)]
     ties = found.count(NEAR_TIE)
     different = [why for why in found if why not in ("", NEAR_TIE)]
-    line = f"outputs: {found.count('')} of {len(theirs)} equal plain greedy decoding's, "
-    line += f"{ties} differ from a near-tie on"
+    name = f"{server.model} at {server.url}"
+    line = f"outputs: {found.count('')} of {len(texts)} equal, {ties} differ from a near-tie on"
     verdict.add(name, not different, "; ".join([line, *different[:1]]), engine=True)
-    return ties / len(theirs)
+    accepted = [n for output in outputs for n in output.accepted]
+    here = Counts(len(accepted), len(accepted) * drafts, sum(accepted))
+    same = here.matches(there, ties / len(texts))
+    verdict.add(name, same, f"acceptance: {here} here, {there} there", engine=True)
+    return verdict
+
+
+def _open_proposer(
+    drafter: str, target: Target, drafts: int, verdict: ExportVerdict, prompts: list[list[int]]
+) -> Proposer:
+    """The drafter with the server's number of drafts, rounded as the server's export is, which is
+    compared with it."""
+    if kind_of(drafter) == AUTOREGRESSIVE:
+        model = load_target(drafter, "float32", str(target.device))
+        check_vocabulary(model, target)
+        return AutoregressiveProposer(model, drafts)
+    network = load_drafter(drafter, target)
+    if verdict.format == "server":
+        round_weights(network, torch.bfloat16)
+    else:
+        compare_export(network, verdict, [GreedyText(prompt, []) for prompt in prompts])
+    return BlockProposer(network, min(drafts, network.config.block_size), tree_nodes=0)
 
 
 def compare_output(target: Target, text: GreedyText, theirs: list[int]) -> str:
-    """Empty if the output is plain greedy decoding's, `NEAR_TIE` if it parts at two tokens of
-    nearly equal probability."""
+    """Empty if the output is ours, `NEAR_TIE` if it parts at two tokens of nearly equal
+    probability."""
     for place, (a, b) in enumerate(zip_longest(text.output, theirs)):
         if a == b:
             continue
@@ -230,7 +202,5 @@ def compare_output(target: Target, text: GreedyText, theirs: list[int]) -> str:
         logits = target.forward(ids).logits_BLV
         assert logits is not None
         gap = float(logits[0, -1, a] - logits[0, -1, b])
-        factor = math.exp(min(gap, 50))
-        why = f"token {b} at place {place}, where {a} is more probable by a factor of {factor:.3g}"
-        return NEAR_TIE if gap < NEAR else why
+        return NEAR_TIE if gap < NEAR else f"token {b} at place {place}, where {a} is more probable"
     return ""

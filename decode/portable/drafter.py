@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -29,68 +28,38 @@ Rotation = tuple[Tensor, Tensor, Tensor]
 with (d,)."""
 
 
-class _Named(dict[str, Any]):
-    """Values of a file; a missing one raises ValueError."""
-
-    def __init__(self, values: dict[str, Any], where: Path) -> None:
-        super().__init__(values)
-        self.where = where
-
-    def __missing__(self, name: str) -> Any:
-        raise ValueError(f"{self.where}: {name!r} is missing")
-
-
 class Drafter:
-    """q, out of a folder and tied to its target, `model`. Raises ValueError for an unreadable file,
-    or a target of another shape."""
+    """q, out of a folder and tied to its target, `model`. Raises ValueError for a target of another
+    shape."""
 
     def __init__(self, folder: Path, model: PreTrainedModel) -> None:
-        path = folder / "config.json"
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-            path = folder / "model.safetensors"
-            tensors = load_file(str(path))
-        except (OSError, ValueError, SafetensorError) as error:
-            raise ValueError(f"{path}: can't be read: {error}") from None
-        self.config = c = _Named(config, folder / "config.json")
+        self.config = c = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self.model, self.device, self.dtype = model, model.device, model.dtype
-        self.embedding = model.get_input_embeddings()
-        head = self._check_target()
+        head = model.get_output_embeddings().weight
+        text = model.config.get_text_config(decoder=True)
+        layers = getattr(text, "num_hidden_layers", c["num_target_layers"])
+        self._check(vocab_size=head.shape[0], hidden_size=head.shape[1], num_target_layers=layers)
+        tensors = load_file(str(folder / "model.safetensors"))
         vocab, rows = tensors.pop("draft_vocab", None), tensors.pop("head", None)
         self.vocab = None if vocab is None else vocab.long().to(self.device)
         if rows is None:
             rows = head if self.vocab is None else head[self.vocab]
         self.head_VdD = rows.detach().to(self.device, self.dtype)
-        weights = {name: tensor.to(self.device, self.dtype) for name, tensor in tensors.items()}
-        self.weights = _Named(weights, path)
+        self.weights = {n: tensor.to(self.device, self.dtype) for n, tensor in tensors.items()}
+        self.embedding = model.get_input_embeddings()
         self.layers: list[int] = c["target_layer_ids"]
         self.taps = c["context"] == "taps"
         self.fill_in = not c.get("sample_from_anchor", True)
         self.markov = (c.get("markov") or "silu") if c.get("markov_rank") else ""
-        self.rotary = None if c.get("rotary") else self._find_rotary()
+        modules = dict(model.get_decoder().named_modules())
+        rotary = [m for name, m in modules.items() if name.rpartition(".")[2] == "rotary_emb"]
+        self.rotary: Any = None if c.get("rotary") else rotary[0]
 
-    def _check_target(self) -> Tensor:
-        """Returns the target's head."""
-        c, model = self.config, self.model
-        head = getattr(model.get_output_embeddings(), "weight", None)
-        if not isinstance(head, Tensor):
-            raise ValueError(f"{type(model).__name__}: its output head has no weights to read")
-        layers = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
-        found = {"vocab_size": head.shape[0], "hidden_size": head.shape[1]}
-        found["num_target_layers"] = layers or c["num_target_layers"]
-        for name, size in found.items():
-            if c[name] != size:
-                made = f"the drafter was made for {c['target']}, whose {name} is {c[name]}"
-                raise ValueError(f"{made}; this model's is {size}")
-        return head
-
-    def _find_rotary(self) -> Any:
-        """The target's rotary module."""
-        for name, module in self.model.get_decoder().named_modules():
-            if name.rpartition(".")[2] == "rotary_emb":
-                return module
-        made = f"the drafter was made for {self.config['target']}, which has rotary embeddings"
-        raise ValueError(f"{made}; {type(self.model).__name__} has none")
+    def _check(self, **sizes: int) -> None:
+        for name, size in sizes.items():
+            if self.config[name] != size:
+                made = f"the drafter was made for {self.config['target']}"
+                raise ValueError(f"{made}, whose {name} is {self.config[name]}, not {size}")
 
     # ---- context ----
 
@@ -108,13 +77,9 @@ class Drafter:
     def read_shared(self, layers: list[Any]) -> Context:
         """Context `shared_kv`: those of the target's cache. Raises ValueError for heads of another
         shape."""
-        c = self.config
         context = [(layers[i].keys, layers[i].values) for i in self.layers]
         for keys, _ in context:
-            if (keys.shape[1], keys.shape[3]) != (c["num_key_value_heads"], c["head_dim"]):
-                own = f"this model's {keys.shape[1]} heads × {keys.shape[3]}"
-                made = f"the drafter was made for {c['target']}"
-                raise ValueError(f"{made}, whose keys have other sizes than {own}")
+            self._check(num_key_value_heads=keys.shape[1], head_dim=keys.shape[3])
         return context
 
     # ---- drafts ----
@@ -135,10 +100,7 @@ class Drafter:
             x = x + self._convolve(f"{name}.attn_conv", normed, attend)
             normed = self._norm(x, f"{name}.post_attention_layernorm")
             x = x + self._convolve(f"{name}.mlp_conv", normed, partial(self._feed, name))
-        hidden = self._norm(x, "norm")
-        return self._choose_tokens(token, hidden[0, 1:] if self.fill_in else hidden[0])
-
-    def _choose_tokens(self, token: int, hidden_KD: Tensor) -> list[int]:
+        hidden_KD = self._norm(x, "norm")[0, int(self.fill_in) :]
         tokens: list[int] = []
         for hidden_D, row in zip(hidden_KD, (hidden_KD @ self.head_VdD.T).float(), strict=True):
             if self.markov:  # a bias by the token before (after DSpark, arXiv 2607.05147)
@@ -211,27 +173,24 @@ class Drafter:
         return x
 
     def _rotation(self, layer: int, start: int, x: Tensor) -> Rotation:
-        """Of the positions from `start` on."""
-        positions = torch.arange(start, start + x.shape[1], device=self.device)
-        width, entries = self.config["head_dim"], self.config.get("rotary") or []
+        """Of the positions from `start` on: by the target's module, or by the config's tables."""
+        width = self.config["head_dim"]
+        places_N = torch.arange(start, start + x.shape[1], device=self.device)
         partner = torch.arange(width, device=self.device)
         if self.rotary is not None:
-            cos, sin = self.rotary(x, positions[None])
+            cos, sin = self.rotary(x, places_N[None])
             half = width // 2
             signed = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
             return cos[:, None], signed[:, None], partner.roll(half)
+        entries = self.config["rotary"]
         entry = entries[min(layer, len(entries) - 1)]
-        angles = positions[:, None].float() * torch.tensor(entry["inv_freq"], device=self.device)
-        count = angles.shape[1]
-        steps = torch.arange(count, device=self.device)
-        if entry["layout"] == "pairs":
-            first = entry["start"] + 2 * steps
-            second = first + 1
-        else:
-            first = entry["start"] + steps
-            second = first + count
+        angles = places_N[:, None].float() * torch.tensor(entry["inv_freq"], device=self.device)
+        count, steps = angles.shape[1], torch.arange(angles.shape[1], device=self.device)
+        pairs = entry["layout"] == "pairs"
+        first = entry["start"] + (2 * steps if pairs else steps)
+        second = first + (1 if pairs else count)
         partner[first], partner[second] = second, first
-        cos, scale = angles.new_ones(len(positions), width), entry.get("scale", 1.0)
+        cos, scale = angles.new_ones(len(places_N), width), entry.get("scale", 1.0)
         sin = torch.zeros_like(cos)
         cos[:, first] = cos[:, second] = angles.cos() * scale
         sin[:, first], sin[:, second] = -angles.sin() * scale, angles.sin() * scale

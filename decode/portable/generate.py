@@ -10,12 +10,10 @@ processors, with the same random numbers: greedy and sampled outputs are those o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from copy import copy
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,45 +22,43 @@ from transformers import (
     LogitsProcessorList,
     PreTrainedModel,
     StoppingCriteriaList,
-    StopStringCriteria,
 )
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.utils.hub import cached_file
 
-from decode.portable.checks import check_call, check_model
 from decode.portable.drafter import Context, Drafter
+
+_PREPARED = {
+    "attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep", "cache_position",
+    "output_hidden_states", "output_attentions",
+}  # fmt: skip
+"""Inputs that `generate` adds itself."""
+_REFUSED = (
+    "penalty_alpha", "dola_layers", "force_words_ids", "constraints", "prompt_lookup_num_tokens",
+    "assistant_early_exit", "use_mtp", "output_hidden_states", "output_attentions", "output_scores", "output_logits",
+)  # fmt: skip
+"""Settings for other ways to choose tokens, other drafts, or what drafts would be part of."""
 
 
 def generate(
     model: Any,
     inputs: Tensor | None = None,
     drafter: str | None = None,
-    accepted: list[int] | None = None,
     streamer: BaseStreamer | None = None,
-    assistant_model: Any = None,
-    tokenizer: Any = None,
     **settings: Any,
 ) -> Any:
-    """What transformers calls in place of `generate`, with the same arguments. Raises ValueError
-    for beams, inputs other than tokens, a model whose cache can't be rolled back.
-
-    Args:
-        drafter: folder or hub id of the drafter; None = the one given as `custom_generate`.
-        accepted: receives the number of accepted drafts of each round.
-    """
-    if assistant_model is not None:
-        raise ValueError("assistant_model: this drafter takes its place; leave it out")
-    if settings.get("synced_gpus"):
-        raise ValueError("synced_gpus: the number of forward passes differs between processes")
-    check_model(model, 0)
+    """What transformers calls in place of `generate`, with the same arguments; `drafter`: folder or
+    hub id of the drafter; None = the one given as `custom_generate`. Raises ValueError for beams,
+    several texts, inputs other than tokens, or a model whose cache can't be rolled back."""
+    for name in ("assistant_model", "synced_gpus", "stop_strings"):
+        if settings.pop(name, None):
+            raise ValueError(f"{name}: is not supported with this drafter; leave it out")
+    if getattr(model, "_is_stateful", False):
+        raise ValueError(f"{type(model).__name__}: its state can't be rolled back after drafts")
     network = _open_drafter(model, drafter or _find_given_name(inspect.currentframe()))
-    if tokenizer is not None:
-        settings = _add_stop_strings(tokenizer, settings)
-    loop = partial(
-        decode, drafter=network, accepted=[] if accepted is None else accepted, streamer=streamer
-    )
+    loop = partial(decode, drafter=network, streamer=streamer)
     return model.generate(inputs, streamer=streamer, custom_generate=loop, **settings)
 
 
@@ -87,21 +83,6 @@ def _open_drafter(model: PreTrainedModel, name: str) -> Drafter:
     return opened[name]
 
 
-def _add_stop_strings(tokenizer: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """`stop_strings` as a criterion: `generate` passes no tokenizer to a custom loop."""
-    given = settings.get("generation_config")
-    strings = settings.get("stop_strings") or getattr(given, "stop_strings", None)
-    if not strings:
-        return settings
-    criteria = StoppingCriteriaList(settings.get("stopping_criteria") or [])
-    criteria.append(StopStringCriteria(tokenizer, strings))
-    settings = {**settings, "stop_strings": None, "stopping_criteria": criteria}
-    if given is not None:
-        settings["generation_config"] = given = copy(given)
-        given.stop_strings = None
-    return settings
-
-
 @torch.no_grad()
 def decode(
     model: PreTrainedModel,
@@ -110,91 +91,43 @@ def decode(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     drafter: Drafter,
-    accepted: list[int],
     streamer: BaseStreamer | None,
     **model_kwargs: Any,
 ) -> Any:
-    """The decoding loop that `generate` runs."""
-    mask_BL = check_call(model, generation_config, model_kwargs, input_ids)
-    longest = find_longest(stopping_criteria, generation_config)
-    check_model(model, longest)
-    texts = [
-        Text(model, drafter, row[mask][None], accepted)
-        for row, mask in zip(input_ids, mask_BL, strict=True)
-    ]
-    return write_texts(
-        texts, input_ids, longest, logits_processor, stopping_criteria, generation_config, streamer
-    )
-
-
-def find_longest(criteria: StoppingCriteriaList, config: GenerationConfig) -> int:
-    """The length of the longest text; a user's criterion counts."""
-    return criteria.max_length or config.max_length
-
-
-class DraftedText(Protocol):
-    """One text of a batch. Its logits come from forward passes that check its drafts; those of one
-    pass last for several steps if the drafts are right."""
-
-    def logits(self, room: int) -> Tensor:
-        """Of the next token, raw (V,); zeros after the end. `room`: how many tokens may follow."""
-
-    def take(self, token: int, ended: bool) -> None:
-        """The next token, as it was chosen; `ended`: none follows."""
-
-    def end(self) -> None:
-        """The batch has ended."""
-
-
-def write_texts(
-    texts: Sequence[DraftedText],
-    ids: Tensor,
-    longest: int,
-    logits_processor: Any,
-    stopping_criteria: StoppingCriteriaList,
-    config: Any,
-    streamer: BaseStreamer | None,
-) -> Any:
-    """All texts of a batch get one token in every step, as in `generate`'s own loop: processors,
-    criteria and random numbers see the same."""
-    ends = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
-    alive = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
-    returned = config.return_dict_in_generate
-    logits: tuple[Tensor, ...] | None = () if returned and config.output_logits else None
-    scores: tuple[Tensor, ...] | None = () if returned and config.output_scores else None
-    while bool(alive.any()):
-        raw_BV = torch.stack([text.logits(longest - ids.shape[1]) for text in texts])
-        scores_BV = logits_processor(ids, raw_BV.clone())
-        logits = None if logits is None else (*logits, raw_BV)
-        scores = None if scores is None else (*scores, scores_BV)
+    """The decoding loop that `generate` runs. Processors, criteria and random numbers see the same
+    as in `generate`'s own loop."""
+    ids, config = input_ids, generation_config
+    check_call(model, config, model_kwargs, ids)
+    longest = stopping_criteria.max_length or config.max_length
+    check_rotary(model, longest)
+    text, ended = Text(model, drafter, ids), False
+    while not ended:
+        scores_1V = logits_processor(ids, text.logits(longest - ids.shape[1])[None].clone())
         if config.do_sample:
-            tokens = torch.multinomial(scores_BV.softmax(dim=-1), num_samples=1)[:, 0]
+            token_1 = torch.multinomial(scores_1V.softmax(dim=-1), num_samples=1)[:, 0]
         else:
-            tokens = scores_BV.argmax(dim=-1)
-        if ends:
-            tokens = torch.where(alive, tokens, config._pad_token_tensor)
-        ids = torch.cat((ids, tokens[:, None]), dim=1)
-        alive = alive & ~stopping_criteria(ids, scores)
+            token_1 = scores_1V.argmax(dim=-1)
+        ids = torch.cat((ids, token_1[:, None]), dim=1)
         if streamer is not None:
-            streamer.put(tokens.cpu())
-        for text, token, more in zip(texts, tokens.tolist(), alive.tolist(), strict=True):
-            text.take(token, ended=ends and not more)
-    for text in texts:
-        text.end()
+            streamer.put(token_1.cpu())
+        text.take(int(token_1))
+        ended = bool(stopping_criteria(ids, None).all())
     if streamer is not None:
         streamer.end()
     output: Any = GenerateDecoderOnlyOutput  # its fields are typed too narrowly
-    return output(sequences=ids, logits=logits, scores=scores) if returned else ids
+    return output(sequences=ids) if config.return_dict_in_generate else ids
 
 
 class Text:
-    """A text that a `Drafter` drafts. rows: logits of the last pass, of the token before its drafts
-    and of each draft; taken: how many of them chose a token."""
+    """A text that grows. Its logits come from forward passes that check its drafts; those of one
+    pass last for several steps if the drafts are right.
 
-    def __init__(
-        self, model: PreTrainedModel, drafter: Drafter, prompt_1L: Tensor, accepted: list[int]
-    ) -> None:
-        self.model, self.drafter, self.block, self.accepted = model, drafter, prompt_1L, accepted
+    rows: logits of the last pass, of the token before its drafts and of each draft. taken: how many
+    of them chose a token. used_up: the last one chose another token than its draft.
+    """
+
+    def __init__(self, model: PreTrainedModel, drafter: Drafter, prompt_1L: Tensor) -> None:
+        self.model, self.drafter, self.block = model, drafter, prompt_1L
         self.cache = _new_cache(model)
         self.parameters = frozenset(inspect.signature(model.forward).parameters)
         self.context: Context = []
@@ -202,41 +135,26 @@ class Text:
         self.rows: Tensor | None = None
         self.states: tuple[Tensor, ...] = ()
         self.last = self.taken = 0
-        self.checked = self.used_up = self.ended = False
+        self.used_up = False
 
     def logits(self, room: int) -> Tensor:
-        if self.rows is None or (self.used_up and not self.ended):
+        """Of the next token, raw (V,). `room`: how many tokens may follow."""
+        if self.rows is None or self.used_up:
             if self.rows is not None:
                 self._draft(room)
             out = self._forward(len(self.drafts) + 1)
             rows_RV = out.logits[0, -len(self.drafts) - 1 :]
             self.rows, self.states = rows_RV.to(self.block.device, torch.float32), out.hidden_states
-            self.taken, self.used_up = 0, False
-        return torch.zeros_like(self.rows[0]) if self.ended else self.rows[self.taken]
+            self.taken = 0
+        return self.rows[self.taken]
 
-    def take(self, token: int, ended: bool) -> None:
-        if self.ended:
-            return
+    def take(self, token: int) -> None:
+        """The next token, as it was chosen."""
         self.used_up = self.drafts[self.taken : self.taken + 1] != [token]
         self.last, self.taken = token, self.taken + 1
-        if ended:
-            self.end()
-
-    def end(self) -> None:
-        if not self.ended:
-            self._count_accepted()
-        self.ended = True
-
-    def _count_accepted(self) -> None:
-        """A round's last token is the model's own. The first pass reads the prompt and checks
-        nothing."""
-        if self.checked:
-            self.accepted.append(self.taken - 1)
-        self.checked = True
 
     def _draft(self, room: int) -> None:
         """Roll the cache back over rejected drafts, and draft after the last token."""
-        self._count_accepted()
         rejected = len(self.drafts) - self.taken + 1
         if rejected:
             self.cache.crop(-rejected)
@@ -276,3 +194,51 @@ def _new_cache(model: PreTrainedModel) -> DynamicCache:
         DynamicLayer() if type(e) is DynamicSlidingWindowLayer else e for e in cache.layers
     ]
     return cache
+
+
+# ---- calls that drafts can't honour ----
+
+
+def check_call(
+    model: PreTrainedModel, config: GenerationConfig, given: dict[str, Any], input_ids: Tensor
+) -> None:
+    """Raises ValueError for a setting or an input that drafts can't honour."""
+    if (config.num_beams or 1) > 1:
+        raise ValueError(f"num_beams={config.num_beams}: drafts need one text; set num_beams=1")
+    for name in _REFUSED:
+        kept = name.startswith("output_") and not config.return_dict_in_generate  # no effect
+        if getattr(config, name, None) not in (None, 0, [], False) and not kept:
+            raise ValueError(f"{name}: is not supported with this drafter; leave it out")
+    images = "pixel_values" in inspect.signature(model.forward).parameters
+    for name, value in given.items():
+        if isinstance(value, Tensor):  # types of tokens in a model of images: 0 = text
+            types = images and name.endswith("token_type_ids")
+            empty = value.numel() == 0 or (types and not bool(value.any()))
+        else:
+            empty = not (any(value.values()) if isinstance(value, dict) else value)
+        if name not in _PREPARED and not empty:
+            raise ValueError(f"{name}: only tokens and attention_mask are taken as input")
+    cache = given.get("cache", given.get("past_key_values"))
+    if cache is not None and ("Quantized" in type(cache).__name__ or cache.get_seq_length() > 0):
+        raise ValueError("past_key_values: must be empty and not quantised; leave it out")
+    mask, places = given.get("attention_mask"), given.get("position_ids")
+    if len(input_ids) != 1 or (mask is not None and not bool(mask.all())):
+        raise ValueError("input_ids: takes one text without padding")
+    own = torch.arange(input_ids.shape[1], device=input_ids.device)
+    if places is not None and not bool((places == own).all()):
+        raise ValueError("position_ids: must count from the text's first token; leave them out")
+
+
+def check_rotary(model: PreTrainedModel, longest: int) -> None:
+    """Raises ValueError if the model's rotary tables change below the length `longest`: the cache
+    would hold keys under the old ones."""
+    config = model.config.get_text_config(decoder=True)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for group in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        kind = group.get("rope_type")
+        most = config.max_position_embeddings if kind in ("longrope", "dynamic") else longest
+        if kind == "longrope":
+            most = group.get("original_max_position_embeddings", most)
+        if longest > most:
+            why = f"the model's rotary tables change at {most} tokens ({kind})"
+            raise ValueError(f"max_length={longest}: {why}; lower max_new_tokens")

@@ -143,8 +143,7 @@ def _target_spec(target: object) -> str:
     if isinstance(target, str | os.PathLike):
         return os.fspath(target)
     raise UserError(
-        f"target: must be a hub id, a folder or a GGUF file, not {type(target).__name__}; a model "
-        "in memory decodes with model.generate(custom_generate=decode.custom_generate)"
+        f"target: must be a hub id, a folder or a GGUF file, not {type(target).__name__}"
     )
 
 

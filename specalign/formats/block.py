@@ -1,8 +1,9 @@
-"""Saving and loading block drafters: a folder in hub layout, config.json + model.safetensors +
-README.md. Other engines' folders are loaded too."""
+"""This project's own layout of block drafters: a folder in hub layout, config.json + model.safetensors
++ README.md, read and written. Other engines' folders are read through their own layouts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path, PurePath
 
 import torch
@@ -14,18 +15,14 @@ from specalign.common.files import write_json, write_text
 from specalign.common.hub import model_folder
 from specalign.common.schema import JsonObject, read_config
 from specalign.common.text import say, short
-from specalign.formats.dspark import take_heads
+from specalign.formats.dflash import read_dflash
+from specalign.formats.dspark import read_dspark, take_heads
 from specalign.formats.kinds import EXPORT_RECORD, layout_of, made_for
-from specalign.formats.rotary import scaled_entry
-from specalign.formats.settings import read_settings
-from specalign.formats.tensors import (
-    MASK,
-    check_vocabulary,
-    read_tensors,
-    read_vocabulary,
-    rename_tensors,
-)
-from specalign.formats.weights import INDEX, SAFE, check_shapes, save_tensors
+from specalign.formats.published import ConfigReader
+from specalign.formats.speculators import read_speculators
+from specalign.formats.tensors import check_vocabulary, read_vocabulary, rename_tensors
+from specalign.formats.transformers import read_assistant
+from specalign.formats.weights import INDEX, SAFE, check_shapes, read_folder, save_tensors
 from specalign.lm.model import Target
 from specalign.lm.slabs import LayerShape
 from specalign.models.block import BlockDrafter
@@ -33,10 +30,17 @@ from specalign.models.block_config import BlockConfig
 
 ARCHITECTURE = "TargetConditionedBlockDrafter"
 FILES = (
-    "config.json", "model*.safetensors", INDEX, MASK, EXPORT_RECORD, "README.md", CHECKSUMS,
+    "config.json", "model*.safetensors", INDEX, EXPORT_RECORD, "README.md", CHECKSUMS,
     "specalign.json",
 )  # fmt: skip
 """The files to download from a hub id."""
+READERS: dict[str, Callable[[ConfigReader, Target], JsonObject]] = {
+    "dflash": read_dflash,
+    "dspark": read_dspark,
+    "speculators": read_speculators,
+    "transformers": read_assistant,
+}
+"""Other engines' layouts (`layout_of`) → what reads their config.json."""
 
 
 def pack_drafter(drafter: BlockDrafter) -> tuple[JsonObject, dict[str, Tensor]]:
@@ -75,7 +79,7 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
     if values.get("architectures") == [ARCHITECTURE]:
         drafter = _load_saved(values, path, target)
     elif layout := layout_of(values):
-        drafter = import_drafter(values, read_tensors(path), layout, path, target)
+        drafter = import_drafter(values, read_folder(path, f"drafter {path}"), layout, path, target)
     else:
         named = values.get("architectures")
         raise UserError(f"{path}/config.json: architectures={named!r:.60}: not a block drafter")
@@ -87,7 +91,7 @@ def _load_saved(values: JsonObject, path: Path, target: Target) -> BlockDrafter:
     """What `save_drafter` wrote."""
     config = BlockConfig.from_dict(values, f"{path}/config.json")
     _check_target(config, target, path)
-    where, tensors = f"{path}/{SAFE}", read_tensors(path)
+    where, tensors = f"{path}/{SAFE}", read_folder(path, f"drafter {path}")
     vocab, head = tensors.pop("draft_vocab", None), tensors.pop("head", None)
     if vocab is not None:
         vocab = check_vocabulary(vocab, target.vocab_size, f"{where}: draft_vocab")
@@ -100,35 +104,36 @@ def _load_saved(values: JsonObject, path: Path, target: Target) -> BlockDrafter:
     return _build(config, tensors, vocab, None if head is None else head.float(), target, path)
 
 
+def read_settings(values: JsonObject, layout: str, where: str, target: Target) -> JsonObject:
+    """The input of `BlockConfig.from_dict` in another engine's config.json, without what only the
+    tensors tell. Raises UserError."""
+    with in_one_line(where):
+        return READERS[layout](ConfigReader(values), target)
+
+
 def import_drafter(
     values: JsonObject,
     tensors: dict[str, Tensor],
     layout: str,
     path: Path,
     target: Target,
-    frequency_factors: Tensor | None = None,
+    rotary: list[JsonObject] | None = None,
 ) -> BlockDrafter:
     """Another engine's drafter from its config and tensors. Raises UserError for what the network
     here does not compute, or a drafter for a target of another shape.
 
     Args:
-        layout: from `layout_of`. path: for messages, and for the target's name. frequency_factors:
-            by how much each pair of a head turns more slowly than by `rope_theta`, (d / 2).
+        layout: from `layout_of`. path: for messages, and for the target's name. rotary: of
+            `BlockConfig`, if the config does not tell.
     """
     where = f"{path}/config.json"
     found = read_settings(values, layout, where, target)
-    if frequency_factors is not None:
-        found["rotary"] = [scaled_entry(found["rope_theta"], frequency_factors)]
     found |= {"target": made_for(path, values), "target_sha256": ""}
+    found |= {} if rotary is None else {"rotary": rotary}
     headless = {**found, "confidence_head": False, "confidence_input": ""}
     _check_target(BlockConfig.from_dict(headless, where), target, path)
     vocab, head = read_vocabulary(tensors, target, path)
-    count = target.vocab_size if vocab is None else len(vocab)
-    stated = values.get("draft_vocab_size")
-    if (vocab is not None or layout == "speculators") and stated not in (None, count):
-        size = f"draft_vocab_size={short(stated, 40)}"
-        raise UserError(f"{where}: {size}, and {SAFE} holds {count} draft tokens")
-    options, heads = take_heads(tensors, found, found["hidden_size"], path)
+    options, heads = take_heads(tensors, found, path)
     sizes = {"draft_vocab_size": 0 if vocab is None else len(vocab), "own_head": head is not None}
     settings = {**found, **options, **sizes, "target": found["target"] or target.spec}
     config = BlockConfig.from_dict(settings, where)
@@ -164,9 +169,8 @@ def _build(
 
 def _note_other_target(made_for: str, target: Target, path: Path) -> None:
     """Compares the last parts of the names: hashes differ by dtype, and a folder may have moved."""
-    unnamed = type(target.model).__name__  # as decode.custom_generate names a model without a name
     theirs, ours = (PurePath(name).name.casefold() for name in (made_for, target.spec))
-    if theirs and theirs != ours and target.spec != unnamed:
+    if theirs and theirs != ours:
         made = f"note: drafter {path} was made for {short(made_for)}; if {short(target.spec)}"
         what = "has other weights, fewer drafts are accepted (outputs stay exact)"
         say(f"{made} {what}", error=True)

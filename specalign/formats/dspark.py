@@ -1,4 +1,5 @@
-"""DSpark (arXiv 2607.05147): its Markov and confidence heads, read and written; its folder, written.
+"""DSpark's layout (arXiv 2607.05147; vLLM, SGLang, SpecForge), read and written: DFlash's layers, blocks
+whose anchor drafts too, a Markov head (written: vanilla ones) and a confidence head.
 
 vanilla: bias = W2·W1[x]; gated: W2·(σ(W_g·[h; W1[x]] + b) ⊙ W1[x]); rnn: W2·tanh(W_j·[state; W1[x];
 h] + b), of W_j's rows (gate, candidate, output) the last third. The confidence head reads h, and
@@ -13,129 +14,150 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specalign.common.errors import UserError
+from specalign.common.errors import UserError, in_one_line
 from specalign.common.schema import JsonObject
-from specalign.formats.dflash import (
-    WHOLE_VOCABULARY,
+from specalign.formats.published import (
+    ConfigReader,
     Exported,
-    add_draft_vocabulary,
-    add_scaled_embedding,
+    check_architecture,
     check_fits,
-    embed_vocabulary,
-    published_tensors,
     qwen3_config,
+    read_layers,
+    read_taps,
     taps_config,
 )
+from specalign.formats.tensors import (
+    add_draft_vocabulary,
+    add_scaled_embedding,
+    embed_vocabulary,
+    published_tensors,
+)
+from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
-from specalign.models.markov import MarkovHead
 
-KINDS = {"tanh": "rnn", "linear": "vanilla", "vanilla": "vanilla", "gated": "gated", "rnn": "rnn"}
-"""`drafter.markov` → `markov_head_type`, for the kinds that the format has."""
+ARCHITECTURES = ("Qwen3DSparkModel", "DSparkDraftModel", "DFlashDraftModel")
+WRITTEN = ("vanilla", "linear")
+"""Values of `drafter.markov` that are written, as vanilla heads, which all engines have."""
 W1, W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
 GATE, JOINT, CONFIDENCE = "markov_head.gate_proj", "markov_head.joint_proj", "confidence_head.proj"
 
 
+# ---- read ----
+
+
+def read_dspark(s: ConfigReader, target: Target) -> JsonObject:
+    """Settings of a folder's config.json (`read_layers`)."""
+    check_architecture(s, *ARCHITECTURES)
+    settings = {**read_layers(s, target, from_anchor=True), **read_head_settings(s)}
+    name = "target_layer_ids"
+    return {**settings, name: read_taps(s, target, name, s.get(name))}
+
+
+def read_head_settings(s: ConfigReader) -> JsonObject:
+    """Markov and confidence head by the config; the tensors decide which kind of ours it is."""
+    rank = s.get_int("markov_rank", 0, low=0)
+    kind = s.get("markov_head_type", "vanilla")
+    found: JsonObject = {"markov_rank": rank, "markov": kind if rank else ""}
+    if s.get("enable_confidence_head", False):
+        reads = s.get("confidence_head_with_markov", rank > 0)
+        if reads and not rank:
+            raise UserError("confidence_head_with_markov=true needs markov_rank above 0")
+        found |= {"confidence_head": True, "confidence_input": "markov" if reads else "hidden"}
+    return found
+
+
 def take_heads(
-    tensors: dict[str, Tensor], settings: JsonObject, width: int, path: Path
+    tensors: dict[str, Tensor], settings: JsonObject, path: Path
 ) -> tuple[JsonObject, dict[str, Tensor]]:
-    """Take the heads' tensors out of a folder's. Returns the settings of `BlockConfig` and the
-    tensors, by this project's names. Raises UserError for a missing or misshapen tensor, or an rnn
-    whose output reads the state of the drafts before, which is not carried here.
+    """Take the heads' tensors out of a folder's, by what `read_head_settings` found. Returns the
+    settings of `BlockConfig` and the tensors, by this project's names. Raises UserError for a
+    missing tensor, or an rnn whose output reads the state of the drafts before, which is not
+    carried here."""
 
-    Args:
-        settings: `markov_rank`, `markov` (DSpark's kind), `confidence_head`, `confidence_input`.
-            width: D.
-    """
-    where = f"{path}/model.safetensors"
-
-    def take(name: str, *shape: int) -> Tensor:
-        """−1 = any number of rows."""
+    def take(name: str) -> Tensor:
         if name not in tensors:
-            raise UserError(f"{where}: misses tensor {name!r}")
-        tensor = tensors.pop(name)
-        found = tuple(tensor.shape)
-        if len(found) != len(shape) or found[1:] != shape[1:] or shape[0] not in (-1, found[0]):
-            raise UserError(f"{where}: {name} has shape {found}, expected {shape}")
-        return tensor
+            raise UserError(f"misses tensor {name!r}")
+        return tensors.pop(name)
 
     rank, kind = settings.get("markov_rank", 0), settings.get("markov", "")
-    reads_markov = settings.get("confidence_input") == "markov"
     options: JsonObject = {}
     taken: dict[str, Tensor] = {}
-    if rank:
-        w1, w2 = take(W1, -1, rank), take(W2, -1, rank)
-        if kind == "vanilla" and not reads_markov and not bool(w2.any()):
-            rank = 0  # a bias of zeros
-        else:
-            taken |= {"markov.table.weight": w1, "markov.basis": w2.t().contiguous()}
-    if rank and kind != "vanilla":
-        if kind == "gated":  # columns: h, W1[x]
-            weight, bias = take(f"{GATE}.weight", rank, width + rank), take(f"{GATE}.bias", rank)
-            hidden, table = weight.split((width, rank), dim=1)
-        else:  # columns: state, W1[x], h; rows: gate, candidate, output
-            weight = take(f"{JOINT}.weight", 3 * rank, 2 * rank + width)
-            bias = take(f"{JOINT}.bias", 3 * rank)[2 * rank :]
-            state, table, hidden = weight[2 * rank :].split((rank, rank, width), dim=1)
-            if bool(state.any()):
-                why = "its output reads the state of earlier drafts, which is not decoded here"
-                raise UserError(f"{where}: {JOINT}.weight: {why}")
-        taken["markov.hidden.weight"] = hidden.contiguous()
-        taken["markov.previous.weight"] = table.contiguous()
-        if bool(bias.any()):
-            options["markov_bias"] = True
-            taken["markov.hidden.bias"] = bias.contiguous()
-    options |= {"markov_rank": rank, "markov": kind if rank else ""}
-    if settings.get("confidence_head"):
-        size = width + (rank if reads_markov else 0)
-        taken["confidence.out.weight"] = take(f"{CONFIDENCE}.weight", 1, size)
-        taken["confidence.out.bias"] = take(f"{CONFIDENCE}.bias", 1)
-    return options, taken
+    with in_one_line(f"{path}/model.safetensors"):
+        if rank:
+            w1, w2 = take(W1), take(W2)
+            if kind == "vanilla" and settings.get("confidence_input") != "markov" and not w2.any():
+                rank = 0  # a bias of zeros
+            else:
+                taken |= {"markov.table.weight": w1, "markov.basis": w2.t().contiguous()}
+        if rank and kind != "vanilla":
+            if kind == "gated":  # columns: h, W1[x]
+                weight, bias = take(f"{GATE}.weight"), take(f"{GATE}.bias")
+                hidden, table = weight.split((weight.shape[1] - rank, rank), dim=1)
+            else:  # columns: state, W1[x], h; rows: gate, candidate, output
+                weight, bias = take(f"{JOINT}.weight")[-rank:], take(f"{JOINT}.bias")[-rank:]
+                state, table, hidden = weight.tensor_split((rank, 2 * rank), dim=1)
+                if bool(state.any()):
+                    why = "its output reads the state of earlier drafts, which is not decoded here"
+                    raise UserError(f"{JOINT}.weight: {why}")
+            taken["markov.hidden.weight"] = hidden.contiguous()
+            taken["markov.previous.weight"] = table.contiguous()
+            if bool(bias.any()):
+                options["markov_bias"] = True
+                taken["markov.hidden.bias"] = bias.contiguous()
+        if settings.get("confidence_head"):
+            for part in ("weight", "bias"):
+                taken[f"confidence.out.{part}"] = take(f"{CONFIDENCE}.{part}")
+    return {**options, "markov_rank": rank, "markov": kind if rank else ""}, taken
 
 
-def make_dspark(drafter: BlockDrafter, name: str = "dspark") -> Exported:
-    """DSpark's folder. `name`: of the format, for errors. Raises UserError where it does not fit."""
+# ---- written ----
+
+
+def make_dspark(drafter: BlockDrafter) -> Exported:
+    """DSpark's folder. Raises UserError for a drafter that the format can't hold."""
     c = drafter.config
-    layout = "anchor_first" if name == "dspark" else ""  # llama.cpp reads the layout in the file
-    check_fits(drafter, name, layout, KINDS, "tanh, linear, vanilla or gated")
-    kind, heads = write_heads(drafter)
-    rank = heads[W1].shape[1]
+    check_fits(drafter, "dspark", "anchor_first", WRITTEN)
+    heads = write_heads(drafter)
     confidence = drafter.confidence is not None
     config = {
         "architectures": ["Qwen3DSparkModel"],
         **qwen3_config(drafter),
         **taps_config(drafter),
-        "sample_from_anchor": not c.fill_in,
-        "markov_rank": rank,
-        "markov_head_type": kind,
+        "sample_from_anchor": True,
+        "markov_rank": heads[W1].shape[1],
+        "markov_head_type": "vanilla",
         "enable_confidence_head": confidence,
         "confidence_head_with_markov": confidence and c.confidence_input != "hidden",
     }
     made = Exported(config, published_tensors(drafter) | heads)
-    if kind == "vanilla":
-        add_draft_vocabulary(made, drafter)
-    elif drafter.draft_vocab is not None:  # SGLang's, which has whole vocabularies only
-        whole_VR = heads[W2].new_zeros(c.vocab_size, rank)
-        made.tensors[W2] = whole_VR.index_copy(0, drafter.draft_vocab, heads[W2])
-        made.notes.append(WHOLE_VOCABULARY)
+    add_draft_vocabulary(made, drafter)
     add_scaled_embedding(made, drafter)
     return made
 
 
 @torch.no_grad()
-def write_heads(drafter: BlockDrafter) -> tuple[str, dict[str, Tensor]]:
-    """A drafter's heads as `markov_head_type` and tensors of DSpark's format, fp32, equal up to
-    rounding. Without a Markov head: a vanilla one of rank 1 whose bias is zero.
+def write_heads(drafter: BlockDrafter) -> dict[str, Tensor]:
+    """A drafter's heads as tensors of DSpark's format, fp32, equal up to rounding: W1 (V, r) and W2
+    (Vd, r) of a vanilla head. Without a Markov head: one of rank 1 whose bias is zero.
 
-    A confidence head's share of e(x) becomes one more column of W1, which W2 does not read; the
-    state columns of an rnn are zero.
+    A confidence head's share of e(x) becomes one more column of W1, which W2 does not read.
     """
     markov, embedding_VD = drafter.markov, embed_vocabulary(drafter).float()
-    kind = KINDS[drafter.config.markov_kind] if markov is not None else "vanilla"
-    w1, w2 = _write_tables(markov, embedding_VD, drafter.draft_size)
-    rank, width, tensors = w1.shape[1], embedding_VD.shape[1], dict[str, Tensor]()
+    if markov is None:
+        w1 = embedding_VD.new_zeros(len(embedding_VD), 1)
+        w2 = embedding_VD.new_zeros(drafter.draft_size, 1)
+    else:
+        if markov.table is not None:
+            w1 = markov.table.weight
+        else:
+            assert markov.previous is not None
+            w1 = embedding_VD @ markov.previous.weight.float().T
+        w1, w2 = w1.float().clone(), markov.basis_Vr().float()
+    tensors: dict[str, Tensor] = {}
     if drafter.confidence is not None:
         weight, bias = (p.float().clone() for p in drafter.confidence.out.parameters())
         if not drafter.config.confidence_input:
+            width = embedding_VD.shape[1]
             column = embedding_VD @ weight[0, width:, None]
             w1 = column if markov is None else torch.cat((w1, column), dim=1)
             w2 = w2 if markov is None else F.pad(w2, (0, 1))
@@ -143,39 +165,4 @@ def write_heads(drafter: BlockDrafter) -> tuple[str, dict[str, Tensor]]:
             reads[0, -1] = 1
             weight = torch.cat((weight[:, :width], reads), dim=1)
         tensors |= {f"{CONFIDENCE}.weight": weight, f"{CONFIDENCE}.bias": bias}
-    size = w1.shape[1]
-    tensors |= {W1: w1.contiguous(), W2: w2.contiguous()}
-    if kind == "vanilla":
-        return kind, tensors
-    assert markov is not None and markov.hidden is not None and markov.previous is not None
-    if kind == "gated":  # columns: h, W1[x]
-        name, unread = GATE, 0
-        weight = w1.new_zeros(size, width + size)
-        hidden, table = weight.split((width, size), dim=1)
-    else:  # columns: state, W1[x], h; rows: gate, candidate, output
-        name, unread = JOINT, 2 * size
-        weight = w1.new_zeros(3 * size, 2 * size + width)
-        _, table, hidden = weight[unread:].split((size, size, width), dim=1)
-    bias = w1.new_zeros(unread + size)
-    hidden[:rank] = markov.hidden.weight
-    if markov.table is None:
-        table[:rank, :rank].fill_diagonal_(1)
-    else:
-        table[:rank, :rank] = markov.previous.weight
-    if markov.hidden.bias is not None:
-        bias[unread : unread + rank] = markov.hidden.bias
-    return kind, tensors | {f"{name}.weight": weight, f"{name}.bias": bias}
-
-
-def _write_tables(
-    markov: MarkovHead | None, embedding_VD: Tensor, vocabulary: int
-) -> tuple[Tensor, Tensor]:
-    """W1 (V, r) and W2 (Vd, r) of a head of one of the `KINDS`."""
-    if markov is None:
-        zeros = embedding_VD.new_zeros
-        return zeros(len(embedding_VD), 1), zeros(vocabulary, 1)
-    basis_Vr = markov.basis_Vr(folded=True).float()
-    if markov.table is not None:
-        return markov.table.weight.detach().float().clone(), basis_Vr
-    assert markov.previous is not None
-    return embedding_VD @ markov.previous.weight.float().T, basis_Vr
+    return {**tensors, W1: w1.contiguous(), W2: w2.contiguous()}

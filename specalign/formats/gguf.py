@@ -1,8 +1,7 @@
-"""Drafters as GGUF files for llama.cpp (architecture `dflash`; `--spec-type draft-dflash` or
-`draft-dspark`), read and written.
+"""DFlash drafters as GGUF files for llama.cpp (architecture `dflash`), read and written: DFlash's
+config and tensors under GGUF's names.
 
-The tensors are DFlash's (arXiv 2602.06036) and DSpark's (arXiv 2607.05147) under GGUF's names. The
-vocabulary is copied from the target's own GGUF file: llama.cpp compares both.
+The vocabulary is copied from the target's own GGUF file: llama.cpp compares both.
 """
 
 from __future__ import annotations
@@ -14,26 +13,24 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, quants
 from torch import Tensor
-from torch.nn import functional as F
 
 from specalign.common.errors import UserError, in_one_line
 from specalign.formats.block import import_drafter
-from specalign.formats.dflash import Exported, check_fits, make_dflash
-from specalign.formats.dspark import CONFIDENCE, W1, W2, make_dspark
+from specalign.formats.dflash import make_dflash
+from specalign.formats.published import Exported
 from specalign.formats.tensors import EMBEDDING
 from specalign.gguf.header import read_header
+from specalign.lm.inspection.keys import RotaryTable
 from specalign.lm.inspection.parts import embedding_scale
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 
 ARCHITECTURE = "dflash"
 FILE = "drafter.gguf"
-_WEIGHT = f"{CONFIDENCE}.weight"
 _FREQUENCIES = "rope_freqs.weight"
 _TOP = {
     "fc.weight": "fc.weight", "hidden_norm.weight": "enc.output_norm.weight", "norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight", W1: "markov_w1.weight", W2: "markov_w2.weight",
-    _WEIGHT: "conf_proj.weight", f"{CONFIDENCE}.bias": "conf_proj.bias",
+    "lm_head.weight": "output.weight",
 }  # fmt: skip
 """Published name → GGUF's, outside of the layers."""
 _LAYER = {
@@ -63,30 +60,23 @@ _SETTINGS = {
 _LAYERS = f"{ARCHITECTURE}.target_layers"
 _SCALE = f"{ARCHITECTURE}.embedding_scale"
 _ACTIVATION = f"{ARCHITECTURE}.hidden_activation"
-_FROM_ANCHOR = f"{ARCHITECTURE}.sample_from_anchor"
 _MASK = "tokenizer.ggml.mask_token_id"
 _STORED = {torch.bfloat16: GGMLQuantizationType.BF16, torch.float16: GGMLQuantizationType.F16}
 
 
 def make_gguf(drafter: BlockDrafter) -> Exported:
-    """What the file holds, still under DFlash's or DSpark's names; `d2t` holds token ids. Raises
-    UserError for a drafter that llama.cpp's architecture can't hold."""
-    c = drafter.config
-    check_fits(drafter, "gguf", "", ("vanilla", "linear"), "vanilla or linear", biases=False)
-    if c.hidden_act not in ("silu", "gelu", "gelu_pytorch_tanh"):
-        raise UserError(f"--format gguf: llama.cpp has silu and gelu, the drafter {c.hidden_act}")
-    plain = c.fill_in and drafter.markov is None
-    made = make_dflash(drafter, "gguf") if plain else make_dspark(drafter, "gguf")
-    tensors = made.tensors
-    if _WEIGHT in tensors:  # llama.cpp always reads W1's columns
-        missing = c.hidden_size + made.config["markov_rank"] - tensors[_WEIGHT].shape[1]
-        tensors[_WEIGHT] = F.pad(tensors[_WEIGHT], (0, missing))
+    """What the file holds, still under DFlash's names; `d2t` holds token ids. Raises UserError for a
+    drafter that llama.cpp's architecture can't hold."""
+    made = make_dflash(drafter, "gguf", biases=False, adds_bias=False)
+    if made.config["hidden_act"] not in ("silu", "gelu", "gelu_pytorch_tanh"):
+        kind = made.config["hidden_act"]
+        raise UserError(f"--format gguf: llama.cpp has silu and gelu, the drafter {kind}")
     factors = _frequency_factors(drafter, made.config["rope_theta"])
     if factors is not None:
-        tensors[_FREQUENCIES] = factors
+        made.tensors[_FREQUENCIES] = factors
     if drafter.draft_vocab is not None:
-        tensors["d2t"] = drafter.draft_vocab
-    if tensors.pop(EMBEDDING, None) is not None:  # llama.cpp has a key for the scale
+        made.tensors["d2t"] = drafter.draft_vocab
+    if made.tensors.pop(EMBEDDING, None) is not None:  # llama.cpp has a key for the scale
         made.config["dflash_config"] = {"input_embedding_scale": embedding_scale(drafter.target)}
     return made
 
@@ -113,9 +103,6 @@ def _frequency_factors(drafter: BlockDrafter, theta: float) -> Tensor | None:
     return None if bool(((factors - 1).abs() < 1e-4).all()) else factors.float()
 
 
-# ---- the file ----
-
-
 def check_vocabulary(made: Exported, vocabulary: Path | None) -> None:
     """Raises UserError if the target's GGUF file is missing or another model's."""
     if vocabulary is None:
@@ -125,6 +112,9 @@ def check_vocabulary(made: Exported, vocabulary: Path | None) -> None:
     wanted = f"the drafter's target has {made.config['vocab_size']}"
     if count != made.config["vocab_size"]:
         raise UserError(f"--target-gguf={vocabulary}: has {count} tokens, {wanted}")
+
+
+# ---- the file ----
 
 
 def write_gguf(
@@ -142,9 +132,6 @@ def write_gguf(
         writer.add_float32(_SCALE, float(scale))
     if config["hidden_act"] != "silu":
         writer.add_string(_ACTIVATION, config["hidden_act"])
-    if "markov_rank" in config:
-        writer.add_bool(_FROM_ANCHOR, config["sample_from_anchor"])
-        writer.add_bool(f"{ARCHITECTURE}.has_confidence_head", config["enable_confidence_head"])
     for key, (value, value_type, entry_type) in _read_vocabulary(vocabulary).items():
         writer.add_key_value(key, value, value_type, entry_type)
     writer.add_uint32(_MASK, int(config["mask_token_id"]))
@@ -169,27 +156,18 @@ def _add_tensor(writer: GGUFWriter, name: str, data: Tensor, dtype: torch.dtype)
 
 
 def read_gguf(folder: Path) -> Exported:
-    """Under DFlash's and DSpark's names, as llama.cpp defines the keys. Raises UserError."""
+    """Under DFlash's names, as llama.cpp defines the keys. Raises UserError."""
     with in_one_line(f"{folder / FILE}: can't be read"):
         read_header(folder / FILE)
         file = GGUFReader(folder / FILE)
         values = {k: f.contents() for k, f in file.fields.items() if "tokens" not in k}
-        held = {t.name: _to_torch(t) for t in file.tensors}
-    for key in (*(f"{ARCHITECTURE}.{key}" for key in _SETTINGS), _LAYERS, _MASK):
-        if key not in values:
-            raise UserError(f"{folder / FILE}: misses {key}")
-    config = {source: values[f"{ARCHITECTURE}.{key}"] for key, (source, _) in _SETTINGS.items()}
-    published = {theirs: ours for ours, theirs in _gguf_names(config["num_hidden_layers"]).items()}
-    tensors = {published.get(name, name): tensor for name, tensor in held.items()}
-    config |= {
-        "target_layer_ids": [i - 1 for i in values[_LAYERS]],
-        "mask_token_id": values[_MASK],
-        "hidden_act": values.get(_ACTIVATION, "silu"),
-    }
-    if W1 in tensors:
-        config["markov_rank"] = tensors[W1].shape[1]
-        config["markov_head_type"] = "vanilla"
-        config["sample_from_anchor"] = bool(values.get(_FROM_ANCHOR, True))
+        keys = {source: f"{ARCHITECTURE}.{key}" for key, (source, _) in _SETTINGS.items()}
+        config = {source: values[key] for source, key in keys.items()}
+        config["target_layer_ids"] = [i - 1 for i in values[_LAYERS]]
+        config["mask_token_id"] = values[_MASK]
+        names = {name: ours for ours, name in _gguf_names(config["num_hidden_layers"]).items()}
+        tensors = {names.get(t.name, t.name): _to_torch(t) for t in file.tensors}
+    config["hidden_act"] = values.get(_ACTIVATION, "silu")
     if _SCALE in values:
         config["dflash_config"] = {"input_embedding_scale": values[_SCALE]}
     return Exported(config, tensors)
@@ -197,14 +175,15 @@ def read_gguf(folder: Path) -> Exported:
 
 def restore_gguf(held: Exported, folder: Path, target: Target) -> BlockDrafter:
     """A drafter out of what a file holds. Raises UserError."""
-    tensors, config = dict(held.tensors), dict(held.config)
-    factors = tensors.pop(_FREQUENCIES, None)
+    tensors, config = dict(held.tensors), held.config
+    factors, rotary = tensors.pop(_FREQUENCIES, None), None
+    if factors is not None:
+        steps = torch.arange(len(factors), dtype=torch.float64) / len(factors)
+        table = config["rope_theta"] ** -steps / factors.double()
+        rotary = [RotaryTable("half", 0, tuple(table.tolist())).entry()]
     if "d2t" in tensors:
         tensors["d2t"] = tensors["d2t"] - torch.arange(len(tensors["d2t"]))
-    layout = "dspark" if "markov_rank" in config else "dflash"
-    if _WEIGHT in tensors:
-        config["enable_confidence_head"] = True
-    return import_drafter(config, tensors, layout, folder, target, factors)
+    return import_drafter(config, tensors, "dflash", folder, target, rotary)
 
 
 def _to_torch(tensor: Any) -> Tensor:

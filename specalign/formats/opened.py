@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,10 +14,8 @@ from specalign.lm.logits import PLAIN, candidates
 from specalign.lm.masks import NAME
 from specalign.lm.model import Target
 from specalign.lm.proof import first_line
+from specalign.models.causal import CausalDrafter
 from specalign.models.masked_lm import MaskedLM
-
-if TYPE_CHECKING:
-    from specalign.models.causal import CausalDrafter
 
 LENGTH, CLEAN = 12, 7
 _MOST = 2e-3
@@ -42,14 +39,13 @@ def check_opened(network: MaskedLM, where: str) -> None:
     causal mask it must equal the model's own forward, with an open mask earlier places must see
     later ones, and a cached prefix must give what a whole forward gives."""
     with refuse_on_error(where, "masked_lm"), torch.no_grad():
-        config, body = network.model.config, network.model.get_decoder()
         biased = any(target.head_bias_V is not None for target in network._target)
-        if list(candidates(config)) != [PLAIN] or biased:
+        if list(candidates(network.model.config)) != [PLAIN] or biased:
             raise NotImplementedError("its head has a scale, a cap or a bias")
         tokens = some_tokens(len(network.head_weight_VD), network.head_weight_VD.device)
         causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=tokens.device).tril()
         places = torch.arange(LENGTH, device=tokens.device)[None]
-        own = body(
+        own = network.model.get_decoder()(
             inputs_embeds=network.embed(tokens),
             attention_mask=torch.ones_like(tokens),
             position_ids=places,
@@ -63,18 +59,12 @@ def check_opened(network: MaskedLM, where: str) -> None:
         if not bool(((one - two).abs().amax(-1) > 1e-6).all()):
             raise NotImplementedError("its attention can't be opened to the right")
         if network.attention == "prefix_causal":
-            _check_cache(network, tokens)
-
-
-def _check_cache(network: MaskedLM, tokens: Tensor) -> None:
-    """A block after a cached prefix equals the same block in one row."""
-    block, cache = tokens[:, CLEAN:].clone(), network.new_cache(LENGTH)
-    block[:, 1:] = network.mask_token_id
-    found, _ = network.denoise(tokens[:, :CLEAN], block, cache)
-    see = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=tokens.device).tril()
-    see[CLEAN:] = True
-    whole = network(torch.cat((tokens[:, :CLEAN], block), dim=1), see=see[None, None])
-    _check_same(found[0], whole[0, CLEAN:], "through a cache it")
+            block = tokens[:, CLEAN:].clone()
+            block[:, 1:] = network.mask_token_id
+            found, _ = network.denoise(tokens[:, :CLEAN], block, network.new_cache(LENGTH))
+            causal[CLEAN:] = True
+            whole = network(torch.cat((tokens[:, :CLEAN], block), dim=1), see=causal[None, None])
+            _check_same(found[0], whole[0, CLEAN:], "through a cache it")
 
 
 def some_tokens(vocab_size: int, device: torch.device) -> Tensor:

@@ -21,7 +21,7 @@ _SAME = 1e-4
 
 
 def read_rotary(
-    inner: JsonObject, width: int, target: Target, where: str
+    inner: JsonObject, width: int, target: Target
 ) -> tuple[list[JsonObject], JsonObject]:
     """`BlockConfig.rotary` for layers with heads of this width, empty if the target's own tables are
     the same, and their `rope_parameters`. `inner`: a Qwen3 config's values; partial rotary is
@@ -30,10 +30,10 @@ def read_rotary(
     for place in (inner, inner.get("rope_scaling"), inner.get("rope_parameters")):
         theta = place.get("rope_theta") if isinstance(place, dict) else None
         if theta is not None and not (type(theta) in (int, float) and 0 < theta < 1e38):
-            raise UserError(f"{where}: rope_theta={short(theta)}: must be a finite number above 0")
+            raise UserError(f"rope_theta={short(theta)}: must be a finite number above 0")
     given = {key: inner[key] for key in _KEYS if inner.get(key) is not None}
     written = short(given.get("rope_parameters", given.get("rope_scaling")))
-    with in_one_line(f"{where}: rope_parameters={written} make no rotary tables"):
+    with in_one_line(f"rope_parameters={written} make no rotary tables"):
         config = Qwen3Config(head_dim=width, num_attention_heads=1, hidden_size=width, **given)
         module = Qwen3RotaryEmbedding(config)
     rope: JsonObject = dict(config.rope_parameters or {})
@@ -41,7 +41,7 @@ def read_rotary(
     positions = torch.tensor([[0, 1, 7, 90, min(1000, target.context_limit - 1)]])
     theirs = module(torch.zeros(1), positions)
     if theirs[0].shape[-1] != width:
-        raise UserError(f"{where}: rope_parameters turn {theirs[0].shape[-1]} of {width} numbers")
+        raise UserError(f"rope_parameters turn {theirs[0].shape[-1]} of {width} numbers")
     growing = kind in ("dynamic", "longrope")  # they differ in long texts only
     target_rope = getattr(target.config, "rope_parameters", None) or {}
     own = _target_tables(target, positions)
@@ -51,7 +51,7 @@ def read_rotary(
             return [], rope
     if growing:
         why = "changes with the text's length and is not the target's own"
-        raise UserError(f"{where}: rope_parameters: rope_type={kind!r} {why}")
+        raise UserError(f"rope_parameters: rope_type={kind!r} {why}")
     table = RotaryTable("half", 0, tuple(module.inv_freq.tolist()), float(module.attention_scaling))
     return [table.entry()], rope
 
@@ -65,14 +65,6 @@ def _target_tables(target: Target, positions: Tensor) -> tuple[Tensor, Tensor] |
         return cos.float().cpu(), sin.float().cpu()
     except Exception:  # modules of this name are called in many ways
         return None
-
-
-def scaled_entry(theta: float, factors: Tensor) -> JsonObject:
-    """An entry of `BlockConfig.rotary`: frequencies of the base `theta`, divided by the factors (d
-    / 2)."""
-    steps = torch.arange(len(factors), dtype=torch.float64) / len(factors)
-    frequencies = theta**-steps / factors.double()
-    return RotaryTable("half", 0, tuple(frequencies.tolist()), 1.0).entry()
 
 
 def write_rotary(drafter: BlockDrafter, name: str = "") -> JsonObject:

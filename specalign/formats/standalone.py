@@ -3,18 +3,18 @@ what its layout lacks."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 from specalign.common.checksums import check_checksums
-from specalign.common.errors import UserError
+from specalign.common.errors import UserError, in_one_line
 from specalign.common.files import write_json, write_text
 from specalign.common.hub import local_path, model_folder
 from specalign.common.schema import JsonObject, convert, read_config, read_object
 from specalign.formats.block import load_drafter
 from specalign.formats.kinds import RECORD, is_block, is_ddit
 from specalign.formats.masked_lm import load_masked_lm, save_masked_lm
-from specalign.formats.sedd_mdlm import ScheduleSpec, load_published, save_ddit
+from specalign.formats.sedd_mdlm import load_published, save_ddit
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from specalign.models.ddit import DDiT
@@ -46,9 +46,7 @@ def save_standalone(drafter: DiffusionDrafter, folder: Path, card: str | None = 
         merge_lora(network)
         save_masked_lm(network, folder)
     else:
-        names = {f.name for f in fields(ScheduleSpec)}  # mask_rates are in drafter.json
-        known = {name: value for name, value in config.schedule.items() if name in names}
-        save_ddit(network, folder, ScheduleSpec(**known), drafter.mask_id)
+        save_ddit(network, folder, config.schedule, drafter.mask_id)
     write_json(folder / RECORD, config.to_dict())
     if card is not None:
         write_text(folder / "README.md", card)
@@ -80,18 +78,12 @@ def load_standalone(
     }
     if vocab_size is not None:
         values["vocab_size"] = vocab_size
-    where = f"drafter {spec}"
-    try:
+    with in_one_line(f"drafter {spec}"):
         config = convert(values, DiffusionConfig, "", RECORD)
         drafter = DiffusionDrafter(network, config, target, padded=vocab_size is not None)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
-    if vocab_size is None and config.vocab_size != target.vocab_size:
-        sizes = (
-            f"a vocabulary of {config.vocab_size}, target {target.spec!r} has {target.vocab_size}"
-        )
-        hint = "it needs its own tokenizer (--drafter-tokenizer)"
-        raise UserError(f"{where}: made for {sizes}: {hint}")
+        if vocab_size is None and config.vocab_size != target.vocab_size:
+            sizes = f"{config.vocab_size} tokens, target {target.spec!r} has {target.vocab_size}"
+            raise UserError(f"made for {sizes}: it needs its own tokenizer (--drafter-tokenizer)")
     return drafter.to(target.device)
 
 
@@ -102,13 +94,8 @@ def _load_network(
     if not is_ddit(read_config(model_folder(spec, "drafter", ["config.json"]))):
         return load_masked_lm(spec, target=target), {"prediction": "logits"}
     loaded = load_published(spec, attention_backend=attention_backend)
-    sigmas = ("sigma_min", "sigma_max") if loaded.schedule.name == "geometric" else ()
-    return loaded.network, {
-        "schedule": {name: getattr(loaded.schedule, name) for name in ("name", *sigmas)},
-        "prediction": loaded.prediction,
-        "mask_id": loaded.mask_id,
-        "mask_rates": loaded.schedule.mask_rates and list(loaded.schedule.mask_rates),
-    }
+    names = ("schedule", "prediction", "mask_id", "mask_rates")
+    return loaded.network, {name: getattr(loaded, name) for name in names}
 
 
 def open_drafter(spec: str | Path, target: Target) -> BlockDrafter | DiffusionDrafter:

@@ -1,5 +1,5 @@
-"""The tensors of another engine's block drafter under this project's names, and its draft
-vocabulary."""
+"""What other engines' layouts share: the tensors of a block drafter, which DFlash and this project
+name alike, and its draft vocabulary, read and written."""
 
 from __future__ import annotations
 
@@ -9,25 +9,22 @@ import torch
 from torch import Tensor
 
 from specalign.common.errors import UserError
-from specalign.formats.weights import read_folder
+from specalign.formats.published import Exported
+from specalign.lm.inspection.parts import embedding_scale
 from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
 
 NAMES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
 """transformers' names → DFlash's."""
 EMBEDDING = "embed_tokens.weight"
 """A drafter's own input embeddings."""
-MASK = "mask_embedding.pt"
-_COPIES = (EMBEDDING, "verifier_lm_head.weight", "verifier_norm.weight")
-"""Copies of the target's weights."""
+_COPIES = (EMBEDDING, "verifier_lm_head.weight", "verifier_norm.weight", "t2d")
+"""Copies of the target's weights, and the draft vocabulary once more."""
 _RELATED = 0.5
 """The least mean cosine of a target's weights with those of a finetuned descendant."""
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a block drafter's folder. Raises UserError for no readable file."""
-    if (path / MASK).exists():
-        raise UserError(f"{path}/{MASK}: learned mask embeddings are not supported")
-    return read_folder(path, f"drafter {path}")
+# ---- read ----
 
 
 def read_vocabulary(
@@ -38,24 +35,16 @@ def read_vocabulary(
     whatever the folder holds (as in the speculators package). Raises UserError for a vocabulary
     that is not of this target's tokens, or rows of another target."""
     where = f"{path}/model.safetensors"
-    offsets, known, head = (tensors.pop(name, None) for name in ("d2t", "t2d", "lm_head.weight"))
+    offsets, head = tensors.pop("d2t", None), tensors.pop("lm_head.weight", None)
     rows, *_ = [tensors.pop(name, None) for name in _COPIES]
     if rows is not None:
         _check_related(rows, target.embedding_VD, f"{where}: {EMBEDDING}", target)
     if offsets is None:
-        if known is not None and not bool(known.all()):
-            raise UserError(f"{where}: t2d marks a draft vocabulary, and d2t is missing")
         if head is not None:
             _check_related(head, target.head_weight_VD, f"{where}: lm_head.weight", target)
         return None, None
-    if offsets.dim() != 1 or offsets.is_floating_point():
-        raise UserError(f"{where}: d2t must hold a whole number for each draft token")
-    tokens, order = (offsets.long() + torch.arange(len(offsets))).sort()  # token − row
+    tokens, order = (offsets.flatten() + torch.arange(offsets.numel())).sort()  # token − row
     vocab = check_vocabulary(tokens, target.vocab_size, f"{where}: d2t")
-    if known is not None:
-        marked = torch.zeros(target.vocab_size, dtype=torch.bool).index_fill(0, vocab, True)
-        if not torch.equal(known.bool(), marked):
-            raise UserError(f"{where}: t2d does not mark the tokens that d2t names")
     basis = "markov_head.markov_w2.weight"
     if basis in tensors and tensors[basis].shape[:1] == vocab.shape:
         tensors[basis] = tensors[basis][order]
@@ -104,3 +93,38 @@ def rename_tensors(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
         elif not name.endswith("rotary_emb.inv_freq"):
             found[NAMES.get(name, name)] = tensor
     return found
+
+
+# ---- written ----
+
+
+def published_tensors(drafter: BlockDrafter) -> dict[str, Tensor]:
+    """Layers, norms and projection, whose names are the published ones."""
+    heads = ("markov.", "confidence.")
+    found = {n: p.detach() for n, p in drafter.named_parameters() if not n.startswith(heads)}
+    if drafter.config.attention_bias:  # Qwen3's option adds one to this projection too
+        for i, layer in enumerate(drafter.blocks):
+            weight = layer.self_attn.o_proj.weight
+            found[f"layers.{i}.self_attn.o_proj.bias"] = weight.new_zeros(weight.shape[0])
+    return found
+
+
+def add_draft_vocabulary(made: Exported, drafter: BlockDrafter) -> None:
+    """Add the head's rows of a draft vocabulary, and `d2t`: token − row of each."""
+    vocab = drafter.draft_vocab
+    if vocab is not None:
+        made.config["draft_vocab_size"] = len(vocab)
+        made.tensors["d2t"] = vocab - torch.arange(len(vocab), device=vocab.device)
+        made.tensors["lm_head.weight"] = drafter.head_weight_VdD
+
+
+def embed_vocabulary(drafter: BlockDrafter) -> Tensor:
+    """The target's input embeddings as it reads them, (V, D)."""
+    tokens = torch.arange(drafter.config.vocab_size, device=drafter.norm.weight.device)
+    return drafter.target.embed(tokens).detach()
+
+
+def add_scaled_embedding(made: Exported, drafter: BlockDrafter) -> None:
+    """Add Gemma's scaled input embeddings, which vLLM and speculators would not scale."""
+    if embedding_scale(drafter.target) != 1:
+        made.tensors[EMBEDDING] = embed_vocabulary(drafter)

@@ -6,7 +6,6 @@ import pickle
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
@@ -16,24 +15,21 @@ from torch import Tensor
 
 from specalign.common.errors import UserError
 from specalign.common.files import load_safetensors, load_tensors, write_atomically, write_json
-from specalign.common.schema import convert, read_json
+from specalign.common.schema import convert, read_object
 
 SAFE = "model.safetensors"
 INDEX = f"{SAFE}.index.json"
 
 
-class _Index(TypedDict):
-    weight_map: dict[str, str]
-
-
 def weight_files(folder: Path) -> list[Path]:
-    """The weights files: safetensors, else pickled tensors; whole or as listed by an index."""
+    """The weights files: safetensors, else pickled tensors; whole or as an index lists them."""
     for whole in (SAFE, "pytorch_model.bin"):
         if (folder / whole).exists():
             return [folder / whole]
         index = folder / f"{whole}.index.json"
         if index.is_file():
-            shards = convert(read_json(index), _Index, "", str(index))["weight_map"].values()
+            shards = read_object(index).get("weight_map")
+            shards = convert(shards, dict[str, str], "weight_map", str(index)).values()
             for name in shards:
                 if Path(name).name != name or not (folder / name).is_file():
                     raise UserError(f"{index}: names {name!r}, which is not in the folder")
@@ -42,8 +38,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_folder(folder: Path, what: str) -> dict[str, Tensor]:
-    """All tensors of a folder; `what`: for messages. Raises UserError where there are none, or
-    unreadable ones."""
+    """All tensors of a folder; `what`: for messages. Raises UserError for none, or broken ones."""
     files = weight_files(folder)
     if not files:
         raise UserError(f"{what}: {folder} has neither {SAFE} nor pytorch_model.bin")
@@ -53,11 +48,9 @@ def read_folder(folder: Path, what: str) -> dict[str, Tensor]:
 def read_weights(file: Path) -> dict[str, Tensor]:
     """The tensors of a file. Raises UserError for an unreadable file, a packed or complex type, or
     values that are not finite."""
+    safe = file.suffix == ".safetensors"
     try:
-        if file.suffix == ".safetensors":
-            tensors = load_safetensors(file)
-        else:
-            tensors = load_tensors(file, map_location="cpu")
+        tensors = load_safetensors(file) if safe else load_tensors(file, map_location="cpu")
     except (SafetensorError, OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise UserError(f"{file}: not readable ({(str(error).splitlines() or [''])[0]})") from None
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):

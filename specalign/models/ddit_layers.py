@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specalign.common.errors import UserError
+from specalign.common.schema import finite
 from specalign.lm.attention import attend, rotate
 from specalign.lm.slabs import Slab
 
+TIME_INPUTS = ("sigma", "zero", "none")
+ATTENTIONS = ("full", "prefix_causal", "block_causal")
 _SINUSOIDS = 256
 _MAX_PERIOD = 10_000.0
 _ROTARY_BASE = 10_000.0
@@ -46,15 +49,19 @@ class DDiTConfig:
     def __post_init__(self) -> None:
         blocks = self.attention == "block_causal"
         sizes = ("vocab_size", "hidden_size", "n_blocks", "n_heads", "cond_dim")
-        for name in (*sizes, *["block_size"] * blocks):
-            if not 1 <= getattr(self, name) <= 1 << 24:
-                raise UserError(f"ddit config: {name}={getattr(self, name)} is not valid")
+        fits = {
+            name: type(getattr(self, name)) is int and getattr(self, name) > 0 for name in sizes
+        }
+        fits["dropout"] = finite(self.dropout) and 0 <= self.dropout < 1
+        fits["time_input"] = self.time_input in TIME_INPUTS
+        fits["attention"] = self.attention in ATTENTIONS
+        fits["block_size"] = type(self.block_size) is int and (self.block_size > 0) == blocks
+        for name, valid in fits.items():
+            if not valid:
+                raise UserError(f"ddit config: {name}={getattr(self, name)!r:.60} is not valid")
         if self.hidden_size % (2 * self.n_heads):
             given = f"hidden_size={self.hidden_size}, n_heads={self.n_heads}"
             raise UserError(f"ddit config: {given}: the heads' width must be even")
-        if not 0 <= self.dropout < 1 or (self.block_size and not blocks):
-            given = f"dropout={self.dropout}, block_size={self.block_size}"
-            raise UserError(f"ddit config: {given}: not valid")
 
     @property
     def head_dim(self) -> int:

@@ -11,14 +11,17 @@ from safetensors.torch import load_file, save_file
 from decode.engine.decoder import Decoder
 from decode.engine.stock import stock_model
 from decode.exporting.compare import ExportVerdict, GreedyText, compare_export
-from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
+from decode.exporting.exports import export_drafter
 from decode.exporting.formats import make_custom_generate, write_export
 from specalign.common.errors import UserError
 from specalign.formats.block import load_drafter, save_drafter
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
+from specalign.suites.prompt import Prompt
 from tests.builders import PROMPT, block_network, overfit_block_network
 from tests.target_models import tiny_target
+
+WHY = Prompt("a", "Why is the sky blue?")
 
 
 def test_a_target_in_bf16_and_a_folder_that_loads_here(tmp_path: Path) -> None:
@@ -28,14 +31,12 @@ def test_a_target_in_bf16_and_a_folder_that_loads_here(tmp_path: Path) -> None:
     target.tokenizer.save_pretrained(tmp_path / "target")
     target = load_target(str(tmp_path / "target"), "float32", "cpu")
     save_drafter(block_network(target, "shared_kv", markov_rank=8), tmp_path / "drafter")
-    pair = DrafterPair(str(tmp_path / "drafter"), "block", str(tmp_path / "target"), "cpu")
-    out = tmp_path / "out"
-    (verdict,) = export_drafter(
-        pair, {"custom_generate": out}, ExportOptions(limit=1, max_new_tokens=8)
-    )
+    drafter, out = str(tmp_path / "drafter"), tmp_path / "out"
+    folders = {"custom_generate": out}
+    (verdict,) = export_drafter(drafter, target, folders, prompts=[WHY], max_new_tokens=8)
     assert verdict.exit_code == 0 and "1 of 1 outputs equal" in verdict.lines[-1], verdict.lines
     sources = {p.name for p in (out / "custom_generate").iterdir()}
-    assert sources == {"generate.py", "checks.py", "drafter.py", "requirements.txt"}
+    assert sources == {"generate.py", "drafter.py", "requirements.txt"}
     load_drafter(out, target)
 
 
@@ -61,7 +62,7 @@ def test_planted_faults(tmp_path: Path, target: Target, fault: str) -> None:
     else:  # the output stays the model's, whatever the drafter
         assert (
             verdict.exit_code == 3
-            and "1 of 1 outputs equal plain decoding's, 0" in verdict.lines[-1]
+            and "1 of 1 outputs equal plain decoding's, " in verdict.lines[-1]
         )
 
 

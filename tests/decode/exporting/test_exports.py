@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from decode.exporting.compare import ExportVerdict
-from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
+from decode.exporting.exports import export_drafter
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
 from specalign.lm.debug import debug_model
+from specalign.lm.loading import load_target
 from specalign.lm.model import Target
+from specalign.suites.prompt import Prompt
 from tests.builders import block_network
 from tests.target_models import asking_target, write_gguf
 
@@ -29,22 +31,20 @@ def drafter(tmp_path: Path, target: Target) -> str:
 
 
 def export(
-    drafter: str, target: str, folders: dict[str, Path], role: str = "block", **options: Any
+    drafter: str, target: Target, folders: dict[str, Path], **options: Any
 ) -> list[ExportVerdict]:
-    options = {"limit": 1, "max_new_tokens": 8, **options}
-    return export_drafter(
-        DrafterPair(drafter, role, target, "cpu"), folders, ExportOptions(**options)
-    )
+    options = {"prompts": [Prompt("a", "Why is the sky blue?")], "max_new_tokens": 8, **options}
+    return export_drafter(drafter, target, folders, **options)
 
 
-def test_several_formats_at_once(tmp_path: Path, drafter: str) -> None:
+def test_several_formats_at_once(tmp_path: Path, target: Target, drafter: str) -> None:
     folders = {name: tmp_path / "out" / name for name in ("dflash", "transformers", "speculators")}
-    verdicts = export(drafter, "debug", folders)
+    verdicts = export(drafter, target, folders)
     assert [v.format for v in verdicts] == list(folders) and all(v.exit_code == 0 for v in verdicts)
     card = (folders["dflash"] / "README.md").read_text()
-    assert "license: mit" in card and "| expected τ, greedy | 1.5 |" in card
-    assert "vllm serve debug --speculative-config" in card
-    assert verdicts[1].lines[-1].startswith("transformers: logits the same")
+    assert "license: mit" in card
+    assert "vllm serve debug --dtype float32" in card
+    assert verdicts[1].lines[-1].startswith("generate: 1 of 1 outputs equal")
 
 
 def test_a_folder_given_as_the_target_is_named(tmp_path: Path, target: Target) -> None:
@@ -55,8 +55,8 @@ def test_a_folder_given_as_the_target_is_named(tmp_path: Path, target: Target) -
     cached = tmp_path / "models--org--finetune/snapshots/0"
     for place, name in ((tmp_path / "its", str(tmp_path / "its")), (cached, "org/finetune")):
         folder, out = asking_target(place, target), tmp_path / place.name / "out"
-        (verdict,) = export(str(tmp_path / "drafter"), folder, {"speculators": out}, limit=0)
-        assert any("not a hub id" in note for note in verdict.notes) == (place.name == "its")
+        opened = load_target(folder, "float32", "cpu")
+        (verdict,) = export(str(tmp_path / "drafter"), opened, {"speculators": out}, prompts=())
         record = json.loads((out / "export.json").read_text())
         verifier = json.loads((out / "config.json").read_text())["speculators_config"]["verifier"]
         assert verifier["name_or_path"] == record["target"] == name
@@ -74,9 +74,9 @@ def test_nothing_is_written_where_one_format_refuses(
     with pytest.raises(
         UserError, match="--target-gguf=.*other.gguf: .* tokens, the drafter's target has"
     ):
-        export(drafter, "debug", folders, vocabulary=tmp_path / "other.gguf")
+        export(drafter, target, folders, vocabulary=tmp_path / "other.gguf")
     with pytest.raises(UserError, match="block_layout=anchor_first"):
         export(
-            drafter, "debug", {"dflash": tmp_path / "out" / "a", "dspark": tmp_path / "out" / "b"}
+            drafter, target, {"dflash": tmp_path / "out" / "a", "dspark": tmp_path / "out" / "b"}
         )
     assert not (tmp_path / "out").exists()

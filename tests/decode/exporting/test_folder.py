@@ -24,13 +24,13 @@ def test_a_folder_of_something_else_stays(
     tmp_path: Path, drafter: BlockDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="holds 'mine.txt', which no export into this folder wrote"):
+    with pytest.raises(UserError, match="holds 'mine.txt', which no export to dflash wrote"):
         write_export("dflash", drafter, tmp_path, torch.float32, "")
     out = tmp_path / "out"
     write_export("dflash", drafter, out, torch.float32, "")
     write_export("dflash", drafter, out, torch.bfloat16, "")  # an export is replaced
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
-    with pytest.raises(UserError, match="holds an export in the format 'dflash'"):
+    with pytest.raises(UserError, match="holds 'README.md', which no export to speculators"):
         write_export("speculators", drafter, out, torch.bfloat16, "")
     (out / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="holds 'notes.txt'"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,10 @@ from specalign.common.errors import UserError
 from specalign.formats.block import load_drafter
 from specalign.formats.gguf import FILE
 from specalign.lm.model import Target
-from specalign.models.block_layers import ConfidenceHead
 from tests.builders import PROMPT, block_network
 from tests.published_blocks import backbone, dflash_config, write
 
 FILL_IN = {"block_layout": "fill_in"}
-VANILLA = {"markov_rank": 8, "markov": "vanilla"}
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 128,
@@ -32,12 +29,11 @@ LLAMA3 = {
 def test_files_of_half_precision(
     tmp_path: Path, target: Target, vocabulary: Path, dtype: torch.dtype
 ) -> None:
-    drafter = block_network(target, "taps", whole=True, options=VANILLA)
+    drafter = block_network(target, "taps", whole=True, options=FILL_IN)
     drafter.to(dtype).float()
     write_export("gguf", drafter, tmp_path / "out", dtype, "", vocabulary)
-    compare_export(
-        drafter, verdict := ExportVerdict("gguf", tmp_path / "out"), [GreedyText(PROMPT, [5, 9])]
-    )
+    verdict = ExportVerdict("gguf", tmp_path / "out")
+    compare_export(drafter, verdict, [GreedyText(PROMPT, [5, 9])])
     assert verdict.exit_code == 0, verdict.lines
     assert {p.name for p in (tmp_path / "out").iterdir()} == {FILE, "README.md", "export.json"}
 
@@ -54,9 +50,8 @@ def test_frequencies_of_another_engines_drafter(
     assert ("rope_freqs.weight" in read_export("gguf", tmp_path / "out").tensors) is (
         scaling is not None
     )
-    compare_export(
-        drafter, verdict := ExportVerdict("gguf", tmp_path / "out"), [GreedyText(PROMPT, [5, 9])]
-    )
+    verdict = ExportVerdict("gguf", tmp_path / "out")
+    compare_export(drafter, verdict, [GreedyText(PROMPT, [5, 9])])
     assert verdict.exit_code == 0, verdict.lines
 
 
@@ -84,15 +79,3 @@ def test_what_the_file_does_not_hold(tmp_path: Path, target: Target, vocabulary:
         with pytest.raises(UserError, match=f"--target-gguf=.*{name}.gguf: can't be read"):
             write_export("gguf", drafter, out, torch.float32, "", tmp_path / f"{name}.gguf")
     assert not out.exists()
-
-
-def test_a_confidence_head_of_hidden_states_alone_gets_llama_cpps_columns(target: Target) -> None:
-    drafter = block_network(
-        target, "taps", whole=True, options={**VANILLA, "confidence_head": True}
-    )
-    drafter.config = replace(drafter.config, confidence_input="hidden")
-    drafter.confidence = ConfidenceHead(drafter.config)
-    made = MAKERS["gguf"](drafter)
-    weight, width = made.tensors["confidence_head.proj.weight"], drafter.config.hidden_size
-    assert weight.shape == (1, width + made.config["markov_rank"]) and not weight[:, width:].any()
-    assert torch.equal(weight[:, :width], drafter.confidence.out.weight)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from decode.exporting.formats import MAKERS
-from decode.exporting.serving import ServedTarget, resolved_name, serve_block
+from decode.exporting import EXPORTS
+from decode.exporting.serving import resolved_name, serve
 from specalign.lm.model import Target
 from tests.builders import block_network
 from tests.target_models import asking_target, write_gguf
@@ -29,14 +29,11 @@ def test_a_target_goes_by_the_name_that_opens_it(
     assert converted.is_absolute() and (converted / "config.json").is_file()
 
 
-TARGET = ServedTarget("org/target")
-
-
 @pytest.mark.parametrize(
     ("name", "options", "served"),
     [
-        ("dspark", {"markov_rank": 4, "markov": "linear", "draft_vocab_size": 9}, ("vllm",)),
-        ("dspark", {"markov_rank": 4, "markov": "tanh", "draft_vocab_size": 9}, ("sglang",)),
+        ("dspark", {"draft_vocab_size": 9}, ("vllm",)),
+        ("dspark", {"markov_rank": 4, "markov": "linear"}, ("vllm", "sglang")),
         ("dflash", {"draft_vocab_size": 9}, ("vllm", "sglang")),
         ("dflash", {"hidden_act": "gelu"}, ()),
     ],
@@ -45,18 +42,20 @@ def test_lines_are_those_of_engines_that_serve_it(
     target: Target, name: str, options: dict[str, Any], served: tuple[str, ...]
 ) -> None:
     config = replace(block_network(target, "taps", whole=True).config, **options)
-    lines = [snippet.lines[0] for snippet in serve_block(name, config, TARGET, "FOLDER")]
+    lines = [snippet.lines[0] for snippet in serve(name, config, target, "FOLDER")]
     assert len(lines) == len(served), lines
     assert all(engine in line for engine, line in zip(served, lines, strict=True)), lines
 
 
 @pytest.mark.parametrize("folder", ["x 6'q \"z", "two  spaces/`tick`", "ein Ordner/é", "$HOME/a;b"])
-def test_lines_name_folders_as_a_shell_and_python_read_them(target: Target, folder: str) -> None:
+def test_lines_name_folders_as_a_shell_and_python_read_them(
+    target: Target, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = block_network(target, "taps", whole=True).config
-    served = ServedTarget(folder, gguf=f"{folder}.gguf")
+    monkeypatch.setattr("decode.exporting.serving.resolved_name", lambda name: folder)
     found = 0
-    for form in MAKERS:
-        for snippet in serve_block(form, config, served, folder):
+    for form in EXPORTS:
+        for snippet in serve(form, config, target, folder, Path(f"{folder}.gguf")):
             if snippet.language == "bash":
                 (line,) = snippet.lines
                 assert sum(folder in word.replace('\\"', '"') for word in shlex.split(line)) >= 1, (
@@ -66,7 +65,7 @@ def test_lines_name_folders_as_a_shell_and_python_read_them(target: Target, fold
                 nodes = ast.walk(ast.parse("\n".join(snippet.lines)))
                 assert sum(isinstance(n, ast.Constant) and n.value == folder for n in nodes) == 3
             found += 1
-            text = [*snippet.as_markdown(), *snippet.as_text()]
+            text = snippet.as_text()
             indent = "" if snippet.language == "python" else "      "  # Python is pasted as it is
-            assert all(line in text and f"{indent}{line}" in text for line in snippet.lines)
+            assert all(f"{indent}{line}" in text for line in snippet.lines)
     assert found == 8

@@ -1,8 +1,7 @@
-"""`generate` with drafts writes what it writes without them, by an exported folder and by `decode.custom_generate`."""
+"""`generate` with an exported folder's drafts writes what it writes without them."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import (
     DynamicCache,
-    GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     StoppingCriteria,
@@ -22,10 +19,8 @@ from transformers import (
     SynthIDTextWatermarkingConfig,
 )
 
-import decode
 from decode.engine.stock import stock_model
 from decode.exporting.formats import write_export
-from specalign.formats.block import save_drafter
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import PROMPT, block_network, overfit_block_network
@@ -35,11 +30,6 @@ from tests.target_wrappers import save_wrapper, tiny_wrapper
 
 IDS = torch.tensor([PROMPT])
 GREEDY: dict[str, Any] = {"do_sample": False, "pad_token_id": 0}
-BATCH: dict[str, Any] = {
-    "attention_mask": torch.tensor([[0, 0, *[1] * 6], [1] * 8]),
-    "max_new_tokens": 16,
-    **GREEDY,
-}
 
 
 @pytest.fixture(scope="module")
@@ -48,27 +38,17 @@ def model(target: Target) -> Any:
 
 
 @pytest.fixture(scope="module")
-def folders(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A drafter that knows the prompt's continuation, and its export."""
-    out = tmp_path_factory.mktemp("drafter")
-    drafter = overfit_block_network(target, PROMPT)
-    save_drafter(drafter, out / "saved")
-    write_export("custom_generate", drafter, out / "exported", torch.float32, "")
-    return out
+def folder(target: Target, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An export of a drafter that knows the prompt's continuation."""
+    out = tmp_path_factory.mktemp("drafter") / "exported"
+    write_export("custom_generate", overfit_block_network(target, PROMPT), out, torch.float32, "")
+    return str(out)
 
 
 @pytest.fixture(scope="module")
-def folder(folders: Path) -> str:
-    return str(folders / "exported")
-
-
-@pytest.fixture(params=["exported", "block", "lookup", "plain"])
-def drafting(request: pytest.FixtureRequest, folders: Path) -> dict[str, Any]:
-    """Arguments of `generate` for each way to draft."""
-    if request.param == "exported":
-        return {"custom_generate": str(folders / "exported"), "trust_remote_code": True}
-    drafters = {"block": str(folders / "saved"), "lookup": "lookup", "plain": None}
-    return {"custom_generate": decode.custom_generate, "drafter": drafters[request.param]}
+def drafting(folder: str) -> dict[str, Any]:
+    """Arguments of `generate`."""
+    return {"custom_generate": folder, "trust_remote_code": True}
 
 
 def written(model: Any, ids: Any, words: dict[str, Any]) -> Any:
@@ -89,17 +69,6 @@ class Counting(LogitsProcessor):
         return scores.scatter(1, tokens, 30.0 - self.calls % 3 * 20)
 
 
-class EndsOne(StoppingCriteria):
-    """Ends the text that begins with 5 at a length, and all texts where `everyone`."""
-
-    def __init__(self, length: int, everyone: bool = False) -> None:
-        self.length, self.everyone = length, everyone
-
-    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
-        mine = (input_ids[:, 0] == 5) | self.everyone
-        return mine & (input_ids.shape[1] >= self.length)
-
-
 class EndsSoon(StoppingCriteria):
     """Ends all texts at its seventh call, as `max_time` does after some time."""
 
@@ -111,20 +80,17 @@ class EndsSoon(StoppingCriteria):
         return torch.full((len(input_ids),), self.calls >= 7)
 
 
-class ReadsScores(StoppingCriteria):
-    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
-        return torch.stack(scores).amax(dim=(0, 2)) > 3.0
-
-
 SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     "greedy": dict,
     "penalty": lambda: {"repetition_penalty": 1.3},
     "minimum": lambda: {"min_new_tokens": 12, "eos_token_id": [17, 203, 4]},
     "ends": lambda: {"eos_token_id": list(range(0, 256, 3))},
     "own processor": lambda: {"logits_processor": LogitsProcessorList([Counting()])},
-    "own criterion": lambda: {"stopping_criteria": StoppingCriteriaList([EndsOne(13, True)])},
+    "criterion with a state": lambda: {"stopping_criteria": StoppingCriteriaList([EndsSoon()])},
+    "next to another model": lambda: {"guidance_scale": 1.5, "negative_prompt_ids": torch.tensor([[5, 9]])},
+    "SynthID": lambda: {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2, 3], ngram_len=3)},
     "sampled": lambda: {"do_sample": True, "temperature": 0.7, "top_k": 0},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -134,60 +100,15 @@ def test_outputs_are_generates_own(model: Any, drafting: dict[str, Any], name: s
     assert torch.equal(written(model, IDS, {**words, **SETTINGS[name](), **drafting}), own)
 
 
-BATCHES: dict[str, Callable[[], dict[str, Any]]] = {
-    "ends": lambda: {"repetition_penalty": 1.2, "eos_token_id": list(range(1, 256, 9))},
-    "SynthID": lambda: {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2, 3], ngram_len=3)},
-    "next to another model": lambda: {"guidance_scale": 1.5, "negative_prompt_ids": torch.tensor([[5, 9], [7, 9]])},
-    "sampled": lambda: {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "eos_token_id": [9, 2, 151]},
-    "criterion of one text": lambda: {"stopping_criteria": StoppingCriteriaList([EndsOne(10)])},
-    "criterion with a state": lambda: {"stopping_criteria": StoppingCriteriaList([EndsSoon()])},
-    "criterion of scores": lambda: {
-        "stopping_criteria": StoppingCriteriaList([ReadsScores()]), "return_dict_in_generate": True,
-        "output_scores": True,
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BATCHES)
-def test_batches_with_padding(
-    model: Any, drafting: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is called for all texts is called as plain `generate` does, with the same random numbers."""
-    ids = torch.tensor([[0, 0, *PROMPT], [5, 7, *PROMPT[:5], 9]])
-    monkeypatch.setattr(model.generation_config, "eos_token_id", None)  # some have no end of text
-    own = written(model, ids, {**BATCH, **BATCHES[name]()})
-    assert torch.equal(written(model, ids, {**BATCH, **BATCHES[name](), **drafting}), own)
-
-
-def test_scores_and_streamers(model: Any, drafting: dict[str, Any]) -> None:
-    words = {"max_new_tokens": 10, "return_dict_in_generate": True, **GREEDY}
-    words |= {"output_scores": True, "output_logits": True}
-    wanted = model.generate(IDS, **words)
-    found = model.generate(IDS, **words, **drafting)
-    assert torch.equal(wanted.sequences, found.sequences)
-    for name in ("scores", "logits"):
-        rows, expected = torch.stack(found[name]), torch.stack(wanted[name])
-        torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-4)
-    streamer = Streamer()
-    out = model.generate(IDS, max_new_tokens=10, pad_token_id=0, streamer=streamer, **drafting)
-    assert streamer.ended and streamer.tokens == out[0].tolist()
-
-
-def test_drafts_are_accepted(model: Any, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words, accepted = {"max_new_tokens": 24, **GREEDY}, list[int]()
-    out = model.generate(
-        IDS, custom_generate=str(folders / "exported"), trust_remote_code=True, accepted=accepted, **words
-    )  # fmt: skip
-    assert sum(accepted) > 8
-    passes: list[int] = []
-    own = decode.systems.custom_generate.forward_batch  # type: ignore[attr-defined]
-    monkeypatch.setattr(
-        "decode.systems.custom_generate.forward_batch",
-        lambda *given: [passes.append(1), own(*given)][1],
-    )
-    ours = {"custom_generate": decode.custom_generate, "drafter": str(folders / "saved")}
-    assert torch.equal(model.generate(IDS, **words, **ours), out)
+def test_streamers_and_accepted_drafts(model: Any, drafting: dict[str, Any]) -> None:
+    words, passes, streamer = {"max_new_tokens": 24, **GREEDY}, list[int](), Streamer()
+    handle = model.register_forward_hook(lambda *_: passes.append(1))
+    out = model.generate(IDS, streamer=streamer, **words, **drafting)
+    handle.remove()
     assert len(passes) < 16
+    assert streamer.ended and streamer.tokens == out[0].tolist()
+    named = model.generate(IDS, return_dict_in_generate=True, **words, **drafting)
+    assert torch.equal(named.sequences, out)
 
 
 def test_what_drafts_can_not_honour(model: Any, drafting: dict[str, Any]) -> None:
@@ -195,31 +116,19 @@ def test_what_drafts_can_not_honour(model: Any, drafting: dict[str, Any]) -> Non
     with torch.no_grad():
         model(torch.tensor([[9, 9, 9]]), cache=held, use_cache=True)
     for words, says in (
-        ({"past_key_values": held}, "holds tokens, and texts"),
+        ({"past_key_values": held}, "must be empty"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores: is not"),
+        ({"stop_strings": "x"}, "stop_strings: is not"),
         ({"num_beams": 2}, "num_beams=2"),
         ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha"),
         ({"inputs_embeds": torch.zeros(1, 6, 64)}, "inputs_embeds"),
         ({"synced_gpus": True}, "synced_gpus"),
         ({"assistant_model": model}, "assistant_model"),
-        ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0, 0]])}, "padding_side='left'"),
+        ({"attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1]])}, "one text without padding"),
+        ({"do_sample": True, "num_return_sequences": 2}, "one text without padding"),
     ):
         with pytest.raises(ValueError, match=says):
-            model.generate(IDS, max_new_tokens=4, **GREEDY, **drafting, **words)
-
-
-def test_stop_strings(model: Any, folder: str, target: Target) -> None:
-    words: dict[str, Any] = {"max_new_tokens": 16, "tokenizer": target.tokenizer, **GREEDY}
-    said = [
-        target.tokenizer.decode(token) for token in model.generate(IDS, **words)[0, 6:].tolist()
-    ]
-    stop = next(text for text in said if text.isascii())  # not a part of a letter
-    own = model.generate(IDS, stop_strings=stop, **words)
-    assert 6 < own.shape[1] == 7 + said.index(stop) < 22
-    words |= {"custom_generate": folder, "trust_remote_code": True}
-    assert torch.equal(model.generate(IDS, stop_strings=[stop], **words), own)
-    config = GenerationConfig(stop_strings=[stop])
-    assert torch.equal(model.generate(IDS, generation_config=config, **words), own)
-    assert config.stop_strings == [stop]
+            model.generate(IDS, max_new_tokens=4, **{**GREEDY, **drafting, **words})
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "qwen2_5_vl"])
@@ -230,43 +139,10 @@ def test_text_for_a_model_of_images(kind: str, tmp_path: Path) -> None:
     types = "token_type_ids" if kind == "gemma3" else "mm_token_type_ids"
     words: dict[str, Any] = {"max_new_tokens": 8, types: torch.zeros_like(IDS), **GREEDY}
     own = model.generate(IDS, **words)
-    for drafting in (
-        {"custom_generate": str(tmp_path / "out"), "trust_remote_code": True},
-        {"custom_generate": decode.custom_generate, "drafter": "lookup"},
-    ):
-        assert torch.equal(model.generate(IDS, **words, **drafting), own)
-        with pytest.raises(ValueError, match=f"{types}: only tokens"):
-            model.generate(IDS, **{**words, types: torch.ones_like(IDS)}, **drafting)
-
-
-# ---- exported folders ----
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "says"),
-    [
-        ("config.json", None, "config.json: can't be read"),
-        ("config.json", "{}", "config.json: '.*' is missing"),
-        ("model.safetensors", "", r"model.safetensors: 'layers.0.self_attn.k_norm.weight' is miss"),
-    ],
-)
-def test_broken_folders(
-    model: Any, folder: str, tmp_path: Path, file: str, content: str | None, says: str
-) -> None:
-    shutil.copytree(folder, broken := tmp_path / "broken")
-    if content is None:
-        (broken / file).unlink()
-    elif content:
-        (broken / file).write_text(content)
-    else:
-        held = load_file(broken / file)
-        del held["layers.0.self_attn.k_norm.weight"]
-        save_file(held, broken / file)
-    with pytest.raises(ValueError, match=says) as error:
-        model.generate(
-            IDS, custom_generate=str(broken), trust_remote_code=True, max_new_tokens=4, **GREEDY
-        )
-    assert "broken" in str(error.value)
+    drafting: dict[str, Any] = {"custom_generate": str(tmp_path / "out"), "trust_remote_code": True}
+    assert torch.equal(model.generate(IDS, **words, **drafting), own)
+    with pytest.raises(ValueError, match=f"{types}: only tokens"):
+        model.generate(IDS, **{**words, types: torch.ones_like(IDS)}, **drafting)
 
 
 def test_a_recurrent_model_is_refused(folder: str) -> None:
@@ -288,9 +164,11 @@ from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 ids = torch.tensor([list(map(int, sys.argv[3].split(",")))])
 words = dict(max_new_tokens=16, do_sample=False, pad_token_id=0)
-accepted = []
-out = model.generate(ids, custom_generate=sys.argv[2], trust_remote_code=True, accepted=accepted, **words)
-assert torch.equal(out, model.generate(ids, **words)) and sum(accepted) > 4, (out, accepted)
+passes = []
+handle = model.register_forward_hook(lambda *_: passes.append(1))
+out = model.generate(ids, custom_generate=sys.argv[2], trust_remote_code=True, **words)
+handle.remove()
+assert torch.equal(out, model.generate(ids, **words)) and len(passes) < 12, (out, passes)
 """
 
 

@@ -18,20 +18,7 @@ from specalign.lm.model import Target
 from tests.builders import TRAINED_BLOCKS as VARIANTS
 from tests.builders import block_options
 from tests.builders import trained_block as build
-from tests.published_blocks import IDS, backbone, dflash_config, pruned, speculators_config, write
 from tests.target_models import tiny_target
-
-
-def test_another_engines_draft_vocabulary_has_the_size_that_its_config_says(
-    tmp_path: Path, target: Target
-) -> None:
-    tensors = backbone(target) | pruned(target)
-    for config in (speculators_config(target), dflash_config(target)):
-        for stated in (None, len(IDS)):
-            folder = write(tmp_path / "theirs", {**config, "draft_vocab_size": stated}, tensors)
-            assert load_drafter(folder, target).draft_size == len(IDS)
-        folder = write(tmp_path / "theirs", {**config, "draft_vocab_size": 77}, tensors)
-        fails(folder, target, f"draft_vocab_size=77, and .* holds {len(IDS)} draft tokens$")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -17,10 +17,10 @@ from tests.published_blocks import backbone, dspark_config, markov_tensors, writ
 HERE = Path("here")
 
 
-@pytest.mark.parametrize("kind", ["tanh", "linear", "vanilla", "gated", "none"])
+@pytest.mark.parametrize("kind", ["linear", "vanilla", "none"])
 @pytest.mark.parametrize("confidence", [False, True])
 def test_written_heads_compute_the_same(target: Target, kind: str, confidence: bool) -> None:
-    """By DSpark's definition, over a block that carries the rnn's state along."""
+    """By DSpark's definition."""
     options = {"confidence_head": confidence, "block_layout": "anchor_first"}
     options |= {} if kind == "none" else {"markov_rank": 4, "markov": kind}
     drafter = block_network(target, "taps", options=options)
@@ -28,27 +28,14 @@ def test_written_heads_compute_the_same(target: Target, kind: str, confidence: b
         for module in (drafter.markov, drafter.confidence):
             for parameter in [] if module is None else module.parameters():
                 parameter.copy_(torch.randn(parameter.shape))
-    found, tensors = write_heads(drafter)
+    tensors = write_heads(drafter)
     t = {name.removeprefix("markov_head."): tensor for name, tensor in tensors.items()}
     w1, w2 = t["markov_w1.weight"], t["markov_w2.weight"]
-    assert found == {"tanh": "rnn", "gated": "gated"}.get(kind, "vanilla")
     hidden, before = torch.randn(5, target.hidden_size), torch.tensor([0, 3, 11, 3, 7])
-    state, biases = torch.randn(w1.shape[1]), []
-    for h, x in zip(hidden, before, strict=True):
-        latent = w1[x]
-        if found == "gated":
-            gate = t["gate_proj.weight"] @ torch.cat((h, latent)) + t["gate_proj.bias"]
-            latent = gate.sigmoid() * latent
-        if found == "rnn":
-            joint = t["joint_proj.weight"] @ torch.cat((state, latent, h)) + t["joint_proj.bias"]
-            gate, candidate, output = joint.chunk(3)
-            state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
-            latent = output.tanh()
-        biases.append(w2 @ latent)
     ours = torch.zeros(5, drafter.draft_size)
     if drafter.markov is not None:
         ours = drafter.markov(hidden, before, target.embed) @ drafter.markov.basis
-    torch.testing.assert_close(torch.stack(biases), ours, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(w1[before] @ w2.T, ours, atol=1e-4, rtol=1e-4)
     if drafter.confidence is not None:
         weight, bias = t["confidence_head.proj.weight"][0], t["confidence_head.proj.bias"]
         wanted = drafter.confidence(hidden, drafter.confidence_inputs(before))
@@ -56,7 +43,7 @@ def test_written_heads_compute_the_same(target: Target, kind: str, confidence: b
         torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["silu"])
+@pytest.mark.parametrize("kind", ["silu", "tanh", "gated"])
 def test_other_heads_are_refused(target: Target, kind: str) -> None:
     options = {"markov_rank": 4, "markov": kind, "block_layout": "anchor_first"}
     with pytest.raises(
@@ -66,21 +53,14 @@ def test_other_heads_are_refused(target: Target, kind: str) -> None:
 
 
 def test_read_heads_that_do_not_fit(target: Target) -> None:
-    width = target.hidden_size
     held = markov_tensors(target, "rnn", 4, 9, stateless=False)
     with pytest.raises(UserError, match=r"joint_proj.weight: its output reads the state"):
-        take_heads(held, {"markov_rank": 4, "markov": "rnn"}, width, HERE)
+        take_heads(held, {"markov_rank": 4, "markov": "rnn"}, HERE)
     with pytest.raises(UserError, match=r"misses tensor 'markov_head.markov_w1.weight'"):
-        take_heads({}, {"markov_rank": 4, "markov": "vanilla"}, width, HERE)
-    for wrong in (torch.ones(260, 4), torch.tensor(1.0)):
-        held = markov_tensors(target, "vanilla", 5, 9) | {"markov_head.markov_w1.weight": wrong}
-        with pytest.raises(
-            UserError, match=r"markov_w1.weight has shape \(.*\), expected \(-1, 5\)"
-        ):
-            take_heads(held, {"markov_rank": 5, "markov": "vanilla"}, width, HERE)
+        take_heads({}, {"markov_rank": 4, "markov": "vanilla"}, HERE)
     held = markov_tensors(target, "vanilla", 1, 9)
     held["markov_head.markov_w2.weight"].zero_()
-    found = take_heads(held, {"markov_rank": 1, "markov": "vanilla"}, width, HERE)
+    found = take_heads(held, {"markov_rank": 1, "markov": "vanilla"}, HERE)
     assert found == ({"markov_rank": 0, "markov": ""}, {}) and not held
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from specalign.common.errors import UserError
-from specalign.formats.block import load_drafter
+from specalign.formats.block import load_drafter, read_settings
 from specalign.formats.kinds import layout_of
-from specalign.formats.settings import read_settings
 from specalign.lm.model import Target
 from tests.published_blocks import (
     ROWS,
@@ -39,7 +38,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("dflash", {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}, "sliding_attention"),
     ("dflash", {"rope_is_neox_style": False}, "rope_is_neox_style=False is not decoded here; must be True"),
     ("dflash", {"dflash_config": {"mask_token_id": 3, "attention_value_scale": 0.707}}, "attention_value_scale=0.707"),
-    ("dflash", {"dflash_config": {"mask_token_id": 3, "conditioning_source": "target_kv"}}, "conditioning_source='target_kv' is not known"),
     ("dflash", {"shift_label": True}, "shift_label=true needs"),
     ("dflash", {"projector_type": "domino"}, "projector_type='domino'"),
     ("dspark", {"markov_head_type": "lstm"}, "markov_head_type='lstm'"),

@@ -158,6 +158,8 @@ def test_half_precision_keeps_norms_and_positions() -> None:
     "changes",
     [
         {"n_blocks": 0},
+        {"time_input": "sigmas"},
+        {"attention": "causal"},
         {"hidden_size": 18, "n_heads": 4},
         {"attention": "block_causal"},
     ],

@@ -1,0 +1,74 @@
+"""The layout of the speculators package, read and written: layers under `transformer_layer_config`,
+taps counted from the embedding. Written with DFlash's blocks; read with DSpark's heads too."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import torch
+
+from specalign.common.schema import JsonObject
+from specalign.formats.dspark import read_head_settings
+from specalign.formats.published import (
+    ConfigReader,
+    Exported,
+    check_fits,
+    qwen3_config,
+    read_layers,
+    read_taps,
+)
+from specalign.formats.tensors import (
+    add_draft_vocabulary,
+    add_scaled_embedding,
+    published_tensors,
+)
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
+
+_TAPS = "aux_hidden_state_layer_ids"
+
+
+def read_speculators(s: ConfigReader, target: Target) -> JsonObject:
+    """Settings of a folder's config.json (`read_layers`)."""
+    from_anchor = False
+    with suppress(KeyError, IndexError, TypeError):  # old folders don't say it otherwise
+        method = s.values["speculators_config"]["proposal_methods"][0]
+        from_anchor = method["speculative_tokens"] == s.get("block_size")
+    settings = read_layers(s, target, from_anchor)
+    if s.values["speculators_model_type"] == "dspark":
+        settings |= read_head_settings(s)
+    return {**settings, "target_layer_ids": read_taps(s, target, _TAPS, s.get(_TAPS), shift=1)}
+
+
+def make_speculators(drafter: BlockDrafter) -> Exported:
+    """The package's folder. Raises UserError for a drafter that the format can't hold."""
+    check_fits(drafter, "speculators", layout="fill_in")
+    c, target = drafter.config, drafter.target
+    inner = qwen3_config(drafter)
+    architectures = getattr(target.config, "architectures", None) or [type(target.model).__name__]
+    config = {
+        "architectures": ["DFlashSpeculator"],
+        "speculators_model_type": "dflash",
+        "transformer_layer_config": inner,
+        "draft_vocab_size": drafter.draft_size,
+        "block_size": c.rows,
+        _TAPS: [i + 1 for i in c.target_layer_ids],  # 0 is the embedding
+        "mask_token_id": c.mask_token_id,
+        "sample_from_anchor": False,
+        "sliding_window_non_causal": True,  # else vLLM runs every layer causally
+        "dtype": inner.pop("dtype"),
+        "speculators_config": {
+            "algorithm": "dflash",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": c.block_size}],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": c.target, "architectures": list(architectures)},
+        },
+    }
+    made = Exported(config, published_tensors(drafter))
+    add_draft_vocabulary(made, drafter)
+    if drafter.draft_vocab is not None:
+        known = torch.zeros(c.vocab_size, dtype=torch.bool)
+        known[drafter.draft_vocab.cpu()] = True
+        made.tensors["t2d"] = known
+    add_scaled_embedding(made, drafter)
+    return made
