@@ -55,11 +55,6 @@ def masked_block_logits(
     return alone
 
 
-SDAR = {
-    **QWEN, "model_type": "sdar", "architectures": ["SDARForCausalLM"], "mask_token_id": 36, "block_size": 3, "head_dim": 16,
-}  # fmt: skip
-
-
 DIFFULLAMA = {
     **QWEN,
     "model_type": "llama",
@@ -69,7 +64,7 @@ DIFFULLAMA = {
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "dream": DREAM, "sdar": SDAR, "diffullama": DIFFULLAMA,
+    "dream": DREAM, "diffullama": DIFFULLAMA,
 }  # fmt: skip
 
 

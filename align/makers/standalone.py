@@ -104,7 +104,6 @@ def _make_fresh(target: Target, options: DrafterConfig, seed: int) -> DiffusionD
 
 def ddit_config(options: DrafterConfig, vocab_size: int) -> DDiTConfig:
     """The network of a fresh `ddit` drafter; `vocab_size`: the target's."""
-    scored = options.prediction == "log_score" and options.time_input != "none"
     return DDiTConfig(
         vocab_size=vocab_size + 1,
         hidden_size=options.hidden_size,
@@ -113,8 +112,7 @@ def ddit_config(options: DrafterConfig, vocab_size: int) -> DDiTConfig:
         cond_dim=options.cond_dim,
         dropout=options.dropout,
         time_input=options.time_input,
-        norm_bias=options.time_input == "none",
-        scale_by_sigma=scored,
+        scale_by_sigma=options.prediction == "log_score",
         attention=options.attention,
     )
 

@@ -147,7 +147,7 @@ def _skeleton(base: str, config: Any, where: str) -> Any:
 def _with_ids(
     family: Family, values: Mapping[str, Any], folder: Path | None, vocab_size: int, where: str
 ) -> Family:
-    """The family with this checkpoint's mask and block."""
+    """The family with this checkpoint's mask."""
     mask = values.get("mask_token_id")
     if mask is None and folder is not None:
         mask = _tokenizer_mask(folder)
@@ -155,12 +155,7 @@ def _with_ids(
         mask = family.mask_token_id
     if type(mask) is not int or not 0 <= mask < vocab_size:
         raise UserError(f"{where}: mask_token_id={mask!r} is not within 0..{vocab_size - 1}")
-    block = family.block_size
-    if family.attention == "block_causal":
-        block = values.get("block_size", block)
-        if type(block) is not int or block < 1:
-            raise UserError(f"{where}: block_size={block!r} must be a whole number of at least 1")
-    return replace(family, mask_token_id=mask, block_size=block)
+    return replace(family, mask_token_id=mask)
 
 
 def _tokenizer_mask(folder: Path) -> int | None:

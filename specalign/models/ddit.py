@@ -1,10 +1,9 @@
-"""The transformer of SEDD (arXiv 2310.16834), MDLM (2406.07524), RADD (2406.03736) and BD3-LM
-(2503.09573).
+"""The transformer of SEDD (arXiv 2310.16834) and MDLM (2406.07524).
 
 Parameters have the published names and order, so that checkpoints and their unnamed lists of
 averaged weights fit. The vocabulary V includes the mask. Besides the published attention (every
-position sees every other) a clean prefix can be causal, by tokens or by blocks; then its keys and
-values are cached, and drafting costs the block, not the context.
+position sees every other) a clean prefix can be causal; then its keys and values are cached, and
+drafting costs the block, not the context.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ class DDiT(DiffusionNetwork):
         super().__init__()
         self.config = config
         self.vocab_embed = VocabEmbedding(config.vocab_size, config.hidden_size)
-        self.sigma_map = SigmaMap(config.cond_dim) if config.time_input != "none" else None
+        self.sigma_map = SigmaMap(config.cond_dim)
         self.rotary_emb = Rotary(config.head_dim)
         self.blocks = nn.ModuleList(
             DDiTBlock(config, attention_backend) for _ in range(config.n_blocks)
         )
         self.output_layer = DDiTHead(config)
         self.vocab_size, self.mask_token_id = config.vocab_size, config.vocab_size - 1
-        self.attention, self.block_size = config.attention, config.block_size
+        self.attention = config.attention
 
     def run(
         self,
@@ -76,10 +75,8 @@ class DDiT(DiffusionNetwork):
 
     def _condition(
         self, sigma: Tensor | None, shape: tuple[int, ...], device: torch.device
-    ) -> Tensor | None:
+    ) -> Tensor:
         """silu(sigma_map(σ)) for tokens of `shape` (…, L): (…, 1 or L, cond_dim)."""
-        if self.sigma_map is None:
-            return None
         if self.config.time_input == "zero":
             sigma = torch.zeros(shape[:-1], dtype=torch.float32, device=device)
         assert sigma is not None, "this network is conditioned on σ"

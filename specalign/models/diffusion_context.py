@@ -15,8 +15,7 @@ class DiffusionContext:
     """The clean text of one request and logits of the noisy block after it, without gradients.
 
     A network that caches a prefix runs each committed token once, together with the first noisy
-    block after it (a block-causal one when its block is full); one of full attention recomputes its
-    window in every pass.
+    block after it; one of full attention recomputes its window in every pass.
     """
 
     def __init__(self, drafter: DiffusionDrafter, capacity: int) -> None:
@@ -25,8 +24,8 @@ class DiffusionContext:
         # with a shift: the last cached token's hidden state, which predicts the first position
         self.before_1D: Tensor | None = None
         self.cache: KVCache | None = None
-        if drafter.cached or drafter.caches_blocks:
-            self.cache = drafter.network.new_cache(capacity + drafter.block)
+        if drafter.cached:
+            self.cache = drafter.network.new_cache(capacity)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append committed tokens. The network sees them with the next block."""
@@ -37,13 +36,10 @@ class DiffusionContext:
         del self.tokens[count:]
         if self.cache is None:
             return
-        network = self.drafter.network
-        size = network.kept_at_once
-        whole = count // size * size
-        if network.shift and (self.before_1D is None or self.cache.length > whole):
+        if self.drafter.network.shift and (self.before_1D is None or self.cache.length > count):
             # rerun the last token for its hidden state
-            whole, self.before_1D = max(whole - size, 0), None
-        self.cache.length = min(self.cache.length, whole)
+            count, self.before_1D = max(count - 1, 0), None
+        self.cache.length = min(self.cache.length, count)
 
     @torch.no_grad()
     def denoise(self, block_K: Tensor) -> Tensor:
@@ -72,8 +68,5 @@ class DiffusionContext:
         inside_1S = torch.ones_like(tokens_1S, dtype=torch.bool)
         sigma_1 = drafter.window_sigma(tokens_1S, inside_1S)
         positions = torch.arange(tokens_1S.shape[1], device=self.device)[None]
-        see = None
-        if drafter.block:
-            see = drafter.visible(positions + len(self.tokens) - clean.shape[1], inside_1S)
-        hidden_1SD = drafter.network.hidden(tokens_1S, sigma_1, positions_BL=positions, see=see)
+        hidden_1SD = drafter.network.hidden(tokens_1S, sigma_1, positions_BL=positions)
         return drafter.logits(hidden_1SD[0, clean.shape[1] :], sigma_1.expand(block_1K.shape[1]))

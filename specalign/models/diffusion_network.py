@@ -15,13 +15,12 @@ from specalign.lm.cache import KVCache
 class DiffusionNetwork(nn.Module):
     """A network f over tokens and masks. Subclasses have `run` and `head`.
 
-    attention: `full`; `prefix_causal`: clean tokens see their past, by tokens; `block_causal`: by
-    blocks of `block_size` (0 for others). shift: how many places before a token the raw row that
-    predicts it is. groups: query heads for each key head. opens: without a mask rows see all.
+    attention: `full`, or `prefix_causal`: clean tokens see their past. shift: how many places
+    before a token the raw row that predicts it is. groups: query heads for each key head. opens:
+    without a mask rows see all.
     """
 
     attention: str
-    block_size: int
     vocab_size: int
     mask_token_id: int
     shift: int = 0
@@ -53,11 +52,6 @@ class DiffusionNetwork(nn.Module):
     def dtype(self) -> torch.dtype:
         """Of its arithmetic."""
         return next(self.parameters()).dtype
-
-    @property
-    def kept_at_once(self) -> int:
-        """Clean tokens enter the cache in multiples of this: a block sees all of itself."""
-        return self.block_size or 1
 
     def hidden(
         self,
@@ -114,10 +108,8 @@ class DiffusionNetwork(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """f of a noisy block after the cached prefix and the clean tokens after that, (B, K, V), in
         one pass; and, with a shift, the raw hidden state of the last cached token: the next call's
-        `before_BD`. The block sees everything, itself in both directions; under block_causal
-        attention, its own and earlier blocks. The clean tokens (σ = 0) stay in the cache, under
-        block_causal attention only whole blocks of them: pass the others again. Either may be
-        empty."""
+        `before_BD`. The block sees everything, itself in both directions. The clean tokens (σ = 0)
+        stay in the cache. Either may be empty."""
         clean, noisy, past = clean_BC.shape[1], noisy_BK.shape[1], cache.length
         length, device = clean + noisy, clean_BC.device
         cache.check_room(length)
@@ -125,17 +117,13 @@ class DiffusionNetwork(nn.Module):
         if sigma_B is not None and clean:
             zero_BC = sigma_B.new_zeros(clean_BC.shape)
             sigma = torch.cat((zero_BC, sigma_B[:, None].expand(-1, noisy)), 1)
-        if clean or self.block_size or not self.opens:
+        if clean or not self.opens:
             see_SS = clean_then_noisy(clean, noisy, device)
-            if self.block_size:
-                block = torch.arange(length, device=device) // self.block_size
-                see_SS = block <= block[:, None]
             see = block_mask(see_SS, length, past, self.groups, self.dtype, device)
         positions = torch.arange(past, past + length, device=device)[None]
         raw_BSD = self.run(torch.cat((clean_BC, noisy_BK), 1), see, positions, cache, sigma)
         f_BKV = self.head(self._predicting(raw_BSD, before_BD)[:, clean:], sigma_B)
-        kept = clean // self.kept_at_once * self.kept_at_once
-        cache.advance(kept)
-        if self.shift and kept:
-            before_BD = raw_BSD[:, kept - 1]
+        cache.advance(clean)
+        if self.shift and clean:
+            before_BD = raw_BSD[:, clean - 1]
         return f_BKV, before_BD

@@ -25,9 +25,8 @@ class Family:
     """How a family's checkpoints are read, and what its network computes.
 
     mask_token_id: if neither config.json nor the tokenizer's files name one. shift: how many places
-    before a token the raw logits that predict it are. block_size: of block_causal, if config.json
-    has none. keys: prefixes of their parameter names and of ours; the first match counts, in both
-    directions.
+    before a token the raw logits that predict it are. keys: prefixes of their parameter names and
+    of ours; the first match counts, in both directions.
     """
 
     name: str
@@ -37,8 +36,7 @@ class Family:
     base: str
     mask_token_id: int
     shift: Literal[0, 1] = 0
-    attention: Literal["full", "block_causal", "prefix_causal"] = "full"
-    block_size: int = 0
+    attention: Literal["full", "prefix_causal"] = "full"
     keys: tuple[tuple[str, str], ...] = ()
 
     def ours(self, name: str) -> str:
@@ -88,18 +86,6 @@ _FAMILIES = (
         mask_token_id=811,
         shift=1,
         keys=(("embed_tokens.", "model.embed_tokens."), ("denoise_model.", "model.")),
-    ),
-    Family(
-        # Qwen3; config.json's block_size and mask_token_id are read by its modeling_sdar.py, whose
-        # loss has no shift. 4 is the block of the ids without a suffix -b16, -b32.
-        name="sdar",
-        hub_ids=("JetLM/SDAR-*B-Chat*",),
-        model_type="sdar",
-        architectures=("SDARForCausalLM",),
-        base="Qwen3ForCausalLM",
-        mask_token_id=151669,
-        attention="block_causal",
-        block_size=4,
     ),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}

@@ -25,7 +25,7 @@ class MaskedLM(DiffusionNetwork):
     """The network q of a masked-diffusion language model, built by `load_masked_lm` or `adapt`; σ
     does not matter.
 
-    family: with the checkpoint's own mask_token_id and block_size. source: config.json as it was
+    family: with the checkpoint's own mask_token_id. source: config.json as it was
     read and will be written. With a `target`, embedding and head are the target's: frozen, and not
     among the parameters.
     """
@@ -44,7 +44,7 @@ class MaskedLM(DiffusionNetwork):
         self._kv_heads = getattr(model.config, "num_key_value_heads", None) or self._heads
         self.groups, self.vocab_size = self._heads // self._kv_heads, int(model.config.vocab_size)
         self.mask_token_id, self.attention = family.mask_token_id, family.attention
-        self.block_size, self.shift = family.block_size, family.shift
+        self.shift = family.shift
         if target:
             model.set_input_embeddings(nn.Identity())
             model.set_output_embeddings(nn.Identity())

@@ -34,8 +34,7 @@ class DiffusionConfig:
     block_size: K, the tokens of a block in training; decoding may draft fewer or more. vocab_size:
     the target's. prediction: `log_score` (SEDD) or `logits`; both give the same q. window: clean
     tokens before a block that a network of full attention reads. mask_id: of a DDiT, if it is not
-    the last id. mask_rates: of a published checkpoint (BD3-LM's clipped schedule). network: its
-    architecture, to tell one checkpoint from another.
+    the last id. network: its architecture, to tell one checkpoint from another.
     """
 
     block_size: int
@@ -44,7 +43,6 @@ class DiffusionConfig:
     prediction: Literal["log_score", "logits"] = "log_score"
     window: int = 512
     mask_id: int | None = None
-    mask_rates: list[float] | None = None
     target: str = ""
     target_sha256: str = ""
     network: JsonObject = field(default_factory=dict)
@@ -81,11 +79,6 @@ class DiffusionDrafter(nn.Module):
         size = network.vocab_size  # a mask beyond the target's included
         # a clean prefix does not see what follows, so that its keys can be cached
         self.cached = network.attention == "prefix_causal"
-        # the blocks by which a block-causal network sees (BD3-LM, SDAR), 0 for others; they can be
-        # cached if they are not conditioned on σ
-        self.block = network.block_size
-        by_sigma = isinstance(network, DDiT) and network.config.time_input == "sigma"
-        self.caches_blocks = bool(self.block) and not by_sigma
         self.mask_id = network.mask_token_id if config.mask_id is None else config.mask_id
         unscaled = isinstance(network, DDiT) and not network.config.scale_by_sigma
         if config.prediction == "log_score" and unscaled:
@@ -144,25 +137,15 @@ class DiffusionDrafter(nn.Module):
         inside = (place_BAW >= 0) & (document_BAW == document_BA1)
         tokens_NS = torch.cat((clean_BAW, noisy.tokens_t), 2).flatten(0, 1)
         inside_NS = torch.cat((inside, torch.ones_like(noisy.valid)), 2).flatten(0, 1)
-        first_N1 = (batch.positions_BL.gather(1, anchors.index_BA).flatten() + 1)[:, None]
-        absolute_NS = first_N1 + torch.arange(-width, K, device=flat.device)
         positions_NS = inside_NS.long().cumsum(1).sub(1).clamp_min(0)
-        see = self.visible(absolute_NS.clamp_min(0), inside_NS)
+        # padding sees itself, so that every row sees something
+        own_SS = torch.eye(width + K, dtype=torch.bool, device=flat.device)
+        see = ((inside_NS[:, None] & inside_NS[..., None]) | own_SS)[:, None]
         if annealed is not None:
             see = see & annealed(width + K)
         sigma_N = self.window_sigma(tokens_NS, inside_NS)
         hidden_NSD = self.network.hidden(tokens_NS, sigma_N, positions_BL=positions_NS, see=see)
         return hidden_NSD[:, width:].unflatten(0, (B, A)), sigma_N.view(B, A, 1).expand(B, A, K)
-
-    def visible(self, absolute_NS: Tensor, inside_NS: Tensor) -> Tensor:
-        """Attention mask of a window, (N, 1, S, S): everything inside, or by blocks counted from
-        the text's start. Padding sees itself, so that every row sees something."""
-        own_SS = torch.eye(inside_NS.shape[1], dtype=torch.bool, device=inside_NS.device)
-        see_NSS = (inside_NS[:, None] & inside_NS[..., None]) | own_SS
-        if self.block:
-            block_NS = absolute_NS // self.block
-            see_NSS = see_NSS & (block_NS[:, None] <= block_NS[..., None])
-        return see_NSS[:, None]
 
     def window_sigma(self, tokens_NS: Tensor, inside_NS: Tensor) -> Tensor:
         """σ of windows, (N,): by the share of masks in them."""

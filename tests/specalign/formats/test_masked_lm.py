@@ -29,11 +29,6 @@ PUBLISHED = {  # as the checkpoints have them: the layer's, then the rest
         (*QWEN_LAYER, "self_attn.k_proj.bias", "self_attn.q_proj.bias", "self_attn.v_proj.bias"),
         ("lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"),
     ),
-    "sdar": (
-        "model.layers.{i}.",
-        (*QWEN_LAYER, "self_attn.k_norm.weight", "self_attn.q_norm.weight"),
-        ("lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"),
-    ),
     "diffullama": (
         "denoise_model.layers.{i}.", QWEN_LAYER, ("denoise_model.norm.weight", "embed_tokens.weight", "lm_head.weight"),
     ),
@@ -93,8 +88,6 @@ def test_broken_files_say_why(tmp_path: Path) -> None:
     torch.save({"a": print}, tmp_path / "pytorch_model.bin")
     with pytest.raises(UserError, match="contains print objects besides tensors"):
         load_masked_lm(tmp_path)
-    with pytest.raises(UserError, match="block_size=0"):
-        small_masked_lm("sdar", block_size=0)
 
 
 def test_mask_ids_come_from_the_config_the_tokenizer_or_the_record(tmp_path: Path) -> None:
