@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from align.losses.divergence_gradients import TargetPlaces, target_places
 from align.losses.divergences import DraftRows, RowStatistics, row_statistics
-from align.losses.target_places import TargetPlaces, target_places
 from specalign.diffusion.noise import LOG_ZERO
 
 

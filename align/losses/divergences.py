@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from align.losses.divergence_gradients import ChunkInputs, Statistics, factor_dtype
-from align.losses.target_places import TargetPlaces
+from align.losses.divergence_gradients import ChunkInputs, Statistics, TargetPlaces, factor_dtype
 
 _CPU_CHUNK_BYTES = 4 << 20  # of fp32 logits: what a CPU's cache holds
 _CPU_CHUNK_ROWS = 128  # with fewer, the product waits for the head to be read

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from align.losses.divergence_gradients import target_places
 from align.losses.divergences import DraftRows, logit_statistics, row_statistics
-from align.losses.target_places import target_places
 from tests.logits import DIFFERENTIABLE, KINDS, Case, make
 
 
