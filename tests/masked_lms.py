@@ -45,7 +45,7 @@ def masked_block_logits(
     assert cache.length == prefix.shape[1]
     alone = network.denoise(NO_TOKENS, block, cache, before)[0]
     cache.length -= parts[-1]
-    if network.family.shift:
+    if network.shift:
         _, before = network.denoise(
             prefix[:, : -parts[-1]], NO_TOKENS, again := network.new_cache(12)
         )

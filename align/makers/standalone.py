@@ -163,7 +163,7 @@ def adapt(
         "base": own.base,
         "base_config": own.config.to_diff_dict(),
         "layers": list(layers),
-        "shift": ADAPTED.shift,
+        "shift": MaskedLM.shift,
         "attention": attention,
         "mask_token_id": mask_token_id,
         "share_embedding": share_embedding,

@@ -32,7 +32,7 @@ from specalign.lm.opening import quiet_loading
 from specalign.models.families import BASES, Family, family_of
 from specalign.models.masked_lm import MaskedLM, is_lora
 
-ADAPTED = Family("adapted", (), "adapted_masked_lm", ("AdaptedMaskedLM",), "", 0, shift=1)
+ADAPTED = Family("adapted", (), "adapted_masked_lm", ("AdaptedMaskedLM",), "", 0)
 """What `adapt` makes; base, attention, cache and mask are filled in from its config.json."""
 ATTENTIONS = ("full", "prefix_causal")
 _LOADING = {
@@ -97,7 +97,6 @@ def adapted_from(
         ADAPTED,
         base=base,
         attention="full" if kind == "full" else "prefix_causal",
-        shift=1 if source.get("shift", 1) else 0,
     )
     config = _make_config(family, source["base_config"], where)
     shared = target if source["share_embedding"] else None

@@ -24,9 +24,8 @@ BASES = ("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCau
 class Family:
     """How a family's checkpoints are read, and what its network computes.
 
-    mask_token_id: if neither config.json nor the tokenizer's files name one. shift: how many places
-    before a token the raw logits that predict it are. keys: prefixes of their parameter names and
-    of ours; the first match counts, in both directions.
+    mask_token_id: if neither config.json nor the tokenizer's files name one. keys: prefixes of
+    their parameter names and of ours; the first match counts, in both directions.
     """
 
     name: str
@@ -35,7 +34,6 @@ class Family:
     architectures: tuple[str, ...]
     base: str
     mask_token_id: int
-    shift: Literal[0, 1] = 0
     attention: Literal["full", "prefix_causal"] = "full"
     keys: tuple[tuple[str, str], ...] = ()
 
@@ -72,7 +70,6 @@ _FAMILIES = (
         architectures=("DreamModel",),
         base="Qwen2ForCausalLM",
         mask_token_id=151666,
-        shift=1,
     ),
     Family(
         # Names: the wrapper takes the embedding out of the body (DiffuLLaMA's model.py). 811, an
@@ -84,7 +81,6 @@ _FAMILIES = (
         architectures=("DiscreteDiffusionModel",),
         base="LlamaForCausalLM",
         mask_token_id=811,
-        shift=1,
         keys=(("embed_tokens.", "model.embed_tokens."), ("denoise_model.", "model.")),
     ),
 )

@@ -30,6 +30,7 @@ class MaskedLM(DiffusionNetwork):
     among the parameters.
     """
 
+    shift = 1  # of all families
     opens = False
 
     def __init__(
@@ -44,7 +45,6 @@ class MaskedLM(DiffusionNetwork):
         self._kv_heads = getattr(model.config, "num_key_value_heads", None) or self._heads
         self.groups, self.vocab_size = self._heads // self._kv_heads, int(model.config.vocab_size)
         self.mask_token_id, self.attention = family.mask_token_id, family.attention
-        self.shift = family.shift
         if target:
             model.set_input_embeddings(nn.Identity())
             model.set_output_embeddings(nn.Identity())
