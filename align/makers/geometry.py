@@ -128,9 +128,7 @@ def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list
     found = [r for i in chosen if isinstance(r := rotaries[i], RotaryTable) and i in same]
     if len(found) == len(chosen):
         return chosen, found
-    # without any such layer the reason of one that attends
-    attending = [i for i in chosen if plain[i] is not None] or chosen
-    bad = next(i for i in (chosen if same else attending) if i not in same)
+    bad = next(i for i in chosen if i not in same)
     why = rotaries[bad]
     why = why if isinstance(why, str) else "their shape differs from that of other layers"
     raise UserError(
@@ -146,9 +144,8 @@ def check_taps(target: Target, layers: Sequence[int]) -> None:
     found = target.forward(tokens, taps=layers, logits=False).taps_BLFD
     if found is not None and tuple(found.shape) == (1, 2, len(layers), target.hidden_size):
         return
-    advice = "this target can't have a block drafter (--methods lookup needs no drafter)"
-    if any(isinstance(rotary, RotaryTable) for rotary in key_rotaries(target)):
-        advice = "use drafter.context=shared_kv"
+    shares = any(isinstance(rotary, RotaryTable) for rotary in key_rotaries(target))
+    advice = "use drafter.context=shared_kv" if shares else "--methods lookup needs no drafter"
     raise UserError(
         f"drafter.context=taps: the layers of target {target.spec!r} do not output one hidden "
         f"state per token; {advice}"
