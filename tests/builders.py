@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +57,7 @@ _MASKED_LM: dict[str, Any] = {"kind": "masked_lm", "layers": 2}
 DIFFUSION_KINDS: dict[str, dict[str, Any]] = {
     "ddit": {**_DDIT, "cond_dim": 16},
     "ddit, full": {**_DDIT, "attention": "full", "window": 6},
-    "radd": {**_DDIT, "time_input": "none", "prediction": "logits"},
-    "ddit, blocks": {**_DDIT, "window": 24, "time_input": "zero"},
-    "ddit, blocks told σ": {**_DDIT, "window": 9},
+    "ddit, zero": {**_DDIT, "time_input": "zero", "prediction": "logits"},
     "masked_lm": _MASKED_LM,
     "masked_lm, full": {**_MASKED_LM, "attention": "full", "window": 6},
     "masked_lm, own head": {**_MASKED_LM, "share_embedding": False},
@@ -70,12 +67,6 @@ DIFFUSION_KINDS: dict[str, dict[str, Any]] = {
 def diffusion_drafter(target: Target, kind: str, seed: int = 0) -> DiffusionDrafter:
     """With weights that are nowhere zero, so that every path counts."""
     made = make_standalone(target, DrafterConfig(block_size=3, **DIFFUSION_KINDS[kind]), seed)
-    if kind.startswith("ddit, blocks"):  # BD3-LM's attention
-        assert isinstance(made.network, DDiT)
-        config = replace(
-            made.network.config, attention="block_causal", block_size=4, scale_by_sigma=False
-        )
-        made = DiffusionDrafter(DDiT(config), replace(made.config, prediction="logits"), target)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in made.parameters():

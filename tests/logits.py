@@ -7,12 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from align.losses.divergence_gradients import DIVERGENCES
+from align.losses.divergence_gradients import TargetPlaces, target_places
 from align.losses.divergences import DraftRows, RowStatistics, row_statistics
-from align.losses.target_places import TargetPlaces, target_places
 from specalign.diffusion.noise import LOG_ZERO
-
-ALL = frozenset(DIVERGENCES)
 
 
 @dataclass
@@ -39,7 +36,7 @@ class Case:
         given = (self.rows.hidden_RD, self.rows.z_Rr, self.rows.basis_rV)
         return [x for x in given if x is not None]
 
-    def statistics(self, wanted: frozenset[str] = ALL, chunk_rows: int = 1024) -> RowStatistics:
+    def statistics(self, chunk_rows: int = 1024) -> RowStatistics:
         """With a confidence head that sums hidden states."""
         found = row_statistics(
             self.rows,
@@ -47,7 +44,6 @@ class Case:
             self.head_VdD,
             self.draft_vocab,
             self.shape,
-            wanted,
             chunk_rows,
         )
         return replace(found, confidence=self.rows.hidden_RD.sum(-1).view(self.shape))
@@ -66,18 +62,11 @@ class Case:
         p = (target / self.temperature).softmax(-1)
         inside = torch.zeros(vocabulary, dtype=torch.bool).index_fill(0, ids, True)
         safe_q = torch.where(inside, q, 1.0)
-        m = (p + q) / 2
         label = self.places.next_P[self.rows.place_R]
         q_label = safe_q.gather(1, label[:, None])[:, 0]
         values = {
             "log_q_label": torch.where(inside[label], q_label.log(), LOG_ZERO),
             "forward_kl": torch.where(inside, p * (p / safe_q).log(), 0.0).sum(-1),
-            "reverse_kl": torch.where(inside, q * (safe_q / p).log(), 0.0).sum(-1),
-            "jensen_shannon": (
-                (p * (p / m).log()).sum(-1)
-                + torch.where(inside, q * (safe_q / m).log(), 0.0).sum(-1)
-            )
-            / 2,
             "total_variation": (p - q).abs().sum(-1) / 2,
             "acceptance": torch.minimum(p, q).sum(-1),
             "p_label": p.gather(1, label[:, None])[:, 0],
@@ -120,7 +109,7 @@ def make(
     return Case(draft, places, head, draft_vocab, (anchors, block), temperature)
 
 
-DIFFERENTIABLE = ("log_q_label", *DIVERGENCES)
+DIFFERENTIABLE = ("log_q_label", "forward_kl", "total_variation")
 
 
 KINDS = {

@@ -45,7 +45,7 @@ def masked_block_logits(
     assert cache.length == prefix.shape[1]
     alone = network.denoise(NO_TOKENS, block, cache, before)[0]
     cache.length -= parts[-1]
-    if network.family.shift:
+    if network.shift:
         _, before = network.denoise(
             prefix[:, : -parts[-1]], NO_TOKENS, again := network.new_cache(12)
         )
@@ -53,20 +53,6 @@ def masked_block_logits(
     together = network.denoise(prefix[:, -parts[-1] :], block, cache, before)[0]
     torch.testing.assert_close(alone, together, atol=2e-5, rtol=1e-4)
     return alone
-
-
-LLADA = {
-    "model_type": "llada", "architectures": ["LLaDAModelLM"], "d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2,
-    "mlp_hidden_size": 48, "embedding_size": 40, "vocab_size": 40, "max_sequence_length": 64, "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0, "weight_tying": False, "mask_token_id": 36, "activation_type": "silu", "block_type": "llama",
-    "layer_norm_type": "rms", "rope": True, "alibi": False, "include_bias": False, "include_qkv_bias": False,
-    "auto_map": {"AutoModel": "modeling_llada.LLaDAModelLM"}, "init_std": 0.2, "precision": "amp_bf16",
-}  # fmt: skip
-
-
-SDAR = {
-    **QWEN, "model_type": "sdar", "architectures": ["SDARForCausalLM"], "mask_token_id": 36, "block_size": 3, "head_dim": 16,
-}  # fmt: skip
 
 
 DIFFULLAMA = {
@@ -77,14 +63,8 @@ DIFFULLAMA = {
 }
 
 
-DIFFUGPT = {
-    "model_type": "gpt2", "architectures": ["DiscreteDiffusionModel"], "n_embd": 32, "n_layer": 2, "n_head": 4,
-    "n_positions": 64, "vocab_size": 40, "mask_token_id": 36, "initializer_range": 0.2, "bos_token_id": 0, "eos_token_id": 0,
-}  # fmt: skip
-
-
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llada": LLADA, "dream": DREAM, "sdar": SDAR, "diffullama": DIFFULLAMA, "diffugpt": DIFFUGPT,
+    "dream": DREAM, "diffullama": DIFFULLAMA,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of the published layouts (SEDD, RADD, MDLM, BD3-LM) of a small network, as their authors write them."""
+"""Checkpoints of the published layouts (SEDD, MDLM) of a small network, as their authors write them."""
 
 from __future__ import annotations
 
@@ -29,18 +29,6 @@ SEDD: dict[str, Any] = {
 }
 FLAT: dict[str, Any] = {**{k: v for k, v in SIZES.items() if k != "hidden_size"}, "hidden_dim": 16}
 MDLM: dict[str, Any] = {"model_type": "mdlm", "vocab_size": 11, "time_conditioning": False, **FLAT}
-BD3LM: dict[str, Any] = {
-    **MDLM,
-    "model_type": "bd3lm",
-    "block_size": 4,
-    "cross_attn": True,
-    "var_min": True,
-}
-RADD: dict[str, Any] = {
-    "tokens": 10,
-    "noise": {"type": "loglinear", "sigma_min": 1e-4, "sigma_max": 20},
-    "model": {"type": "ddit_wot", "use_checkpoint": False, "dtype": "float16", **SIZES},
-}
 
 
 def network(**changes: Any) -> DDiT:

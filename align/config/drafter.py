@@ -9,8 +9,7 @@ from align.config.option import Section, option, require
 from specalign.common.errors import nearest
 
 LOSS_NAMES = (
-    "cross_entropy", "forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "lk",
-    "first_error", "streak", "confidence",
+    "cross_entropy", "forward_kl", "total_variation", "lk", "streak", "confidence",
 )  # fmt: skip
 
 
@@ -75,11 +74,11 @@ class DrafterConfig(Section):
     heads: int = option(4, "ddit: attention heads", low=1, high=2**16)
     cond_dim: int = option(128, "ddit: width of the time conditioning", low=1, high=2**16)
     dropout: float = option(0.0, "ddit: dropout while training", low=0, high=0.9)
-    time_input: Literal["sigma", "zero", "none"] = option(
-        "sigma", "ddit: conditioned on the noise (SEDD), on zero (MDLM), or without adaLN (RADD)"
+    time_input: Literal["sigma", "zero"] = option(
+        "sigma", "ddit: conditioned on the noise (SEDD) or on zero (MDLM)"
     )
     graph: str = option("absorbing", "standalone: noise process; absorbing = masks tokens")
-    schedule: Literal["loglinear", "geometric", "cosine"] = option("loglinear", "noise schedule")
+    schedule: Literal["loglinear", "geometric"] = option("loglinear", "noise schedule")
     prediction: Literal["log_score", "logits"] = option(
         "log_score", "standalone: the network's output: SEDD's log-score or MDLM's logits"
     )
@@ -118,9 +117,6 @@ class DrafterConfig(Section):
         )
         graph = f"drafter.graph={self.graph}: such a drafter cannot draft"
         require(self.graph == "absorbing", f"{graph}; use drafter.graph=absorbing")
-        is_fresh_radd = is_ddit and not has_init and self.time_input == "none"
-        radd = "drafter.time_input=none needs drafter.prediction=logits (RADD)"
-        require(not is_fresh_radd or self.prediction == "logits", radd)
         width = f"drafter.hidden_size={self.hidden_size} must be a multiple of twice "
         is_even = self.hidden_size % (2 * self.heads) == 0
         require(not is_ddit or is_even, f"{width}drafter.heads={self.heads}")

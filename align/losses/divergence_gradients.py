@@ -1,10 +1,11 @@
-"""The statistics of a chunk of rows and their gradients, written by hand: d(value)/d(logits) =
-q·(S − Σ q·S) for a slope S in q. Shapes: align/losses/divergences.py."""
+"""p at every place of a text, and the statistics of a chunk of rows with their gradients, written by
+hand: d(value)/d(logits) = q·(S − Σ q·S) for a slope S in q. Shapes: align/losses/divergences.py.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import log
 from typing import Any
 
 import torch
@@ -12,14 +13,55 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from align.losses.target_places import TargetPlaces
 from specalign.diffusion.noise import LOG_ZERO
 from specalign.kernels.fusing import fused_on_gpu
 from specalign.kernels.linear import many_rows
 
-ALWAYS = ("log_q_label", "acceptance", "p_label", "match", "greedy_label")
-"""The statistics that are always computed; divergences follow."""
-DIVERGENCES = ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation")
+
+@dataclass
+class TargetPlaces:
+    """p of the next token at every text position P: one pass of the head serves all anchors.
+
+    hidden_PD: the target's last hidden states. log_z_P: log-sum-exp over the WHOLE vocabulary of
+    logits/temperature. best_P: argmax p. next_P: the token that follows. log_p_next_P: its
+    log-probability. finish: turns the head's product into logits, given the columns' ids or None.
+    """
+
+    hidden_PD: Tensor
+    log_z_P: Tensor
+    best_P: Tensor
+    next_P: Tensor
+    log_p_next_P: Tensor
+    temperature: float = 1.0
+    finish: Callable[[Tensor, Tensor | None], Tensor] | None = None
+
+
+@torch.no_grad()
+def target_places(
+    hidden_PD: Tensor,
+    next_P: Tensor,
+    head: Callable[[Tensor], Tensor],
+    temperature: float = 1.0,
+    chunk: int = 0,
+    finish: Callable[[Tensor, Tensor | None], Tensor] | None = None,
+) -> TargetPlaces:
+    """Run the target's head, (chunk, D) → (chunk, V) logits at a time; p = softmax(logits /
+    temperature). `finish`: as in `TargetPlaces`; `head` applies it already."""
+    log_z, best, log_p = [], [], []
+    chunk = chunk or (256 if hidden_PD.device.type == "cpu" else 4096)
+    for part, following in zip(hidden_PD.split(chunk), next_P.split(chunk), strict=True):
+        logits = head(part).float()
+        if temperature != 1.0:
+            logits = logits / temperature
+        top, where = logits.max(-1)
+        chosen = logits.gather(-1, following[:, None])[:, 0]
+        # log-sum-exp in place: a fresh tensor of this size costs more than the sum
+        log_z.append(logits.sub_(top[:, None]).exp_().sum(-1).log_().add_(top))
+        best.append(where)
+        log_p.append(chosen - log_z[-1])
+    return TargetPlaces(
+        hidden_PD, torch.cat(log_z), torch.cat(best), next_P, torch.cat(log_p), temperature, finish
+    )
 
 
 @dataclass
@@ -32,7 +74,6 @@ class ChunkInputs:
     places: TargetPlaces
     head_VdD: Tensor
     draft_vocab: Tensor | None
-    names: tuple[str, ...]
     keep: bool
     halves_VdD: Tensor | None = None
     direct: bool = False
@@ -99,9 +140,9 @@ def _columns(label_R: Tensor, draft_vocab: Tensor | None) -> tuple[Tensor, Tenso
 
 
 class Statistics(torch.autograd.Function):
-    """Rows of hidden states, or of logits if `work.direct`, → their statistics. With S a value's
-    slope in q, d(value)/d(logits) = q·(S − Σ q·S); forward KL: (Σp)·q − p; log q of the label:
-    one-hot − q."""
+    """Rows of hidden states, or of logits if `work.direct`, → their statistics in the order of
+    `RowStatistics`. With S a value's slope in q, d(value)/d(logits) = q·(S − Σ q·S); forward KL:
+    (Σp)·q − p; log q of the label: one-hot − q."""
 
     @staticmethod
     def forward(
@@ -121,7 +162,7 @@ class Statistics(torch.autograd.Function):
             outputs = _values(log_q, log_p_U, where, place_R, work)
         ctx.work = work
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*outputs[1 : len(ALWAYS)])
+        ctx.mark_non_differentiable(*outputs[3:])
         kept = (log_q, log_p_U, where) if work.keep else (log_z, None, None)
         rows = place_R if work.direct else rows  # logits are not read again
         ctx.save_for_backward(rows, z_Rr, basis_rV, place_R, *kept)
@@ -136,8 +177,7 @@ class Statistics(torch.autograd.Function):
             if not work.keep:
                 log_q = _logits(rows, z_Rr, basis_rV, work).sub_(log_q)
                 log_p_U, where = _target_rows(place_R, work)
-            by_name = dict(zip(ALWAYS + work.names, grads, strict=True))
-            slope = _slope_of_logits(by_name, log_q, log_p_U, where, place_R, work)
+            slope = _slope_of_logits(grads[:3], log_q, log_p_U, where, place_R, work)
             if work.direct:
                 return slope, None, None, None, None
             need_hidden, need_z, need_basis = ctx.needs_input_grad[:3]
@@ -154,14 +194,14 @@ class Statistics(torch.autograd.Function):
 def _values(
     log_q: Tensor, log_p_U: Tensor, where: Tensor, place_R: Tensor, work: ChunkInputs
 ) -> tuple[Tensor, ...]:
-    """The statistics in the order `ALWAYS` + work.names."""
     label_R, best_R = work.places.next_P[place_R], work.places.best_P[place_R]
     column_R, inside_R = _columns(label_R, work.draft_vocab)
     log_q_label = torch.where(inside_R, log_q.gather(-1, column_R[:, None])[:, 0], LOG_ZERO)
-    top, acceptance, values = _sums(log_q, log_p_U, where, work.names)
+    top, acceptance, forward_kl = _sums(log_q, log_p_U, where)
     match = (top if work.draft_vocab is None else work.draft_vocab[top]) == best_R
-    always = (log_q_label, acceptance, work.places.log_p_next_P[place_R].exp(), match.float())
-    return (*always, (label_R == best_R).float(), *(values[name] for name in work.names))
+    p_label, greedy_label = work.places.log_p_next_P[place_R].exp(), label_R == best_R
+    constants = (acceptance, p_label, match.float(), greedy_label.float())
+    return (log_q_label, forward_kl, 1 - acceptance, *constants)
 
 
 @fused_on_gpu
@@ -173,44 +213,30 @@ def _log_softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @fused_on_gpu
-def _sums(
-    log_q: Tensor, log_p_U: Tensor, where: Tensor, names: tuple[str, ...]
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """argmax q, Σ min(p, q) and the divergences, (R,) each."""
+def _sums(log_q: Tensor, log_p_U: Tensor, where: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """argmax q, Σ min(p, q) and Σ p log(p/q), (R,) each."""
     top = log_q.argmax(-1)
     p_U = log_p_U.exp()
     p, q = p_U[where], log_q.exp()
-    values: dict[str, Tensor] = {}
-    if "forward_kl" in names:
-        values["forward_kl"] = (p_U * log_p_U).sum(-1)[where] - (p * log_q).sum(-1)
-    if "reverse_kl" in names:
-        values["reverse_kl"] = (q * (log_q - log_p_U[where])).sum(-1)
-    if "jensen_shannon" in names:
-        log_p = log_p_U[where]
-        log_m = torch.logaddexp(log_p, log_q).sub_(log(2))
-        inside = (p * (log_p - log_m)).sum(-1) + (q * (log_q - log_m)).sum(-1)
-        values["jensen_shannon"] = 0.5 * (inside + (1 - p_U.sum(-1)[where]).clamp_min(0) * log(2))
+    forward_kl = (p_U * log_p_U).sum(-1)[where] - (p * log_q).sum(-1)
     acceptance = torch.minimum(p, q, out=q).sum(-1)
-    values["total_variation"] = 1 - acceptance
-    return top, acceptance, values
+    return top, acceptance, forward_kl
 
 
 def _slope_of_logits(
-    grads: dict[str, Tensor | None],
+    grads: tuple[Tensor | None, ...],
     log_q: Tensor,
     log_p_U: Tensor,
     where: Tensor,
     place_R: Tensor,
     work: ChunkInputs,
 ) -> Tensor:
-    """d(loss)/d(draft logits), (R, Vd), from d(loss)/d(each statistic)."""
+    """d(loss)/d(draft logits), (R, Vd), from d(loss)/d(log q of the label, KL, variation)."""
     zero = torch.zeros_like(log_q[:, :1])
-    forward = zero if (g := grads.get("forward_kl")) is None else g[:, None]
-    label = zero if (g := grads.get("log_q_label")) is None else g[:, None]
+    label, forward = (zero if grad is None else grad[:, None] for grad in grads[:2])
     column_R, inside_R = _columns(work.places.next_P[place_R], work.draft_vocab)
     label = label * inside_R[:, None]
-    others = (grads.get(name) for name in ("reverse_kl", "jensen_shannon", "total_variation"))
-    slope = _slope(log_q, log_p_U, where, forward, label, *others)
+    slope = _slope(log_q, log_p_U, where, forward, label, grads[2])
     return slope.scatter_add_(-1, column_R[:, None], label)
 
 
@@ -221,26 +247,14 @@ def _slope(
     where: Tensor,
     forward: Tensor,
     label: Tensor,
-    reverse: Tensor | None,
-    jensen: Tensor | None,
     variation: Tensor | None,
 ) -> Tensor:
     """`_slope_of_logits` without the label's one-hot part, (R, Vd)."""
     q, p_U = log_q.exp(), log_p_U.exp()
     p = p_U[where]
     total = forward * p_U.sum(-1, keepdim=True)[where] - label
-    slopes: list[Tensor] = []  # g·S of each divergence that asks for it
-    if reverse is not None:
-        slopes.append((log_q - log_p_U[where]).mul_(reverse[:, None]))
-    if jensen is not None:
-        log_m = torch.logaddexp(log_p_U[where], log_q).sub_(log(2))
-        slopes.append(torch.sub(log_q, log_m, out=log_m).mul_(0.5 * jensen[:, None]))
     if variation is not None:
-        slopes.append((q < p) * -variation[:, None])
-    if slopes:
-        in_q = slopes.pop()
-        for more in slopes:
-            in_q += more
+        in_q = (q < p) * -variation[:, None]
         total = total - (q * in_q).sum(-1, keepdim=True)
         slope = q.mul_(in_q.add_(total))
     else:

@@ -14,14 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from align.losses.divergence_gradients import (
-    ALWAYS,
-    DIVERGENCES,
-    ChunkInputs,
-    Statistics,
-    factor_dtype,
-)
-from align.losses.target_places import TargetPlaces
+from align.losses.divergence_gradients import ChunkInputs, Statistics, TargetPlaces, factor_dtype
 
 _CPU_CHUNK_BYTES = 4 << 20  # of fp32 logits: what a CPU's cache holds
 _CPU_CHUNK_ROWS = 128  # with fewer, the product waits for the head to be read
@@ -29,26 +22,24 @@ _CPU_CHUNK_ROWS = 128  # with fewer, the product waits for the head to be read
 
 @dataclass
 class RowStatistics:
-    """Statistics for the losses at every drafted position, (B, A, K) in fp32; None = not requested.
+    """Statistics for the losses at every drafted position, (B, A, K) in fp32.
 
-    With a pruned draft vocabulary q is 0 outside it while p is not. Without gradient: acceptance,
-    β = Σ min(p, q), the chance that token verification accepts a draw from q; p_label, p_k(x_k);
-    match, argmax q = argmax p; greedy_label, x_k = argmax p. With gradient: log_q_label,
+    With a pruned draft vocabulary q is 0 outside it while p is not. With gradient: log_q_label,
     log q_k(x_k) of the token in the text, LOG_ZERO outside the draft vocabulary; forward_kl,
     Σ p log(p/q) over the draft vocabulary (p's mass outside would add +∞ with gradient 0, so the
-    value may be below 0); reverse_kl; jensen_shannon; total_variation, 1 − Σ min(p, q), all exact.
-    confidence: the logit of a head that predicts `acceptance`, where the drafter has one.
+    value may be below 0); total_variation, 1 − Σ min(p, q), exact. Without: acceptance,
+    β = Σ min(p, q), the chance that token verification accepts a draw from q; p_label, p_k(x_k);
+    match, argmax q = argmax p; greedy_label, x_k = argmax p. confidence: the logit of a head that
+    predicts `acceptance`, where the drafter has one.
     """
 
     log_q_label: Tensor
+    forward_kl: Tensor
+    total_variation: Tensor
     acceptance: Tensor
     p_label: Tensor
     match: Tensor
     greedy_label: Tensor
-    forward_kl: Tensor | None = None
-    reverse_kl: Tensor | None = None
-    jensen_shannon: Tensor | None = None
-    total_variation: Tensor | None = None
     confidence: Tensor | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> RowStatistics:
@@ -75,16 +66,11 @@ def row_statistics(
     head_VdD: Tensor,
     draft_vocab: Tensor | None,
     shape: tuple[int, ...],
-    wanted: frozenset[str] = frozenset(),
     chunk_rows: int = 1024,
 ) -> RowStatistics:
     """Statistics of R rows, reshaped to `shape`; at most `chunk_rows` rows of logits are in memory
-    at a time. More rows than that recompute their logits in the backward pass.
-
-    Args:
-        head_VdD: rows of the frozen head for the draft vocabulary, ascending target ids (Vd,).
-        wanted: divergences to compute, names of `DIVERGENCES`.
-    """
+    at a time. More rows than that recompute their logits in the backward pass. `head_VdD`: rows of
+    the frozen head for the draft vocabulary, ascending target ids (Vd,)."""
     count, step = rows.hidden_RD.shape[0], chunk_rows
     kind = rows.hidden_RD.device.type
     if kind == "cpu":
@@ -93,8 +79,7 @@ def row_statistics(
     if torch.is_autocast_enabled(kind) and head_VdD.dtype == torch.get_autocast_dtype(kind):
         halves = head_VdD.contiguous()
     head_VdD = head_VdD.to(factor_dtype(rows.hidden_RD, places.hidden_PD, head_VdD)).contiguous()
-    names = tuple(name for name in DIVERGENCES if name in wanted)
-    work = ChunkInputs(places, head_VdD, draft_vocab, names, count <= chunk_rows, halves)
+    work = ChunkInputs(places, head_VdD, draft_vocab, count <= chunk_rows, halves)
     parts: list[tuple[Tensor, ...]] = []
     for start in range(0, count, step):
         cut = slice(start, start + step)
@@ -102,21 +87,14 @@ def row_statistics(
         parts.append(
             Statistics.apply(rows.hidden_RD[cut], z, rows.basis_rV, rows.place_R[cut], work)
         )
-    columns = [torch.cat(column).view(shape) for column in zip(*parts, strict=True)]
-    return RowStatistics(**dict(zip(ALWAYS + names, columns, strict=True)))
+    return RowStatistics(*(torch.cat(column).view(shape) for column in zip(*parts, strict=True)))
 
 
 def logit_statistics(
-    logits_RV: Tensor,
-    place_R: Tensor,
-    places: TargetPlaces,
-    head_VD: Tensor,
-    wanted: frozenset[str] = frozenset(),
+    logits_RV: Tensor, place_R: Tensor, places: TargetPlaces, head_VD: Tensor
 ) -> RowStatistics:
     """Statistics, (R,), of a drafter with its own head: q = softmax(logits_RV). head_VD: the
     TARGET's, which turns the hidden states of `places` into p."""
-    names = tuple(name for name in DIVERGENCES if name in wanted)
     head_VD = head_VD.detach().to(factor_dtype(places.hidden_PD, head_VD)).contiguous()
-    work = ChunkInputs(places, head_VD, None, names, True, direct=True)
-    values = Statistics.apply(logits_RV, None, None, place_R, work)
-    return RowStatistics(**dict(zip(ALWAYS + names, values, strict=True)))
+    work = ChunkInputs(places, head_VD, None, True, direct=True)
+    return RowStatistics(*Statistics.apply(logits_RV, None, None, place_R, work))

@@ -1,6 +1,11 @@
 """Losses of drafters from `align.losses.divergences`, per drafted position, unreduced: a weighted
 sum of terms, each but `streak` times a constant weight of its position in the block. Shapes: …
-leading dimensions (B, A), K drafted positions."""
+leading dimensions (B, A), K drafted positions.
+
+Acceptance and τ, as decoding will measure them, are estimated from the same statistics. Where
+`valid` is false, drafts are cut: compare with a decoder only anchors whose block is all valid, or
+ends with end-of-sequence.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from align.losses.divergence_gradients import DIVERGENCES
 from align.losses.divergences import RowStatistics
 from specalign.diffusion.noise import LOG_ZERO
 
-LOSSES = ("cross_entropy", *DIVERGENCES, "lk", "first_error", "streak", "confidence")
-WEIGHTINGS = ("d_pace", "exponential", "normalised", "uniform")
 _LEAST = 1e-12
 """The smallest acceptance to divide by."""
 
@@ -39,14 +41,6 @@ def after_prefix(
     return statistics.map(lambda value: value.gather(-1, steps)), valid.gather(-1, steps) & inside
 
 
-# ---- terms, (…, K), zero where not valid ----
-
-
-def cross_entropy(log_q_label: Tensor, valid: Tensor) -> Tensor:
-    """−log q_k(x_k); 0 for a label that the drafter cannot propose."""
-    return torch.where(valid & (log_q_label > LOG_ZERO), -log_q_label, 0.0)
-
-
 def streak(log_q_label: Tensor, valid: Tensor) -> Tensor:
     """−Π_{j≤m} q_j(x_j) at every position m up to the first that is not `valid`: SpecDiff-2's
     streak objective (arXiv 2511.00606, eq. 6), whose gradient is that of −Σ_k w_k·log q_k with
@@ -55,28 +49,12 @@ def streak(log_q_label: Tensor, valid: Tensor) -> Tensor:
     return -masked.cumsum(-1).exp() * valid
 
 
-def likelihood_of_acceptance(acceptance: Tensor, total_variation: Tensor, valid: Tensor) -> Tensor:
+def likelihood_of_acceptance(acceptance: Tensor, total_variation: Tensor) -> Tensor:
     """−log Σ min(p_k, q_k), the LK loss (arXiv 2602.23881): total variation's gradient over the
     acceptance, so that a position where nothing is accepted yet still learns."""
     beta = acceptance.detach().clamp_min(_LEAST)
     # 1 − total variation loses the digits of a small β: only the gradient is taken from it
-    slope = (total_variation - total_variation.detach()) / beta
-    return torch.where(valid, -beta.log() + slope, 0.0)
-
-
-def first_error(log_q_label: Tensor, match: Tensor, valid: Tensor) -> Tensor:
-    """−log q_k(x_k) at each block's first position where argmax q is not argmax p, 0 elsewhere
-    (Left-to-Right's focal term, arXiv 2606.11552). Blocks without an error count as 0, where the
-    paper averages over those with one.
-    """
-    wrong = (match < 0.5) & valid
-    return cross_entropy(log_q_label, wrong & (wrong.long().cumsum(-1) == 1))
-
-
-def confidence(logit: Tensor, acceptance: Tensor, valid: Tensor) -> Tensor:
-    """Binary cross-entropy of σ(logit) to the acceptance β_k = 1 − TV, a constant (DSpark)."""
-    loss = F.binary_cross_entropy_with_logits(logit, acceptance.clamp(0, 1), reduction="none")
-    return torch.where(valid, loss, 0.0)
+    return -beta.log() + (total_variation - total_variation.detach()) / beta
 
 
 @dataclass(frozen=True)
@@ -88,12 +66,6 @@ class Objective:
     weighting: str = "d_pace"
     decay: float = 4.0
     alpha: float = 0.5
-
-    @property
-    def wanted(self) -> frozenset[str]:
-        """The divergences that `row_statistics` has to compute."""
-        needed = {"total_variation" if name == "lk" else name for name in self.terms}
-        return frozenset(needed) & frozenset(DIVERGENCES)
 
     def weights(self, statistics: RowStatistics, valid: Tensor) -> Tensor:
         """Position weights, (…, K), zero where not valid, no gradient. exponential: w_k =
@@ -111,20 +83,21 @@ class Objective:
         return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 
     def term(self, name: str, statistics: RowStatistics, valid: Tensor) -> Tensor:
-        """One loss at every position, (…, K), without weights, zero where not valid."""
+        """One loss at every position, (…, K), without weights, zero where not valid.
+        cross_entropy: 0 for a label that the drafter cannot propose. confidence: binary
+        cross-entropy to the acceptance β_k, a constant (DSpark)."""
         s = statistics
         if name == "streak":
             return streak(s.log_q_label, valid)
         if name == "cross_entropy":
-            return cross_entropy(s.log_q_label, valid)
-        if name == "first_error":
-            return first_error(s.log_q_label, s.match, valid)
+            return torch.where(valid & (s.log_q_label > LOG_ZERO), -s.log_q_label, 0.0)
         value: Tensor | None = getattr(s, "total_variation" if name == "lk" else name)
         assert value is not None, f"{name} is not among the statistics"
         if name == "confidence":
-            return confidence(value, s.acceptance, valid)
+            beta = s.acceptance.clamp(0, 1)
+            value = F.binary_cross_entropy_with_logits(value, beta, reduction="none")
         if name == "lk":
-            return likelihood_of_acceptance(s.acceptance, value, valid)
+            value = likelihood_of_acceptance(s.acceptance, value)
         return torch.where(valid, value, 0.0)
 
     def per_position(self, statistics: RowStatistics, valid: Tensor) -> Tensor:
@@ -135,3 +108,39 @@ class Objective:
             value = self.term(name, statistics, valid)
             total = total + weight * (value if name == "streak" else weights * value)
         return total
+
+
+# ---- acceptance, estimated from training text ----
+
+
+@torch.no_grad()
+def kept_token(log_q_label: Tensor, p_label: Tensor, acceptance: Tensor, valid: Tensor) -> Tensor:
+    """Probability that token verification accepts draft m and all before it, (…, K) → (…, K).
+
+    [Π_{j<m} min(1, q_j(x_j)/p_j(x_j))]·β_m with β_m = Σ_x min(p_m, q_m). Its mean is unbiased over
+    text x drawn from the very p of the statistics, because an x_j drawn from p is the accepted
+    draft with probability min(1, q/p); also where q depends on the drafts before. Π_{j≤m} β_j along
+    one path is NOT.
+    """
+    # in logarithms: p may underflow where q does not
+    ratio = (log_q_label - p_label.clamp_min(1e-37).log()).clamp_max(0.0).exp() * valid
+    reach = torch.cat((torch.ones_like(ratio[..., :1]), ratio.cumprod(-1)[..., :-1]), dim=-1)
+    return reach * valid * acceptance
+
+
+def expected_accepted_token(
+    log_q_label: Tensor, p_label: Tensor, acceptance: Tensor, valid: Tensor
+) -> Tensor:
+    """Drafts accepted by token verification, (…, K) → (…): `kept_token` summed; τ is one more."""
+    return kept_token(log_q_label, p_label, acceptance, valid).sum(-1)
+
+
+@torch.no_grad()
+def kept_greedy(match: Tensor, greedy_label: Tensor, valid: Tensor) -> Tensor:
+    """Whether greedy verification accepts draft m and all before it, (…, K) → (…, K), 0 or 1.
+    Exact on text that the target wrote greedily. Elsewhere a lower bound: the run ends after the
+    first token that is not argmax p, because p after argmax p is not known.
+    """
+    hit = (match > 0.5) & valid
+    on_path = torch.cat((torch.ones_like(hit[..., :1]), (greedy_label > 0.5)[..., :-1]), dim=-1)
+    return (hit & on_path).long().cumprod(-1).float()

@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from align.config.drafter import DrafterConfig
-from align.makers.choices import mask_token, note_ignored
 from align.makers.geometry import (
     SizedTarget,
     activation,
@@ -18,9 +17,11 @@ from align.makers.geometry import (
     check_taps,
     has_attention_bias,
     inner_size,
+    mask_token,
     matches_target_tables,
     named_layers,
     norm_eps,
+    note_ignored,
     own_shape,
     shared_keys,
     start_layers,
@@ -31,16 +32,13 @@ from specalign.common.schema import JsonObject
 from specalign.common.text import say
 from specalign.formats.block import load_drafter
 from specalign.lm.inspection.keys import RotaryTable, plain_rotary
+from specalign.lm.inspection.parts import last_norm, layer_parts
 from specalign.lm.model import Target
 from specalign.lm.slabs import LayerShape
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
-from specalign.models.block_parts import (
-    add_confidence,
-    add_convolution,
-    initialise,
-    remove_confidence,
-)
+from specalign.models.block_layers import BlockLayer, ConfidenceHead
+from specalign.models.markov import MarkovHead
 
 
 def make_block(
@@ -65,31 +63,28 @@ def _continue_from(init: str, target: Target, options: DrafterConfig) -> BlockDr
     if options.block_layout not in (None, own.block_layout):
         asked = f"drafter.block_layout={options.block_layout}"
         raise UserError(f"{asked}: drafter.init={init!r} was trained with {own.block_layout}")
-    same = ("context", "block_size", "mask_token_id", "markov_rank")
+    same = ("context", "block_size", "mask_token_id", "markov_rank", "convolution")
     has: JsonObject = {name: getattr(own, name) for name in same}
     has |= {"layers": len(own.init_layer_ids), "target_layers": own.target_layer_ids}
     note_ignored(options, {**has, "draft_vocab": own.draft_vocab_size, "markov": own.markov_kind})
-    if options.confidence_head:
-        add_confidence(drafter)
-    elif drafter.confidence is not None:
-        say(
-            "drafter.init: dropping its confidence head, which training would invalidate",
-            error=True,
-        )
-        remove_confidence(drafter)
-    if options.convolution:
-        add_convolution(drafter)
     # the same weights in another dtype are another target, and this one is trained on
-    drafter.config = replace(drafter.config, target=target.spec, target_sha256=target.hash)
+    config = replace(own, target=target.spec, target_sha256=target.hash)
+    if options.confidence_head != own.confidence_head:
+        config = replace(config, confidence_head=options.confidence_head, confidence_input="")
+        drafter.confidence = None
+        if options.confidence_head:
+            drafter.confidence = ConfidenceHead(config).to(drafter.norm.weight.device)
+        else:  # training would make its predictions wrong
+            say("drafter.init: dropping its confidence head", error=True)
+    drafter.config = config
     return drafter
 
 
 def check_rank(target: SizedTarget, rank: int) -> None:
     """Raises UserError for a Markov head wider than the target."""
-    if rank > target.hidden_size:
-        raise UserError(
-            f"drafter.markov_rank={rank}: at most {target.hidden_size}, the target's width"
-        )
+    most = target.hidden_size
+    if rank > most:
+        raise UserError(f"drafter.markov_rank={rank}: at most {most}, the target's width")
 
 
 def from_target(
@@ -101,8 +96,60 @@ def from_target(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         drafter = BlockDrafter(config, target, draft_vocab)
-        initialise(drafter, target, options.init_from_target)
+        _initialise(drafter, target, options.init_from_target)
     return drafter.to(target.device)
+
+
+@torch.no_grad()
+def _initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> None:
+    """Random weights, replaced by the target's layers and norm if `from_layers`; the context
+    projection starts as a mean (taps) or small (shared_kv)."""
+    config = drafter.config
+    for name, parameter in drafter.named_parameters():
+        starts_at_zero = name.startswith("confidence.") or "_conv." in name
+        if parameter.dim() == 2 and not starts_at_zero:
+            parameter.normal_(0.0, 0.02)
+    if from_layers:
+        # q has no scale after its head: the norm before it starts with the target's
+        if (weight := last_norm(target)) is not None:
+            drafter.norm.weight.copy_(weight * target.logit_form.scale)
+        for layer, index in zip(drafter.blocks, config.init_layer_ids, strict=True):
+            _copy_layer(layer, layer_parts(target, index))
+    identity = torch.eye(config.hidden_size)
+    if config.context == "taps":
+        count = len(config.target_layer_ids)
+        drafter.fc.weight.copy_(identity.repeat(1, count) / count)
+    else:
+        # an embedding's own size is about 0.1: more would drown the anchor token
+        drafter.fc.weight.copy_(0.02 * identity)
+    if drafter.markov is not None:
+        _initialise_markov(drafter, drafter.markov)
+
+
+def _copy_layer(layer: BlockLayer, theirs: dict[str, Tensor]) -> None:
+    """Copy a target layer's weights where shapes agree; QK-norms that the target lacks start at the
+    typical rms of its queries and keys."""
+    norm = theirs.get("input_layernorm.weight")
+    for name, parameter in layer.named_parameters():
+        if name in theirs and theirs[name].shape == parameter.shape:
+            parameter.copy_(theirs[name])
+        elif name.endswith(("q_norm.weight", "k_norm.weight")):
+            projection = theirs.get(name.replace("_norm", "_proj"))
+            if projection is not None and norm is not None:
+                rms = (projection * norm.to(projection.device)).pow(2).sum(1).mean().sqrt()
+                parameter.fill_(float(rms))
+
+
+def _initialise_markov(drafter: BlockDrafter, markov: MarkovHead) -> None:
+    """A bias of zero over the head's leading directions."""
+    for part in markov.silent:
+        nn.init.zeros_(markov.get_parameter(f"{part}.weight"))
+    head = drafter.head_weight_VdD.float()
+    # on the host: a GPU finds the directions in thousands of small steps, and other processes on it
+    # wait for each
+    values, vectors = torch.linalg.eigh((head.T @ head / head.shape[0]).cpu())
+    leading = vectors[:, -drafter.config.markov_rank :].to(head.device)
+    markov.basis.copy_((head @ leading).T / values[-1].sqrt().item())
 
 
 def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | None) -> BlockConfig:

@@ -1,8 +1,10 @@
-"""The shape of a fresh drafter: the target layers that it reads and starts from, and its sizes."""
+"""What a drafter takes from its target: layers, sizes, a mask token; and notes on options that
+`drafter.init` overrides."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,18 +13,35 @@ from transformers.activations import ACT2FN
 
 from align.config.drafter import DrafterConfig
 from specalign.common.errors import UserError
+from specalign.common.text import say
 from specalign.lm.inspection.keys import RotaryTable, key_rotaries
 from specalign.lm.model import Target
 from specalign.lm.slabs import LayerShape
 
 _INNER = (
-    *("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
-    *("block_ff_dim", "ffn_hidden_dim"),
-)
+    "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "block_ff_dim", "ffn_hidden_dim",
+)  # fmt: skip
 _EPS = (
-    *("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon"),
-    *("norm_eps", "layernorm_epsilon"),
+    "rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps",
+    "layernorm_epsilon",
+)  # fmt: skip
+_SPARE = re.compile(
+    r"\[MASK\]|<\|?_?mask_?\|?>|<\|?mdm_mask\|?>|[<\[]\|?_?((reserved|unused|extra|dummy|"
+    r"place_?holder)[\w -]*|(special|control)_?\d+)\|?[>\]]",
+    re.IGNORECASE,
 )
+"""Reserved tokens: `[MASK]`, `<|mask|>`, `<|reserved_special_token_0|>`, `<unused7>`,
+`[control_8]`."""
+_IN_USE = re.compile(
+    r"fim|prefix|middle|suffix|hole|vision|image|img|audio|video|<\|?_?(pre|mid|suf)\W|"
+    r"think|tool|call|channel|message|"
+    r"^<\|?(user|assistant|system|developer|observation|human|bot)\|?>$|"
+    r"(end|start|begin).?of|^</?s>$|im_(start|end)|(bo|eo)[stm](_id)?\W|<\|?(end|start)\|?>|"
+    r"header_id",
+    re.IGNORECASE,
+)
+"""Tokens for infilling, images and sound, and those that begin or end texts, turns, thoughts and
+calls in some model."""
 
 
 def tap_layers(num_layers: int, taps: int) -> list[int]:
@@ -109,17 +128,12 @@ def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list
     found = [r for i in chosen if isinstance(r := rotaries[i], RotaryTable) and i in same]
     if len(found) == len(chosen):
         return chosen, found
-    where = f"target {target.spec!r}"
-    if same:
-        bad = next(i for i in chosen if i not in same)
-        where, why = f"layer {bad} of {where}", rotaries[bad]
-    else:  # of a layer that attends, if any does
-        attending = [r for r, shape in zip(rotaries, plain, strict=False) if shape is not None]
-        why = [*rotaries[:1], *attending][-1]
+    bad = next(i for i in chosen if i not in same)
+    why = rotaries[bad]
     why = why if isinstance(why, str) else "their shape differs from that of other layers"
     raise UserError(
-        f"drafter.context=shared_kv: {where} has no keys and values that a drafter can share: "
-        f"{why} (architecture {target.config.model_type!r}); use drafter.context=taps"
+        f"drafter.context=shared_kv: layer {bad} of target {target.spec!r} has no keys and values "
+        f"that a drafter can share: {why}; use drafter.context=taps"
     )
 
 
@@ -130,12 +144,11 @@ def check_taps(target: Target, layers: Sequence[int]) -> None:
     found = target.forward(tokens, taps=layers, logits=False).taps_BLFD
     if found is not None and tuple(found.shape) == (1, 2, len(layers), target.hidden_size):
         return
-    advice = "this target can't have a block drafter (--methods lookup needs no drafter)"
-    if any(isinstance(rotary, RotaryTable) for rotary in key_rotaries(target)):
-        advice = "use drafter.context=shared_kv"
+    shares = any(isinstance(rotary, RotaryTable) for rotary in key_rotaries(target))
+    advice = "use drafter.context=shared_kv" if shares else "--methods lookup needs no drafter"
     raise UserError(
         f"drafter.context=taps: the layers of target {target.spec!r} do not output one hidden "
-        f"state per token (architecture {target.config.model_type!r}); {advice}"
+        f"state per token; {advice}"
     )
 
 
@@ -150,12 +163,9 @@ def own_shape(target: Target) -> LayerShape:
 
 def inner_size(target: Target) -> int:
     """Width of the feed-forward layers, the last one's where each has its own."""
-    for name in _INNER:
-        value = getattr(target.config, name, None)
-        value = value[-1] if isinstance(value, list) and value else value
-        if isinstance(value, int) and value > 0:
-            return value
-    return 4 * target.hidden_size
+    given = [getattr(target.config, name, None) for name in _INNER]
+    sizes = [v[-1] if isinstance(v, list) and v else v for v in given]
+    return next((v for v in sizes if isinstance(v, int) and v > 0), 4 * target.hidden_size)
 
 
 def norm_eps(target: Target) -> float:
@@ -200,3 +210,62 @@ def matches_target_tables(target: Target, width: int, rotaries: Sequence[RotaryT
     tables = [rotary.tables(positions, width) for rotary in rotaries]
     crossed = [(s * cos.float(), c * sin.float()) for c, s in tables]
     return all(torch.allclose(a, b, atol=tolerance) for a, b in crossed)
+
+
+def mask_token(target: Target) -> int:
+    """The id whose row of the frozen embedding serves as the mask: the last row without a token
+    (padding), else the first reserved token, else the first unused special token. It depends on the
+    target's files only. Raises UserError if there is none."""
+    tokenizer = target.tokenizer
+    names = {index: _to_ascii(token) for token, index in tokenizer.get_vocab().items()}
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    rows = min(target.vocab_size, len(target.embedding_VD))
+    roles = _role_ids(target)
+    used = roles | _config_ids(target)
+    free = [i for i in range(rows) if i not in names and i not in added and i not in used]
+    if free:
+        return free[-1]
+    template = _to_ascii(str(tokenizer.chat_template or ""))
+    unused = [i for i in sorted(names) if i < rows and i not in roles and names[i] not in template]
+    unused = [i for i in unused if not _IN_USE.search(names[i])]
+    spare = [i for i in unused if _SPARE.fullmatch(names[i])]
+    found = spare or [i for i in unused if i in added and added[i].special and i not in used]
+    if not found:
+        raise UserError(
+            f"target {target.spec!r} has no unused special token for the mask; choose one that "
+            "never occurs in its texts: drafter.mask_token_id=ID"
+        )
+    return found[0]
+
+
+def _to_ascii(name: str) -> str:
+    """A token's text with DeepSeek's characters replaced: `<｜place▁holder▁no▁0｜>`."""
+    return name.replace("▁", "_").replace("｜", "|")
+
+
+def _role_ids(target: Target) -> set[int]:
+    """Tokens that end a text, that the tokenizer names, or that stand for images and sound."""
+    roles = ("bos", "eos", "pad", "unk", "sep", "cls")
+    named = [getattr(target.tokenizer, f"{role}_token_id", None) for role in roles]
+    return {*target.eos_ids, *target.placeholder_ids, *(i for i in named if i is not None)}
+
+
+def _config_ids(target: Target) -> set[int]:
+    """Tokens that the target's configs name (`bos_token_id`, `image_token_id`)."""
+    configs = (target.model.config, target.config, getattr(target.model, "generation_config", None))
+    found: list[Any] = []
+    for config in configs:
+        for key, value in ({} if config is None else config.to_dict()).items():
+            if key.endswith(("token_id", "token_index")) and key != "mask_token_id":
+                found += value if isinstance(value, list) else [value]
+    return {i for i in found if isinstance(i, int)}
+
+
+def note_ignored(options: DrafterConfig, has: Mapping[str, Any]) -> None:
+    """Print the recipe's options that `drafter.init` overrules by its own, `has`."""
+    default = DrafterConfig()
+    for name, own in has.items():
+        asked = getattr(options, name)
+        if asked not in (getattr(default, name), own):
+            note = f"note: drafter.init={options.init} has {name}={own}; ignoring {name}={asked}"
+            say(note, error=True)

@@ -13,8 +13,7 @@ import transformers
 from torch import Tensor
 
 from align.config.drafter import DrafterConfig
-from align.makers.choices import mask_token, note_ignored
-from align.makers.geometry import first_layers
+from align.makers.geometry import first_layers, mask_token, note_ignored
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
 from specalign.formats.masked_lm import ADAPTED, adapted_from
@@ -46,9 +45,7 @@ def make_standalone(target: Target, options: DrafterConfig, seed: int = 0) -> Di
         drafter = _continue_from(options.init, target, options)
     else:
         drafter = _make_fresh(target, options, seed)
-    if options.lora_rank:
-        if not isinstance(drafter.network, MaskedLM):
-            raise UserError("drafter.lora_rank needs drafter.kind=masked_lm")
+    if options.lora_rank and isinstance(drafter.network, MaskedLM):
         rank, alpha = options.lora_rank, options.lora_alpha
         alpha = 2.0 * rank if alpha is None else alpha
         with_lora(drafter.network, rank, alpha, options.lora_targets, seed)
@@ -63,14 +60,14 @@ def _continue_from(init: str, target: Target, options: DrafterConfig) -> Diffusi
     network, process = drafter.network, drafter.config
     if isinstance(network, MaskedLM) != (options.kind == "masked_lm"):
         raise UserError(f"drafter.init={init!r} is not of drafter.kind={options.kind}")
-    has: JsonObject
+    has: JsonObject = {"attention": network.attention}
     if isinstance(network, MaskedLM):
-        has = {"layers": network.model.config.num_hidden_layers}
-        has |= {"mask_token_id": network.mask_token_id, "attention": network.family.attention}
+        has["layers"] = network.model.config.num_hidden_layers
+        has["mask_token_id"] = network.mask_token_id
     else:
         c = network.config
-        same = ("hidden_size", "cond_dim", "dropout", "time_input", "attention")
-        has = {name: getattr(c, name) for name in same}
+        same = ("hidden_size", "cond_dim", "dropout", "time_input")
+        has |= {name: getattr(c, name) for name in same}
         has |= {"layers": c.n_blocks, "heads": c.n_heads, "prediction": process.prediction}
         has["schedule"] = process.schedule["name"]
     note_ignored(options, has)
@@ -85,12 +82,9 @@ def _make_fresh(target: Target, options: DrafterConfig, seed: int) -> DiffusionD
         torch.manual_seed(seed)
         if options.kind == "masked_lm":
             mask = mask_token(target) if options.mask_token_id is None else options.mask_token_id
+            layers, share = first_layers(target, options), options.share_embedding
             network = adapt(
-                target,
-                first_layers(target, options),
-                mask,
-                attention=options.attention,
-                share_embedding=options.share_embedding,
+                target, layers, mask, attention=options.attention, share_embedding=share
             )
             prediction = "logits"  # not log-scores: their sum is far from 1
         else:
@@ -110,7 +104,6 @@ def _make_fresh(target: Target, options: DrafterConfig, seed: int) -> DiffusionD
 
 def ddit_config(options: DrafterConfig, vocab_size: int) -> DDiTConfig:
     """The network of a fresh `ddit` drafter; `vocab_size`: the target's."""
-    scored = options.prediction == "log_score" and options.time_input != "none"
     return DDiTConfig(
         vocab_size=vocab_size + 1,
         hidden_size=options.hidden_size,
@@ -119,21 +112,16 @@ def ddit_config(options: DrafterConfig, vocab_size: int) -> DDiTConfig:
         cond_dim=options.cond_dim,
         dropout=options.dropout,
         time_input=options.time_input,
-        norm_bias=options.time_input == "none",
-        scale_by_sigma=scored,
+        scale_by_sigma=options.prediction == "log_score",
         attention=options.attention,
     )
 
 
 def own_layers(target: Target, layers: Sequence[int]) -> TextModel:
     """Config and weights, copied in fp32, of a causal language model with only these layers of the
-    target, in this order, and without towers for images and sound. Raises UserError: a layer that
-    the target lacks; NotImplementedError: a wrapper of a text model that transformers lacks."""
-    count = target.num_layers
-    if not layers or not all(0 <= i < count for i in layers):
-        has = f"target {target.spec!r} has layers 0 to {count - 1}"
-        raise UserError(f"layers={list(layers)}: {has}")
-    whole = text_model(target)
+    target, in this order, and without towers for images and sound. Raises NotImplementedError: a
+    wrapper of a text model that transformers lacks."""
+    count, whole = target.num_layers, text_model(target)
     config = copy.deepcopy(whole.config)
     config.num_hidden_layers = len(layers)
     config.tie_word_embeddings = is_tied(target)
@@ -164,8 +152,8 @@ def adapt(
     with the target's shift (DiffuLLaMA, arXiv 2410.17891).
 
     `share_embedding`: the target's embedding and head are used, frozen and not stored; else they
-    are copied, trained and stored, tied if the target's are. Raises UserError for a layer, mask,
-    attention or architecture that does not fit."""
+    are copied, trained and stored, tied if the target's are. Raises UserError for a mask, attention
+    or architecture that does not fit."""
     where = f"target {target.spec!r}"
     with refuse_on_error(where, "masked_lm", NotImplementedError):
         own = own_layers(target, layers)
@@ -175,7 +163,7 @@ def adapt(
         "base": own.base,
         "base_config": own.config.to_diff_dict(),
         "layers": list(layers),
-        "shift": ADAPTED.shift,
+        "shift": MaskedLM.shift,
         "attention": attention,
         "mask_token_id": mask_token_id,
         "share_embedding": share_embedding,
@@ -207,12 +195,11 @@ def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
             sizes = f"{start.vocab_size}, target {target.spec!r} has {target.vocab_size}"
             raise UserError(f"{where} has a vocabulary of {sizes}")
         note_ignored(options, {"layers": start.num_layers})
-        ours, theirs = _tables(start), _tables(target)
-        same = all(
-            a.shape == b.shape and torch.equal(a.float(), b.float())
-            for a, b in zip(ours, theirs, strict=True)
-        )
-        own = None if same else ours
+        own = start.embedding_VD, start.head_weight_VD
+        theirs = target.embedding_VD, target.head_weight_VD
+        pairs = list(zip(own, theirs, strict=True))
+        if all(a.shape == b.shape and torch.equal(a.float(), b.float()) for a, b in pairs):
+            own = None
     if start.head_bias_V is not None:
         raise refusal_error(where, "autoregressive", NotImplementedError("its head has a bias"))
     model = start.model.requires_grad_(True)
@@ -230,10 +217,6 @@ def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
     if served_LV is not None:
         check_served(drafter, served_LV, where)
     return drafter
-
-
-def _tables(target: Target) -> tuple[Tensor, Tensor]:
-    return target.embedding_VD, target.head_weight_VD
 
 
 def _layers_alone(target: Target, layers: list[int]) -> Target:

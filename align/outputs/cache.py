@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from align.config.trainer import TrainerConfig
-from align.losses.target_places import TargetPlaces, target_places
+from align.losses.divergence_gradients import TargetPlaces, target_places
 from specalign.common.batch import Batch, Step
 from specalign.common.errors import UserError, system_number
 from specalign.common.files import write_atomically, write_json

@@ -71,7 +71,6 @@ def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
         where = f"drafter.init={options.init!r}"
         config = BlockConfig.from_dict(read_init_config(options.init), where)
     config.confidence_head = options.confidence_head
-    config.convolution |= options.convolution
     with torch.device("meta"):
         network = BlockDrafter(config, None)  # type: ignore[arg-type]
     total = _count_parameters(network)

@@ -67,7 +67,6 @@ class BlockDrafterModule(DrafterModule):
             drafter.head_weight_VdD,
             drafter.draft_vocab,
             tuple(anchors.valid_BAK.shape),
-            self.objective.wanted,
             self.recipe.objective.chunk_rows,
         )
         return replace(statistics, confidence=drafter.confidence_logits(batch, anchors, hidden))
@@ -87,13 +86,13 @@ class CausalDrafterModule(DrafterModule):
         drafter, outputs = self.drafter, self.target_outputs(step, temperature)
         hidden_PD = drafter(step.batch).flatten(0, 1)[outputs.used_P]
         place_P = torch.arange(len(hidden_PD), device=hidden_PD.device)
-        places, wanted = outputs.places, self.objective.wanted
+        places = outputs.places
         if drafter.has_targets_head:
             rows, head_VD = DraftRows(hidden_PD, place_P), drafter.head_weight_VD
             chunk = self.recipe.objective.chunk_rows
-            found = row_statistics(rows, places, head_VD, None, place_P.shape, wanted, chunk)
+            found = row_statistics(rows, places, head_VD, None, place_P.shape, chunk)
         else:
             logits_PV, head_VD = drafter.logits(hidden_PD), drafter.target.head_weight_VD
-            found = logit_statistics(logits_PV, place_P, places, head_VD, wanted)
+            found = logit_statistics(logits_PV, place_P, places, head_VD)
         at_BAK = self.used_rows(step, outputs)
         return found.map(lambda value_P: value_P[at_BAK])

@@ -86,7 +86,7 @@ class DiffusionDrafterModule(DrafterModule):
         """The diffusion loss of the rows f at the positions `at`, (R,). `score` False: the bound,
         whatever the training loss. For a network that predicts logits both are equal: normalised,
         their score has Z = 1 (RADD, arXiv 2406.03736)."""
-        # fp64: near t = 1 the rates of cosine and geometric schedules lose four digits in fp32
+        # fp64: near t = 1 the rate of a geometric schedule loses four digits in fp32
         times = noisy.times.double()[..., None].expand(noisy.valid.shape)[at]
         importance = noisy.importance[..., None].expand(noisy.valid.shape)[at]
         if score is None:
@@ -106,7 +106,6 @@ class DiffusionDrafterModule(DrafterModule):
             self.used_rows(step, outputs)[at],
             outputs.places,
             self.drafter.target.head_weight_VD,
-            self.objective.wanted,
         )
         zeros = torch.zeros(at.shape, device=at.device)
         return statistics.map(lambda values_R: zeros.masked_scatter(at, values_R))

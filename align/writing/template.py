@@ -99,9 +99,8 @@ def chat_template(target: TargetInfo, date: str | None = None) -> Template:
     before, found, after = text.partition(_MARK)
     if not found:
         raise UserError(f"{where}: its chat template drops the user's text")
-    system = target.chat.system or ""
-    prefix = text_ids(tokenizer, before, target.vocab_size, where, system)
-    turn = text_ids(tokenizer, after, target.vocab_size, where, system)
+    prefix = text_ids(tokenizer, before, target.vocab_size, where)
+    turn = text_ids(tokenizer, after, target.vocab_size, where)
     marks = [token for token in turn if _is_added(tokenizer, token)]
     rendered = {
         text: chat_ids(tokenizer, Conversation.from_text(text), chat, _NO_LIMIT, target.spec)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from transformers.utils.chat_template_utils import get_json_schema
 from specalign.common.errors import UserError, in_one_line
 from specalign.common.schema import JsonObject
 from specalign.common.text import say_once, short
-from specalign.folder.template_notes import find_ignored, note_ignored
+from specalign.folder.template_notes import note_ignored
 from specalign.lm.model import Target
 from specalign.rows.conversation import Conversation
 from specalign.rows.shapes import parse_prompt
@@ -34,21 +33,19 @@ def prompt_tokens(
     target: Target,
     prompt: Prompt,
     raw: bool = False,
-    ignored: Counter[str] | None = None,
     tools: Sequence[Tool] | None = None,
 ) -> list[int]:
     """A prompt as the target's tokens, checked.
 
     Args:
         raw: tokenize a string as plain text, without the chat template.
-        ignored: counts the parts that the chat template leaves out; None = one note names them.
         tools: declared to the chat template.
 
     Raises:
         UserError: the prompt is empty, malformed, or as long as the context.
     """
     if isinstance(prompt, str) or _is_conversation(prompt):
-        tokens = _text_tokens(target, prompt, raw, ignored, tools)
+        tokens = _text_tokens(target, prompt, raw, tools)
     elif tools:
         raise UserError("tools need a string or messages as the prompt, not tokens")
     else:
@@ -74,7 +71,6 @@ def _text_tokens(
     target: Target,
     prompt: Any,
     raw: bool,
-    ignored: Counter[str] | None,
     tools: Sequence[Tool] | None,
 ) -> list[int]:
     if isinstance(prompt, str):
@@ -106,10 +102,7 @@ def _text_tokens(
         raise UserError(f"the target's chat template rejects these messages: {error}") from None
     if isinstance(conversation, str):
         return tokens
-    if ignored is None:
-        note_ignored(target, conversation)
-    else:
-        ignored.update(find_ignored(target, conversation))
+    note_ignored(target, conversation)
     return tokens
 
 

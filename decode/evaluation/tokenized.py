@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from decode.engine.prompts import prompt_tokens
 from specalign.common.errors import UserError
-from specalign.common.text import plural, say_once
-from specalign.folder.template_notes import ignored_notes
+from specalign.common.text import plural
 from specalign.suites.prompt import Prompt
 from specalign.suites.sources import Loaded
 
@@ -23,15 +21,14 @@ def tokenize_prompts(
     target: Target, prompts: Sequence[Prompt]
 ) -> tuple[TokenizedPrompts, list[str]]:
     """Prompts with their tokens, and a line for each one that the target can't take (too long,
-    refused by its template). Prints notes on what its chat template leaves out."""
-    fitting, refused, ignored = [], [], Counter[str]()
+    refused by its template)."""
+    fitting: TokenizedPrompts = []
+    refused: list[str] = []
     for prompt in prompts:
         try:
-            fitting.append((prompt, prompt_tokens(target, prompt.content, ignored=ignored)))
+            fitting.append((prompt, prompt_tokens(target, prompt.content)))
         except UserError as error:
             refused.append(f"{prompt.id}: {error}")
-    for note in ignored_notes(target, ignored, str(len(prompts))):
-        say_once(f"note: {note}")
     return fitting, refused
 
 

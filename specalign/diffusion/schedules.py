@@ -46,7 +46,8 @@ class LogLinear(Schedule):
     eps: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check_eps(self.eps)
+        if not 0 < self.eps < 1:
+            raise UserError(f"schedule: eps={self.eps} must be within 0 and 1, both excluded")
 
     def total(self, t: Tensor) -> Tensor:
         return -torch.log1p(-(1 - self.eps) * t)
@@ -84,37 +85,7 @@ class Geometric(Schedule):
         return torch.log(sigma / self.sigma_min) / self._growth
 
 
-@dataclass(frozen=True)
-class Cosine(Schedule):
-    """σ(t) = −log(eps + (1−eps)·cos(πt/2)), MDLM's cosine, with 1 − cos(πt/2) = 2·sin²(πt/4)."""
-
-    eps: float = 1e-3
-
-    def __post_init__(self) -> None:
-        _check_eps(self.eps)
-
-    def total(self, t: Tensor) -> Tensor:
-        return -torch.log1p(-2 * (1 - self.eps) * torch.sin(math.pi / 4 * t) ** 2)
-
-    def rate(self, t: Tensor) -> Tensor:
-        angle = math.pi / 2 * t
-        scale = (1 - self.eps) * math.pi / 2
-        return scale * torch.sin(angle) / (self.eps + (1 - self.eps) * torch.cos(angle))
-
-    def time(self, sigma: Tensor) -> Tensor:
-        return 4 / math.pi * torch.asin(torch.sqrt(-torch.expm1(-sigma) / (2 * (1 - self.eps))))
-
-
-def _check_eps(eps: float) -> None:
-    if not 0 < eps < 1:
-        raise UserError(f"schedule: eps={eps} must be within 0 and 1, both excluded")
-
-
-SCHEDULES: dict[str, type[Schedule]] = {
-    "loglinear": LogLinear,
-    "geometric": Geometric,
-    "cosine": Cosine,
-}
+SCHEDULES: dict[str, type[Schedule]] = {"loglinear": LogLinear, "geometric": Geometric}
 
 
 def schedule(name: str, **options: float) -> Schedule:

@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from specalign.common.errors import UserError, in_one_line, nearest
 from specalign.common.text import cut, short
-from specalign.folder.rendering import (
-    TEMPLATE,
-    TemplateRefusal,
-    check_template_name,
-    render,
-)
+from specalign.folder.rendering import TemplateRefusal, render
 from specalign.folder.tokenizer import opening_ids, text_ids
 from specalign.rows.conversation import Conversation
 
@@ -26,6 +21,7 @@ if TYPE_CHECKING:
 JSON = Any
 """A JSON value."""
 _MARK = "\u2402SYSTEM\u2402"
+_IN_JSON = {"True": "true", "False": "false", "None": "null"}
 _ALWAYS_GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
 
 
@@ -88,30 +84,18 @@ class Chat:
             if self.kwargs:
                 raise UserError(f"template_kwargs: target {spec!r} has no chat template")
             return
-        self._check_kwargs(tokenizer, spec)
-        if self.system is not None:
-            self._check_system(tokenizer, spec)
-
-    def _check_kwargs(self, tokenizer: PreTrainedTokenizerBase, spec: str) -> None:
-        others = dict(self.kwargs)
-        if TEMPLATE in others:
-            check_template_name(tokenizer, others.pop(TEMPLATE), spec)
-        known = find_variables(tokenizer, spec, self.kwargs.get(TEMPLATE)) if others else []
-        for name, value in others.items():
+        known = find_variables(tokenizer, spec) if self.kwargs else []
+        for name in self.kwargs:
             if name not in known:
                 raise UserError(
                     f"template_kwargs: the chat template of target {spec!r} has no variable "
                     f"{short(name)}{nearest(name, known)}"
                 )
-            with in_one_line(f"template_kwargs: {name}={short(value)} is not a JSON value"):
-                json.dumps(value, allow_nan=False)
+        if self.system is not None:
+            self._check_system(tokenizer, spec)
 
     def _check_system(self, tokenizer: PreTrainedTokenizerBase, spec: str) -> None:
         """Raises UserError if the template refuses a system prompt or silently drops it."""
-        try:
-            (self.system or "").encode()
-        except UnicodeEncodeError as error:
-            raise UserError(f"system: not valid Unicode at character {error.start}") from None
         conversation = Chat(system=_MARK).apply(Conversation.from_text("Hello"))
         where = f"system: the chat template of target {spec!r}"
         try:
@@ -131,14 +115,14 @@ def _format(value: object) -> str:
 
 def _parse(text: str) -> JSON:
     try:
-        return json.loads(text)
+        return json.loads(_IN_JSON.get(text, text))
     except (ValueError, RecursionError):
         return text
 
 
 def read_kwargs(text: str) -> dict[str, JSON]:
-    """`key=value`, the value as JSON if it is that, else as text; or a JSON object. Raises
-    UserError for neither, and for `True`, which would be taken for text."""
+    """`key=value`, the value as JSON or Python's True, False or None if it is that, else as text;
+    or a JSON object. Raises UserError for neither."""
     if text.lstrip().startswith("{"):
         kwargs = _parse(text)
         if not isinstance(kwargs, dict):
@@ -147,11 +131,6 @@ def read_kwargs(text: str) -> dict[str, JSON]:
     key, equals, value = text.partition("=")
     if not equals or not key.isidentifier():
         raise UserError(f"{short(text)} is not key=value (enable_thinking=false)")
-    in_json = {"True": "true", "False": "false", "None": "null"}
-    if value in in_json:
-        raise UserError(
-            f"{short(text)}: {value} is read as text (did you mean {in_json[value]!r}?)"
-        )
     return {key: _parse(value)}
 
 
@@ -170,16 +149,14 @@ def quote_arguments(arguments: Sequence[str]) -> str:
     return f" {shlex.join(arguments)}" if arguments else ""
 
 
-def find_variables(
-    tokenizer: PreTrainedTokenizerBase, spec: str, template: str | None = None
-) -> list[str]:
-    """The variables of the tokenizer's chat template, or of the one named, except those that every
-    template is given. Raises UserError if it can't be read or chosen."""
+def find_variables(tokenizer: PreTrainedTokenizerBase, spec: str) -> list[str]:
+    """The variables of the tokenizer's chat template, except those that every template is given.
+    Raises UserError if it can't be read."""
     from jinja2 import meta  # slow to import
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     with in_one_line(f"target {spec!r}: its chat template can't be read"):
-        source = tokenizer.get_chat_template(template)
+        source = tokenizer.get_chat_template()
         environment = _compile_jinja_template(source).environment
         found = meta.find_undeclared_variables(environment.parse(source))
     parameters = {*signature(tokenizer.apply_chat_template).parameters} - {"tools", "documents"}
@@ -201,8 +178,7 @@ def chat_ids(
     name = f"{where}: target {spec!r}" if where else f"target {spec!r}"
     text = chat_text(tokenizer, conversation, chat, spec)
     if getattr(tokenizer, "chat_template", None):
-        own = "".join(message["content"] for message in chat.apply(conversation).messages)
-        return text_ids(tokenizer, text, rows, name, own)
+        return text_ids(tokenizer, text, rows, name)
     return [*opening_ids(tokenizer, rows, name), *text_ids(tokenizer, text, rows, name)]
 
 

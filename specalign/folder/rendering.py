@@ -9,16 +9,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from specalign.common.errors import UserError, nearest
+from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
-from specalign.common.text import short
 from specalign.rows.conversation import Conversation, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TEMPLATE = "chat_template"
-"""The template variable that chooses one of several chat templates by its name."""
 SEED = 0
 """Of a template's random draws."""
 
@@ -29,16 +26,6 @@ class TemplateRefusal(UserError):
     def __init__(self, spec: str, reason: str) -> None:
         super().__init__(f"target {spec!r}: its chat template rejects this: {reason}")
         self.reason = reason
-
-
-def check_template_name(tokenizer: PreTrainedTokenizerBase, name: object, spec: str) -> None:
-    """Raises UserError if the tokenizer has no chat template of that name; `spec`: the target."""
-    templates = tokenizer.chat_template
-    start = f"template_kwargs: target {spec!r} has"
-    if not isinstance(templates, Mapping):
-        raise UserError(f"{start} a single chat template, without a name: omit {TEMPLATE}")
-    if name not in templates:
-        raise UserError(f"{start} no chat template {short(name)}{nearest(str(name), templates)}")
 
 
 def render(

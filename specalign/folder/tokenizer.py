@@ -34,23 +34,19 @@ def text_ids(
     text: str,
     rows: int,
     where: str,
-    given: str | None = None,
     **options: Any,
 ) -> list[int]:
     """The tokens of a text without opening tokens. Raises UserError for a token that the model,
     which has `rows` tokens, lacks (Gemma 3 1B lacks its tokenizer's for images), and for what the
-    tokenizer raises. `given`: the part that is not the chat template's; None = all of it."""
+    tokenizer raises."""
     with in_one_line(f"{where}: its tokenizer can't read a text"):
         ids = list(tokenizer(text, add_special_tokens=False, **options)["input_ids"])
     beyond = next((i for i in ids if i >= rows), None)
     if beyond is None:
         return ids
-    name = str(tokenizer.decode([beyond]))
-    of_template = given is not None and name not in given and name in text
-    place = "its chat template" if of_template else "the text"
     raise UserError(
-        f"{where}: its tokenizer maps {name!r} to token {beyond}, but its embedding has {rows} "
-        f"rows: remove it from {place}"
+        f"{where}: its tokenizer maps {tokenizer.decode([beyond])!r} to token {beyond}, but its "
+        f"embedding has {rows} rows: remove it from the text, or from the chat template"
     )
 
 

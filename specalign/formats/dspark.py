@@ -20,7 +20,6 @@ from specalign.formats.published import ConfigReader, Exported, check_fit, qwen3
 from specalign.formats.tensors import embed_vocabulary, published_tensors, vocabulary_tensors
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
-from specalign.models.markov import LinearHead, VanillaHead
 
 ARCHITECTURES = ("Qwen3DSparkModel", "DSparkDraftModel", "DFlashDraftModel")
 WRITTEN = ("vanilla", "linear")
@@ -133,10 +132,11 @@ def write_heads(drafter: BlockDrafter) -> dict[str, Tensor]:
     w2 = embedding_VD.new_zeros(drafter.draft_size, 1)
     if markov is not None:
         w2 = markov.basis_Vr().float()
-    if isinstance(markov, VanillaHead):
-        w1 = markov.table.weight.float().clone()
-    elif isinstance(markov, LinearHead):
-        w1 = embedding_VD @ markov.previous.weight.float().T
+        if markov.table is not None:
+            w1 = markov.table.weight.float().clone()
+        else:
+            assert markov.previous is not None
+            w1 = embedding_VD @ markov.previous.weight.float().T
     tensors: dict[str, Tensor] = {}
     if drafter.confidence is not None:
         weight, bias = (p.float().clone() for p in drafter.confidence.out.parameters())

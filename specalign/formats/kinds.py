@@ -19,10 +19,8 @@ EXPORT_RECORD = "export.json"
 """What an export of this project says of itself."""
 ASSISTANT = "muse_glimmer_assistant"
 """The model type of transformers' own DFlash assistant."""
-_DDIT = ("sedd", "mdlm", "radd", "bd3lm", "ddit")
+_DDIT = ("sedd", "mdlm", "ddit")
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
-_MASKED = ("SDARForCausalLM",)
-"""Masked language models whose class is named like a causal one's."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +64,14 @@ def kind_of_config(values: JsonObject, record: Mapping[str, Any]) -> DrafterKind
     if is_ddit(values):
         return DrafterKind("ddit", block_size=size)
     named = architectures_of(values)
-    if any(name.endswith(_CAUSAL) and name not in _MASKED for name in named) and not record:
+    if any(name.endswith(_CAUSAL) for name in named) and not record:
         return DrafterKind("autoregressive")
     return DrafterKind("masked_lm", block_size=size) if named else None
 
 
 def is_ddit(values: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of SEDD, MDLM, RADD, BD3-LM or our own DDiT."""
-    # SEDD's and RADD's have no model_type
+    """Whether a config.json is of SEDD, MDLM or our own DDiT."""
+    # SEDD's has no model_type
     return values.get("model_type") in _DDIT or ("model" in values and "tokens" in values)
 
 

@@ -32,7 +32,7 @@ from specalign.lm.opening import quiet_loading
 from specalign.models.families import BASES, Family, family_of
 from specalign.models.masked_lm import MaskedLM, is_lora
 
-ADAPTED = Family("adapted", (), "adapted_masked_lm", ("AdaptedMaskedLM",), "", 0, shift=1)
+ADAPTED = Family("adapted", (), "adapted_masked_lm", ("AdaptedMaskedLM",), "", 0)
 """What `adapt` makes; base, attention, cache and mask are filled in from its config.json."""
 ATTENTIONS = ("full", "prefix_causal")
 _LOADING = {
@@ -59,9 +59,6 @@ def load_masked_lm(spec: str | Path, target: Target | None = None) -> MaskedLM:
     if adapted:
         return adapted_from(values, str(folder), tensors, target)
     config = _make_config(family, values, str(folder))
-    if family.resized:
-        embedding, _ = embedding_names(_skeleton(family.base, config, str(folder)))
-        config.vocab_size = len(tensors.get(embedding, range(config.vocab_size)))
     model = _fill(family, config, tensors, str(folder))
     family = _with_ids(family, values, folder, config.vocab_size, str(folder))
     return MaskedLM(model, family, values)
@@ -100,8 +97,6 @@ def adapted_from(
         ADAPTED,
         base=base,
         attention="full" if kind == "full" else "prefix_causal",
-        cache="none" if kind == "full" else "exact",
-        shift=1 if source.get("shift", 1) else 0,
     )
     config = _make_config(family, source["base_config"], where)
     shared = target if source["share_embedding"] else None
@@ -138,8 +133,6 @@ def from_config(
 def _make_config(family: Family, values: Mapping[str, Any], where: str) -> Any:
     """Their config.json as transformers' config, without keys that only their own code reads."""
     kept = {key: value for key, value in values.items() if key not in _LOADING}
-    if family.config:
-        kept = {ours: kept[k] for k, ours in family.config.items() if kept.get(k) is not None}
     with in_one_line(where):
         return getattr(transformers, family.base).config_class(**kept)
 
@@ -153,7 +146,7 @@ def _skeleton(base: str, config: Any, where: str) -> Any:
 def _with_ids(
     family: Family, values: Mapping[str, Any], folder: Path | None, vocab_size: int, where: str
 ) -> Family:
-    """The family with this checkpoint's mask and block."""
+    """The family with this checkpoint's mask."""
     mask = values.get("mask_token_id")
     if mask is None and folder is not None:
         mask = _tokenizer_mask(folder)
@@ -161,12 +154,7 @@ def _with_ids(
         mask = family.mask_token_id
     if type(mask) is not int or not 0 <= mask < vocab_size:
         raise UserError(f"{where}: mask_token_id={mask!r} is not within 0..{vocab_size - 1}")
-    block = family.block_size
-    if family.attention == "block_causal":
-        block = values.get("block_size", block)
-        if type(block) is not int or block < 1:
-            raise UserError(f"{where}: block_size={block!r} must be a whole number of at least 1")
-    return replace(family, mask_token_id=mask, block_size=block)
+    return replace(family, mask_token_id=mask)
 
 
 def _tokenizer_mask(folder: Path) -> int | None:

@@ -51,19 +51,19 @@ def check_opened(network: MaskedLM, where: str) -> None:
             position_ids=places,
             use_cache=False,
         ).last_hidden_state
-        found = network._run(tokens, causal[None, None], places, None)
+        found = network.run(tokens, causal[None, None], places, None)
         _check_same(found, own, "under a causal mask it")
         full, other = torch.ones_like(causal), tokens.clone()
         other[0, -1] = tokens[0, 0]
-        one, two = (network._run(t, full[None, None], places, None)[0] for t in (tokens, other))
+        one, two = (network.run(t, full[None, None], places, None)[0] for t in (tokens, other))
         if not bool(((one - two).abs().amax(-1) > 1e-6).all()):
             raise NotImplementedError("its attention can't be opened to the right")
-        if network.family.cache == "exact":
+        if network.attention == "prefix_causal":
             block = tokens[:, CLEAN:].clone()
             block[:, 1:] = network.mask_token_id
             found, _ = network.denoise(tokens[:, :CLEAN], block, network.new_cache(LENGTH))
             causal[CLEAN:] = True
-            whole = network(torch.cat((tokens[:, :CLEAN], block), dim=1), see=causal)
+            whole = network(torch.cat((tokens[:, :CLEAN], block), dim=1), see=causal[None, None])
             _check_same(found[0], whole[0, CLEAN:], "through a cache it")
 
 

@@ -1,10 +1,10 @@
-"""Drafters in the layouts of SEDD, MDLM, RADD and BD3-LM on the hub, read; the layout of those
-trained here, read and written.
+"""Drafters in the layouts of SEDD and MDLM on the hub, read; the layout of those trained here, read and
+written.
 
 | layout | config.json | tensors |
 |---|---|---|
-| SEDD, RADD | `tokens` (without the mask), `noise`, sizes under `model` | without a prefix |
-| MDLM, BD3-LM | flat | under `backbone.`; BD3-LM also `sampling_eps_min`, `sampling_eps_max` |
+| SEDD | `tokens` (without the mask), `noise`, sizes under `model` | without a prefix |
+| MDLM | flat | under `backbone.` |
 | ours | `model_type` `ddit`: the fields of `DDiTConfig`, graph, noise and mask | without a prefix |
 """
 
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from specalign.common.errors import UserError, in_one_line, nearest
 from specalign.common.files import write_json
@@ -26,12 +25,11 @@ from specalign.formats.weights import check_shapes, read_folder, save_tensors
 from specalign.models.ddit import DDiT
 from specalign.models.ddit_layers import DDiTConfig, Rotary
 
-FAMILIES = ("sedd", "mdlm", "radd", "bd3lm")
+FAMILIES = ("sedd", "mdlm")
 OWN = "ddit"
 """The family of networks that no published layout holds."""
-SCHEDULES = ("loglinear", "geometric", "cosine")
+SCHEDULES = ("loglinear", "geometric")
 _SIGMAS = {"sigma_min": 1e-4, "sigma_max": 20.0}
-_CLIPPED = ("sampling_eps_min", "sampling_eps_max")
 _BACKBONE = "backbone."
 _EMBEDDING = "vocab_embed.embedding"
 
@@ -40,14 +38,13 @@ _EMBEDDING = "vocab_embed.embedding"
 class PublishedNetwork:
     """A network, in fp32 and evaluation mode, and what its numbers mean: fields of
     `DiffusionConfig`. family: of `FAMILIES`, or `OWN`. prediction: `log_score` (SEDD), or `logits`:
-    a softmax over the tokens without the mask. mask_rates: of BD3-LM's clipped schedule."""
+    a softmax over the tokens without the mask."""
 
     network: DDiT
     family: str
     schedule: JsonObject
     mask_id: int
     prediction: str
-    mask_rates: list[float] | None
 
 
 def load_published(source: str | Path, attention_backend: str = "sdpa") -> PublishedNetwork:
@@ -60,13 +57,11 @@ def load_published(source: str | Path, attention_backend: str = "sdpa") -> Publi
     if prefix + _EMBEDDING not in tensors:
         known = ", ".join(FAMILIES)
         raise UserError(f"{folder}: no tensor {_EMBEDDING!r}: not a checkpoint of {known}")
-    family = _find_family(values, tensors, prefix)
+    family = _find_family(values, prefix)
     config, schedule, mask_id = read_plan(values, family, f"{folder}/config.json")
     with torch.device("meta"):
         network = DDiT(config, attention_backend)
     expected = {prefix + name: tensor.shape for name, tensor in network.state_dict().items()}
-    clipped = family == "bd3lm" and any(key in tensors for key in _CLIPPED)
-    expected |= dict.fromkeys(_CLIPPED if clipped else (), torch.Size())
     check_shapes(tensors, expected, str(folder))
     state = {n: tensors[prefix + n].to(torch.float32, copy=True) for n in network.state_dict()}
     table = Rotary(config.head_dim).inv_freq
@@ -74,17 +69,14 @@ def load_published(source: str | Path, attention_backend: str = "sdpa") -> Publi
     if not torch.allclose(state["rotary_emb.inv_freq"], table, rtol=0.01):
         raise UserError(f"{folder}: rotary_emb.inv_freq is not that of base 10000")
     network.load_state_dict(state, assign=True)
-    rates = [float(tensors[key]) for key in _CLIPPED] if clipped else None
     prediction = "log_score" if family == "sedd" or config.scale_by_sigma else "logits"
-    return PublishedNetwork(network.eval(), family, schedule, mask_id, prediction, rates)
+    return PublishedNetwork(network.eval(), family, schedule, mask_id, prediction)
 
 
-def _find_family(values: JsonObject, tensors: dict[str, Tensor], prefix: str) -> str:
+def _find_family(values: JsonObject, prefix: str) -> str:
     if values.get("model_type") == OWN:
         return OWN
-    if prefix:
-        return "bd3lm" if values.get("model_type") == "bd3lm" else "mdlm"
-    return "radd" if "blocks.0.norm1.bias" in tensors else "sedd"
+    return "mdlm" if prefix else "sedd"
 
 
 def save_ddit(network: DDiT, folder: Path, schedule: JsonObject, mask_id: int | None) -> None:
@@ -104,7 +96,7 @@ def read_plan(values: JsonObject, family: str, where: str) -> tuple[DDiTConfig, 
     """Network, schedule and mask of a config.json. Raises UserError for a key that is missing or
     does not fit."""
     with in_one_line(where):
-        read = {OWN: _read_own, "sedd": _read_sedd, "radd": _read_radd}.get(family, _read_mdlm)
+        read = {OWN: _read_own, "sedd": _read_sedd}.get(family, _read_mdlm)
         network = DDiTConfig(**read(values))
         schedule = {"name": "loglinear"} if read is _read_mdlm else _read_schedule(values)
         last = network.vocab_size - 1
@@ -143,22 +135,16 @@ def _read_own(values: JsonObject) -> JsonObject:
     return {f.name: _find(values, f.name) for f in fields(DDiTConfig)}
 
 
-def _read_radd(values: JsonObject) -> JsonObject:
+def _read_sedd(values: JsonObject) -> JsonObject:
     tokens = _find(values, "tokens")
     if type(tokens) is not int:
         raise UserError(f"tokens must be a whole number, not {tokens!r:.60}")
+    _find(values, "graph.type", "absorb")  # uniform noise leaves no mask to draft from
     names = ("hidden_size", "n_blocks", "n_heads", "cond_dim")
     sizes = {name: _find(values, f"model.{name}") for name in names}
     dropout = values["model"].get("dropout", DDiTConfig.dropout)
-    shape = {**sizes, "vocab_size": tokens + 1, "dropout": dropout}
-    return {**shape, "time_input": "none", "norm_bias": True}
-
-
-def _read_sedd(values: JsonObject) -> JsonObject:
-    _find(values, "graph.type", "absorb")  # uniform noise leaves no mask to draft from
     scaled = _find(values, "model.scale_by_sigma", True, False)
-    own = {"time_input": "sigma", "norm_bias": False, "scale_by_sigma": scaled}
-    return {**_read_radd(values), **own}
+    return {**sizes, "vocab_size": tokens + 1, "dropout": dropout, "scale_by_sigma": scaled}
 
 
 def _read_mdlm(values: JsonObject) -> JsonObject:
@@ -175,9 +161,4 @@ def _read_mdlm(values: JsonObject) -> JsonObject:
     found["time_input"] = "sigma" if get("time_conditioning", True, False) else "zero"
     if "parameterization" in values:
         found["scale_by_sigma"] = get("parameterization", "subs", "sedd") == "sedd"
-    if values.get("model_type") == "bd3lm":
-        if values.get("adaln") is False:
-            found["time_input"] = "none"
-        if values.get("cross_attn") is not False:
-            found |= {"attention": "block_causal", "block_size": get("block_size")}
     return found

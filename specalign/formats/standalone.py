@@ -94,7 +94,7 @@ def _load_network(
     if not is_ddit(read_config(model_folder(spec, "drafter", ["config.json"]))):
         return load_masked_lm(spec, target=target), {"prediction": "logits"}
     loaded = load_published(spec, attention_backend=attention_backend)
-    names = ("schedule", "prediction", "mask_id", "mask_rates")
+    names = ("schedule", "prediction", "mask_id")
     return loaded.network, {name: getattr(loaded, name) for name in names}
 
 

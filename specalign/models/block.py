@@ -41,7 +41,7 @@ from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
 from specalign.models.block_layers import BlockLayer, ConfidenceHead, KeysValues, RMSNorm
 from specalign.models.block_stack import draft_stack, tree_head
-from specalign.models.markov import MarkovHead, VanillaHead, markov_head
+from specalign.models.markov import MarkovHead
 from specalign.models.target_features import TargetFeatures
 
 
@@ -81,19 +81,14 @@ class BlockDrafter(nn.Module):
         self.markov: MarkovHead | None = None
         if config.markov_rank:
             sizes = (width, config.markov_rank, self.draft_size, config.vocab_size)
-            self.markov = markov_head(config.markov, *sizes, config.markov_bias)
-        self.confidence = self.new_confidence() if config.confidence_head else None
+            self.markov = MarkovHead(config.markov_kind, *sizes, config.markov_bias)
+        self.confidence = ConfidenceHead(config) if config.confidence_head else None
         self.places = nn.Parameter(torch.zeros(config.rows, width)) if config.places else None
         self._head: Tensor | None = None
         self.stack: LayerStack | None = None
         self.tree: TreeHead | None = None
         self.head_matrix: Matrix | None = None
         self.basis_matrix: Matrix | None = None
-
-    def new_confidence(self) -> ConfidenceHead:
-        c = self.config
-        before = {"": c.hidden_size, "markov": c.markov_rank, "hidden": 0}[c.confidence_input]
-        return ConfidenceHead(c.hidden_size, before)
 
     @property
     def target(self) -> Target:
@@ -138,23 +133,19 @@ class BlockDrafter(nn.Module):
         """The rows that draft, (…, R, D) → (…, K, D)."""
         return hidden[..., 1:, :] if self.config.fill_in else hidden
 
-    def rotary_tables(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin at (rows, L) positions, of all layers side by side, (rows, L, w)."""
-        rotaries = self.config.rotaries
-        if not rotaries:
+    def rotary_tables(self, x: Tensor, positions: Tensor, end: int = 0) -> tuple[Tensor, Tensor]:
+        """cos and sin at (rows, L) positions, of all layers side by side, (rows, L, w). end: of one
+        row, all positions are below it; then the target's cached tables are used if possible."""
+        if self.config.rotaries:
+            width = self.config.head_dim
+            tables = [rotary.tables(positions, width) for rotary in self.config.rotaries]
+            cos, sin = (torch.cat(parts, dim=-1).to(x.dtype) for parts in zip(*tables, strict=True))
+        elif end and self.target.fused is not None:
+            cos, sin = self.target.fused.rotary(x[0], positions[0], end)
+            return cos[None], sin[None]
+        else:
             cos, sin = self.target.body.rotary_emb(x, positions)
-            return cos, sin
-        tables = [rotary.tables(positions, self.config.head_dim) for rotary in rotaries]
-        cos, sin = (torch.cat(parts, dim=-1).to(x.dtype) for parts in zip(*tables, strict=True))
         return cos, sin
-
-    def cached_tables(self, x: Tensor, positions_1L: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """`rotary_tables` of positions below `end`, from the target's cached tables if possible."""
-        cached = self.target.fused
-        if cached is None or self.config.rotaries:
-            return self.rotary_tables(x, positions_1L)
-        cos, sin = cached.rotary(x[0], positions_1L[0], end)
-        return cos[None], sin[None]
 
     # ---- training ----
 
@@ -227,12 +218,11 @@ class BlockDrafter(nn.Module):
 
     def confidence_inputs(self, previous: Tensor) -> Tensor:
         """The confidence head's inputs from the previous tokens, (…) → (…, w), constants."""
-        kind = self.config.confidence_input
-        if kind == "markov":
-            assert isinstance(self.markov, VanillaHead)
+        if self.config.confidence_input == "markov":
+            assert self.markov is not None and self.markov.table is not None
             return self.markov.table(previous).detach()
         embedded = self._embed(previous)
-        return embedded[..., :0] if kind == "hidden" else embedded
+        return embedded[..., :0] if self.config.confidence_input == "hidden" else embedded
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return self.target.embed(tokens).detach()

@@ -15,14 +15,14 @@ in recipes it is K, the number of drafts. A file without `block_layout` has the 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
+from typing import Literal
 
 from transformers.activations import ACT2FN
 
-from specalign.common.errors import UserError, nearest
+from specalign.common.errors import UserError, in_one_line, nearest
 from specalign.common.schema import JsonObject, convert, finite
-from specalign.lm.inspection.keys import LAYOUTS, RotaryTable
-from specalign.models.markov import KINDS as MARKOV_KINDS
-from specalign.models.markov import TABLES
+from specalign.common.text import short
+from specalign.lm.inspection.keys import RotaryTable
 
 
 @dataclass
@@ -42,7 +42,7 @@ class BlockConfig:
     stored here.
     """
 
-    context: str
+    context: Literal["shared_kv", "taps"]
     block_size: int  # K, drafted tokens, in either layout
     target_layer_ids: list[int]
     init_layer_ids: list[int]
@@ -63,53 +63,44 @@ class BlockConfig:
     attention_bias: bool = False
     draft_vocab_size: int = 0
     markov_rank: int = 0
-    markov: str = ""
+    markov: Literal["", "silu", "tanh", "linear", "vanilla", "gated", "rnn"] = ""
     convolution: bool = False
     confidence_head: bool = False
-    block_layout: str = "anchor_first"
+    block_layout: Literal["anchor_first", "fill_in"] = "anchor_first"
     value_dim: int = 0
     rotary: list[JsonObject] = field(default_factory=list)
     places: bool = False
     markov_bias: bool = False
-    confidence_input: str = ""
+    confidence_input: Literal["", "markov", "hidden"] = ""
     own_head: bool = False
     extra: JsonObject = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.markov = "" if self.markov == "silu" else self.markov
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                raise _error(f"{name}={value!r} is unknown{nearest(value, choices)}")
         for f in fields(self):
             value, least = getattr(self, f.name), _LEAST.get(f.name, 1)
             if f.type in ("int", "float") and not (finite(value) and value >= least):
                 raise _error(f"{f.name}={value} must be at least {least:g}")
         layers, last = len(self.init_layer_ids), self.num_target_layers - 1
-        read, mask, size = self.target_layer_ids, self.mask_token_id, self.vocab_size
-        tabled = self.confidence_input != "markov" or self.markov_kind in TABLES
+        read, size = self.target_layer_ids, self.vocab_size
+        per_layer = self.context == "taps" or len(read) == layers
+        known = self.hidden_act in ACT2FN
         for holds, message in (
-            (self.block_size <= 512, f"block_size={self.block_size} must be at most 512"),
-            (layers <= 1024, f"{layers} layers, more than 1024"),
-            (mask < size, f"mask_token_id={mask} is not within 0..{size - 1}"),
+            (known, f"hidden_act={self.hidden_act!r} is unknown{nearest(self.hidden_act, ACT2FN)}"),
+            (
+                self.mask_token_id < size,
+                f"mask_token_id={self.mask_token_id} is not within 0..{size - 1}",
+            ),
             (
                 all(0 <= i <= last for i in read),
                 f"target_layer_ids={read} are not within 0..{last}",
             ),
-            (tabled, f"confidence_input=markov needs markov one of {', '.join(TABLES)}"),
-            (self.draft_vocab_size > 0 or not self.own_head, "own_head needs draft_vocab_size"),
-            (
-                self.context == "taps" or len(read) == layers,
-                "shared_kv needs one target layer for each drafter layer",
-            ),
-            (
-                len(self.rotary) in (0, 1, layers),
-                "rotary needs one entry, or one for each drafter layer",
-            ),
+            (per_layer, "shared_kv needs one target layer for each drafter layer"),
+            (len(self.rotary) in (0, 1, layers), "rotary needs one entry, or one for each layer"),
         ):
             if not holds:
                 raise _error(message)
-        self.rotaries = [_read_rotary(entry, self.head_dim) for entry in self.rotary]
+        self.rotaries = [_read_rotary(entry) for entry in self.rotary]
 
     @property
     def markov_kind(self) -> str:
@@ -131,47 +122,31 @@ class BlockConfig:
 
     def to_dict(self) -> JsonObject:
         """As stored: fields that later versions added only where they differ from the default."""
-        values = {k: v for k, v in asdict(self).items() if v != _OMITTED_DEFAULTS.get(k)}
+        values = {k: v for k, v in asdict(self).items() if v != _OMITTED.get(k)}
         return {**values, "block_size": self.rows, "sample_from_anchor": not self.fill_in}
 
     @classmethod
     def from_dict(cls, values: JsonObject, where: str = "config.json") -> BlockConfig:
         """The config in a file's values; other keys are ignored. Raises UserError for a missing
         key, or a value that does not fit."""
-        if values.get("self_conditioning"):
-            raise UserError(f"{where}: self_conditioning is not supported: train the drafter again")
         rows = convert(values.get("block_size", 0), int, "block_size", where)
         sampled = convert(values.get("sample_from_anchor", True), bool, "sample_from_anchor", where)
         layout = values.get("block_layout", "anchor_first" if sampled else "fill_in")
         if "sample_from_anchor" in values and sampled == (layout == "fill_in"):
             flag = f"sample_from_anchor={str(sampled).lower()}"
             raise UserError(f"{where}: {flag} contradicts block_layout={layout!r:.40}")
-        if layout == "fill_in" and rows == 1:
-            raise UserError(f"{where}: block_size=1 must be at least 2: row 0 drafts nothing")
         stored = {"block_layout": layout, "block_size": rows - (layout == "fill_in")}
-        known = {**values, **stored} if "block_size" in values else values
         try:
-            return convert(known, cls, "", where)
+            return convert({**values, **stored}, cls, "", where)
         except UserError as error:
             raise UserError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from None
 
 
-_OMITTED_DEFAULTS: JsonObject = {
-    "value_dim": 0,
-    "rotary": [],
-    "places": False,
-    "block_layout": "anchor_first",
-    "markov_bias": False,
-    "confidence_input": "",
-    "own_head": False,
+_OMITTED: JsonObject = {
+    **dict.fromkeys(("value_dim", "places", "markov_bias", "own_head"), 0),
+    **{"rotary": [], "block_layout": "anchor_first", "confidence_input": ""},
 }
-_CHOICES = {
-    "context": ("shared_kv", "taps"),
-    "block_layout": ("anchor_first", "fill_in"),
-    "hidden_act": ACT2FN,
-    "markov": ("", *MARKOV_KINDS),
-    "confidence_input": ("", "markov", "hidden"),
-}
+"""Defaults that are not stored."""
 _LEAST = {
     **dict.fromkeys(("mask_token_id", "draft_vocab_size", "markov_rank", "value_dim"), 0),
     "rope_theta": 1e-6,
@@ -184,14 +159,8 @@ def _error(message: str) -> UserError:
     return UserError(f"drafter config: {message}")
 
 
-def _read_rotary(entry: JsonObject, width: int) -> RotaryTable:
-    layout, start = entry.get("layout", "half"), entry.get("start", 0)
-    table, scale = entry.get("inv_freq", []), entry.get("scale", 1.0)
-    if layout not in LAYOUTS:
-        raise _error(f"rotary layout={layout!r} is unknown{nearest(str(layout), LAYOUTS)}")
-    numbers = isinstance(table, list) and all(finite(f) for f in table)
-    if not numbers or type(start) is not int or start < 0 or start + 2 * len(table) > width:
-        raise _error(f"rotary: start and inv_freq must lie within head_dim={width}")
-    if not finite(scale) or scale <= 0:
-        raise _error(f"rotary: scale must be a number above 0, not {scale!r:.60}")
-    return RotaryTable(layout, start, tuple(float(f) for f in table), float(scale))
+def _read_rotary(entry: JsonObject) -> RotaryTable:
+    with in_one_line(f"drafter config: rotary={short(entry)}"):
+        table = tuple(map(float, entry["inv_freq"]))
+        scale = float(entry.get("scale", 1.0))
+        return RotaryTable(entry.get("layout", "half"), int(entry["start"]), table, scale)

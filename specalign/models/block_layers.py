@@ -132,7 +132,7 @@ class TwoTapConvolution(nn.Module):
         super().__init__()
         self.group = math.gcd(width, self.GROUP)
         self.offset = nn.Parameter(torch.zeros(2, 2, width))
-        # draws nothing: a drafter's other weights start the same with and without it
+        # no random draw: the other weights start the same with and without it
         self.delta = nn.utils.skip_init(nn.Linear, width, 4 * width // self.group, bias=False)
         nn.init.zeros_(self.delta.weight)
 
@@ -165,13 +165,8 @@ class BlockLayer(nn.Module):
         self.attn_conv: TwoTapConvolution | None = None
         self.mlp_conv: TwoTapConvolution | None = None
         if config.convolution:
-            self.add_convolution()
-
-    def add_convolution(self) -> None:
-        """Convolutions that start as the identity."""
-        weight = self.input_layernorm.weight
-        self.attn_conv = TwoTapConvolution(len(weight)).to(weight.device)
-        self.mlp_conv = TwoTapConvolution(len(weight)).to(weight.device)
+            self.attn_conv = TwoTapConvolution(config.hidden_size)
+            self.mlp_conv = TwoTapConvolution(config.hidden_size)
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, context: KeysValues, see: Tensor | None
@@ -191,11 +186,12 @@ class BlockLayer(nn.Module):
 
 class ConfidenceHead(nn.Module):
     """DSpark's confidence head: σ(w·[h_k; e(x_{k−1})] + b) predicts the acceptance β_k = Σ min(p_k,
-    q_k). It starts at 1/2. `before`: width of what it reads of the previous token."""
+    q_k). It starts at 1/2."""
 
-    def __init__(self, width: int, before: int) -> None:
+    def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.out = nn.Linear(width + before, 1)
+        widths = {"": config.hidden_size, "markov": config.markov_rank, "hidden": 0}
+        self.out = nn.Linear(config.hidden_size + widths[config.confidence_input], 1)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 

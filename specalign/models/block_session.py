@@ -65,39 +65,29 @@ class BlockSession:
         if self._block_1RD is None:
             tokens = torch.zeros(1, drafter.config.rows, dtype=torch.int64, device=device)
             self._block_1RD = drafter.target.embed(drafter.mask_blocks(tokens))
-        found = self._draft_in_one_call(last_token)
+        found = self._draft_in_one_call(last_token, self._block_1RD)
         if found is not None:
             return found
         last = drafter.target.embed(torch.tensor([[last_token]], device=device))
         return self._draft(torch.cat((last, self._block_1RD[:, 1:]), dim=1))[0]
 
-    def _draft_in_one_call(self, last_token: int) -> Tensor | None:
+    def _draft_in_one_call(self, last_token: int, block_1RD: Tensor) -> Tensor | None:
         """`hidden` by a prepared call of the C kernel, for `shared_kv`; else None."""
-        call, fused, start = self._repeated, self.drafter.target.fused, self.cache.length
-        if fused is None:
+        drafter, cache, call = self.drafter, self.cache, self._repeated
+        fused, stack, size = drafter.target.fused, drafter.stack, drafter.config.rows
+        special = drafter.places is not None or drafter.config.rotaries or cache.rows != 1
+        if fused is None or stack is None or stack.state is None or special or size > MOST_ROWS:
             return None
-        if call is None or self.cache.views.get(self._layers) is not call.memory:
-            call = self._repeated = self._prepare_call()
-        if call is None:
-            return None
-        tables_2Sw = fused.tables(start + call.rows)
+        tables_2Sw = fused.tables(cache.length + size)
         if tables_2Sw is None:
             return None
+        if call is None or cache.views.get(self._layers) is not call.memory:
+            see_RR, embedding = _see_own_block(1, size, block_1RD.device), fused.body.embed_tokens
+            memory = memory_of(cache, self._layers)
+            call = RepeatedCall(stack, memory, see_RR, block_1RD[0], embedding.weight)
+            self._repeated = call
         assert self.before is not None
-        return self.drafter.select_drafts(call(last_token, self.before, tables_2Sw, start))
-
-    def _prepare_call(self) -> RepeatedCall | None:
-        drafter, cache, stack = self.drafter, self.cache, self.drafter.stack
-        fused, block_1RD = drafter.target.fused, self._block_1RD
-        if stack is None or stack.state is None or fused is None or block_1RD is None:
-            return None
-        size = drafter.config.rows
-        special = drafter.places is not None or drafter.config.rotaries
-        if self.own is not None or special or cache.rows != 1 or size > MOST_ROWS:
-            return None
-        see_RR = _see_own_block(1, size, block_1RD.device)
-        memory = memory_of(cache, self._layers)
-        return RepeatedCall(stack, memory, see_RR, block_1RD[0], fused.body.embed_tokens.weight)
+        return drafter.select_drafts(call(last_token, self.before, tables_2Sw, cache.length))
 
     @torch.no_grad()
     def hidden_of_blocks(self, tokens_NR: Tensor) -> Tensor:
@@ -116,7 +106,7 @@ class BlockSession:
         x_NRD = drafter.add_places(embedded_NRD)
         start = cache.length
         positions_1R = torch.arange(start, start + size, device=x_NRD.device)[None]
-        cos_1Rw, sin_1Rw = drafter.cached_tables(x_NRD[:1], positions_1R, start + size)
+        cos_1Rw, sin_1Rw = drafter.rotary_tables(x_NRD[:1], positions_1R, start + size)
         if stack is None or count * size > MOST_ROWS or cache.rows != 1:
             x_NRD = drafter.add_state(x_NRD, self.before)
             ids = range(len(drafter.blocks)) if layers is None else layers

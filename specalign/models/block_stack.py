@@ -13,7 +13,6 @@ from specalign.kernels.replacing import gives_rows
 from specalign.kernels.tree import MarkovWeights, TreeHead
 from specalign.lm.fused import is_silu, layer_weights
 from specalign.models.block_layers import TwoTapConvolution
-from specalign.models.markov import LinearHead, MixedHead
 
 if TYPE_CHECKING:
     from specalign.models.block import BlockDrafter
@@ -32,16 +31,17 @@ def draft_stack(drafter: BlockDrafter) -> LayerStack | None:
     state = None
     if c.context == "shared_kv" and isinstance(drafter.fc, RowsLinear):
         state = drafter.hidden_norm.weight, drafter.fc.matrix
+    layers = [
+        replace(
+            layer_weights(layer),
+            attention_conv=_convolution(layer.attn_conv),
+            mlp_conv=_convolution(layer.mlp_conv),
+        )
+        for layer in drafter.blocks
+    ]
     try:
         return LayerStack(
-            [
-                replace(
-                    layer_weights(layer),
-                    attention_conv=_convolution(layer.attn_conv),
-                    mlp_conv=_convolution(layer.mlp_conv),
-                )
-                for layer in drafter.blocks
-            ],
+            layers,
             heads=c.num_attention_heads,
             kv_heads=c.num_key_value_heads,
             head_width=c.head_dim,
@@ -68,13 +68,14 @@ def tree_head(drafter: BlockDrafter, head: Matrix, basis: Matrix | None) -> Tree
         return None
     if markov is not None:
         embedding = drafter.target.model.get_input_embeddings()
-        if not isinstance(markov, MixedHead | LinearHead) or basis is None:
+        if markov.table is not None or basis is None or not gives_rows(embedding):
             return None
-        if not isinstance(markov.previous, RowsLinear) or not gives_rows(embedding):
+        if not isinstance(markov.previous, RowsLinear):
             return None
         hidden = markov.hidden.matrix if isinstance(markov.hidden, RowsLinear) else None
-        kind = drafter.config.markov_kind
-        weights = MarkovWeights(hidden, markov.previous.matrix, basis, embedding.weight, kind)
+        weights = MarkovWeights(
+            hidden, markov.previous.matrix, basis, embedding.weight, markov.kind
+        )
     try:
         return TreeHead(head, drafter.draft_vocab, weights)
     except ValueError:  # other types

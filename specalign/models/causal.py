@@ -72,20 +72,20 @@ class CausalDrafter(nn.Module):
     @property
     def head_weight_VD(self) -> Tensor:
         """The frozen output matrix, (V, D)."""
-        return self._frozen(1)
+        return self._frozen()[1]
 
     @property
     def embedding_VD(self) -> Tensor:
         """The frozen input embedding, (V, D)."""
-        return self._frozen(0)
+        return self._frozen()[0]
 
-    def _frozen(self, which: int) -> Tensor:
-        """Embedding or head: its own, on the device of its parameters, or the target's."""
+    def _frozen(self) -> list[Tensor]:
+        """Embedding and head: its own, on the device of its parameters, or the target's."""
         if self._own is None:
-            target = self.target
-            return (target.head_weight_VD if which else target.embedding_VD).detach()
-        self._own[which] = self._own[which].to(next(self.parameters()).device)
-        return self._own[which]
+            return [self.target.embedding_VD.detach(), self.target.head_weight_VD.detach()]
+        device = next(self.parameters()).device
+        self._own = [weight_VD.to(device) for weight_VD in self._own]
+        return self._own
 
     def forward(self, batch: Batch) -> Tensor:
         """Normalised hidden states over packed rows, (B, L, D): row i predicts token i + 1."""

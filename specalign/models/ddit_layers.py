@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,6 @@ from specalign.common.schema import finite
 from specalign.lm.attention import attend, rotate
 from specalign.lm.slabs import Slab
 
-TIME_INPUTS = ("sigma", "zero", "none")
-ATTENTIONS = ("full", "prefix_causal", "block_causal")
 _SINUSOIDS = 256
 _MAX_PERIOD = 10_000.0
 _ROTARY_BASE = 10_000.0
@@ -28,10 +26,8 @@ class DDiTConfig:
     """The architecture; sizes under their published names.
 
     time_input: `sigma` = adaLN on the total noise σ; `zero` = the same fed σ = 0 always (MDLM's
-    time_conditioning=false); `none` = no sigma_map and no adaLN (RADD). norm_bias: LayerNorms with
-    a bias, which starts at one (RADD). scale_by_sigma: the log-score is f − log(e^σ−1) − log(V−1)
-    (SEDD, absorbing). attention: `full`; `prefix_causal`, by tokens; `block_causal`, by blocks of
-    `block_size` (BD3-LM).
+    time_conditioning=false). scale_by_sigma: the log-score is f − log(e^σ−1) − log(V−1) (SEDD,
+    absorbing). attention: `full`; `prefix_causal`: clean tokens see their past.
     """
 
     vocab_size: int
@@ -40,50 +36,39 @@ class DDiTConfig:
     n_heads: int
     cond_dim: int = 128
     dropout: float = 0.1
-    time_input: str = "sigma"
-    norm_bias: bool = False
+    time_input: Literal["sigma", "zero"] = "sigma"
     scale_by_sigma: bool = False
-    attention: str = "full"
-    block_size: int = 0
+    attention: Literal["full", "prefix_causal"] = "full"
 
     def __post_init__(self) -> None:
-        limits = dict.fromkeys(("vocab_size", "hidden_size", "n_heads", "cond_dim"), 1 << 24)
-        limits["n_blocks"] = 1024
-        fits = {name: _whole(getattr(self, name), 1, most) for name, most in limits.items()}
+        sizes = ("vocab_size", "hidden_size", "n_blocks", "n_heads", "cond_dim")
+        fits = {
+            name: type(getattr(self, name)) is int and getattr(self, name) > 0 for name in sizes
+        }
         fits["dropout"] = finite(self.dropout) and 0 <= self.dropout < 1
-        fits["norm_bias"] = isinstance(self.norm_bias, bool)
-        fits["scale_by_sigma"] = isinstance(self.scale_by_sigma, bool)
-        fits["time_input"] = self.time_input in TIME_INPUTS
-        fits["attention"] = self.attention in ATTENTIONS
-        blocks = self.attention == "block_causal"
-        fits["block_size"] = _whole(self.block_size, blocks, 1 << 24 if blocks else 0)
+        fits["time_input"] = self.time_input in ("sigma", "zero")
+        fits["attention"] = self.attention in ("full", "prefix_causal")
         for name, valid in fits.items():
             if not valid:
                 raise UserError(f"ddit config: {name}={getattr(self, name)!r:.60} is not valid")
         if self.hidden_size % (2 * self.n_heads):
-            sizes = f"hidden_size={self.hidden_size}, n_heads={self.n_heads}"
-            raise UserError(f"ddit config: {sizes}: the heads' width must be even")
+            given = f"hidden_size={self.hidden_size}, n_heads={self.n_heads}"
+            raise UserError(f"ddit config: {given}: the heads' width must be even")
 
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.n_heads
 
 
-def _whole(value: Any, least: int, most: int) -> bool:
-    return type(value) is int and least <= value <= most
-
-
 class DDiTNorm(nn.Module):
-    """LayerNorm in fp32, ε = 1e-5, with a weight and, if asked, a bias that starts at one."""
+    """LayerNorm in fp32, ε = 1e-5, without a bias."""
 
-    def __init__(self, width: int, bias: bool) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.ones(width)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.float()
-        return F.layer_norm(x.float(), self.weight.shape, self.weight.float(), bias).to(x.dtype)
+        return F.layer_norm(x.float(), self.weight.shape, self.weight.float()).to(x.dtype)
 
 
 class VocabEmbedding(nn.Module):
@@ -147,37 +132,32 @@ def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 class DDiTBlock(nn.Module):
-    """Pre-norm attention and MLP, modulated by σ (adaLN) unless `time_input` is none."""
+    """Pre-norm attention and MLP, modulated by σ (adaLN)."""
 
     def __init__(self, config: DDiTConfig, backend: str) -> None:
         super().__init__()
         width = config.hidden_size
         self.heads, self.dropout, self.backend = config.n_heads, config.dropout, backend
-        self.norm1 = DDiTNorm(width, config.norm_bias)
+        self.norm1 = DDiTNorm(width)
         self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
         self.attn_out = nn.Linear(width, width, bias=False)
-        self.norm2 = DDiTNorm(width, config.norm_bias)
+        self.norm2 = DDiTNorm(width)
         self.mlp = nn.Sequential(
             nn.Linear(width, _MLP_RATIO * width),
             nn.GELU(approximate="tanh"),
             nn.Linear(_MLP_RATIO * width, width),
         )
-        adaptive = config.time_input != "none"
-        self.adaLN_modulation = _zero_linear(config.cond_dim, 6 * width) if adaptive else None
+        self.adaLN_modulation = _zero_linear(config.cond_dim, 6 * width)
 
     def forward(
         self,
-        x_BLD: Tensor,
-        condition: Tensor | None,
+        x: Tensor,
+        condition: Tensor,
         rotary: tuple[Tensor, Tensor],
         mask: Tensor | None,
         slab: Slab | None,
     ) -> Tensor:
         """`condition`: (B, 1 or L, cond_dim). `slab`: cached keys and values, to be extended."""
-        x = x_BLD
-        if self.adaLN_modulation is None:
-            x = x + self._drop(self._attention(self.norm1(x), rotary, mask, slab))
-            return x + self._drop(self.mlp(self.norm2(x)))
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.adaLN_modulation(condition).chunk(
             6, dim=-1
         )
@@ -203,13 +183,11 @@ class DDiTHead(nn.Module):
 
     def __init__(self, config: DDiTConfig) -> None:
         super().__init__()
-        width, adaptive = config.hidden_size, config.time_input != "none"
-        self.norm_final = DDiTNorm(width, config.norm_bias)
+        width = config.hidden_size
+        self.norm_final = DDiTNorm(width)
         self.linear = _zero_linear(width, config.vocab_size)
-        self.adaLN_modulation = _zero_linear(config.cond_dim, 2 * width) if adaptive else None
+        self.adaLN_modulation = _zero_linear(config.cond_dim, 2 * width)
 
-    def forward(self, hidden: Tensor, condition: Tensor | None) -> Tensor:
-        x = self.norm_final(hidden)
-        if self.adaLN_modulation is not None:
-            x = _modulate(x, *self.adaLN_modulation(condition).chunk(2, dim=-1))
-        return self.linear(x)
+    def forward(self, hidden: Tensor, condition: Tensor) -> Tensor:
+        modulation = self.adaLN_modulation(condition).chunk(2, dim=-1)
+        return self.linear(_modulate(self.norm_final(hidden), *modulation))

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from specalign.lm.cache import KVCache
-from specalign.models.masked_lm import MaskedLM
 from specalign.models.standalone import DiffusionDrafter
 
 
@@ -16,8 +15,7 @@ class DiffusionContext:
     """The clean text of one request and logits of the noisy block after it, without gradients.
 
     A network that caches a prefix runs each committed token once, together with the first noisy
-    block after it (a block-causal one when its block is full); one of full attention recomputes its
-    window in every pass.
+    block after it; one of full attention recomputes its window in every pass.
     """
 
     def __init__(self, drafter: DiffusionDrafter, capacity: int) -> None:
@@ -26,8 +24,8 @@ class DiffusionContext:
         # with a shift: the last cached token's hidden state, which predicts the first position
         self.before_1D: Tensor | None = None
         self.cache: KVCache | None = None
-        if drafter.cached or drafter.caches_blocks:
-            self.cache = drafter.network.new_cache(capacity + drafter.block)
+        if drafter.cached:
+            self.cache = drafter.network.new_cache(capacity)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append committed tokens. The network sees them with the next block."""
@@ -38,29 +36,26 @@ class DiffusionContext:
         del self.tokens[count:]
         if self.cache is None:
             return
-        network = self.drafter.network
-        size = network.kept_at_once
-        whole = count // size * size
-        shift = isinstance(network, MaskedLM) and network.family.shift
-        if shift and (self.before_1D is None or self.cache.length > whole):
+        if self.drafter.network.shift and (self.before_1D is None or self.cache.length > count):
             # rerun the last token for its hidden state
-            whole, self.before_1D = max(whole - size, 0), None
-        self.cache.length = min(self.cache.length, whole)
+            count, self.before_1D = max(count - 1, 0), None
+        self.cache.length = min(self.cache.length, count)
 
     @torch.no_grad()
     def denoise(self, block_K: Tensor) -> Tensor:
         """Logits (K, V) over the target's vocabulary of a block of tokens and masks (K,), fp32."""
-        drafter, network, block_1K = self.drafter, self.drafter.network, block_K[None]
+        drafter = self.drafter
         if self.cache is None:
-            return drafter.target_logits(self.window_logits(block_1K))
-        clean_1C = self._clean(self.cache.length)
-        if isinstance(network, MaskedLM):
-            f_1KV, self.before_1D = network.denoise(clean_1C, block_1K, self.cache, self.before_1D)
-        else:
-            share = (block_K == drafter.mask_id).float().mean()
-            sigma_1 = drafter.sigma_for_mask_fraction(share)[None]
-            f_1KV = network.denoise(clean_1C, block_1K, sigma_1, self.cache).float()
-        return drafter.target_logits(f_1KV[0])
+            return drafter.target_logits(self.window_logits(block_K[None]))
+        share = (block_K == drafter.mask_id).float().mean()
+        f_1KV, self.before_1D = drafter.network.denoise(
+            self._clean(self.cache.length),
+            block_K[None],
+            self.cache,
+            self.before_1D,
+            drafter.sigma_for_mask_fraction(share)[None],
+        )
+        return drafter.target_logits(f_1KV[0].float())
 
     def _clean(self, first: int) -> Tensor:
         return torch.tensor([self.tokens[first:]], dtype=torch.int64, device=self.device)
@@ -73,8 +68,5 @@ class DiffusionContext:
         inside_1S = torch.ones_like(tokens_1S, dtype=torch.bool)
         sigma_1 = drafter.window_sigma(tokens_1S, inside_1S)
         positions = torch.arange(tokens_1S.shape[1], device=self.device)[None]
-        see = None
-        if drafter.block:
-            see = drafter.visible(positions + len(self.tokens) - clean.shape[1], inside_1S)
-        hidden_1SD = drafter.hidden(tokens_1S, sigma_1, positions, see)
+        hidden_1SD = drafter.network.hidden(tokens_1S, sigma_1, positions_BL=positions)
         return drafter.logits(hidden_1SD[0, clean.shape[1] :], sigma_1.expand(block_1K.shape[1]))

@@ -1,16 +1,14 @@
 """Published masked-diffusion language models: one record per family with all that is needed to load
 it.
 
-Every family is a known autoregressive architecture with another attention mask and its own
-parameter names. `rename` and `Family.config` map those names to transformers' own, so that no
-remote code is run.
+Every family is a known autoregressive architecture with another attention mask, so that no remote
+code is run.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import PurePath
 from typing import Any, Literal
@@ -26,12 +24,8 @@ BASES = ("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCau
 class Family:
     """How a family's checkpoints are read, and what its network computes.
 
-    mask_token_id: if neither config.json nor the tokenizer's files name one. shift: how many places
-    before a token the raw logits that predict it are. block_size: of block_causal, if config.json
-    has none. keys: prefixes of their parameter names and of ours, `{i}` the layer; the first match
-    counts, in both directions. config: their name of a config key → ours; empty = the same names.
-    fixed: config values that the base architecture assumes. resized: the embedding may have another
-    number of rows than config.json says.
+    mask_token_id: if neither config.json nor the tokenizer's files name one. keys: prefixes of
+    their parameter names and of ours; the first match counts, in both directions.
     """
 
     name: str
@@ -40,14 +34,8 @@ class Family:
     architectures: tuple[str, ...]
     base: str
     mask_token_id: int
-    shift: Literal[0, 1] = 0
-    attention: Literal["full", "block_causal", "prefix_causal"] = "full"
-    block_size: int = 0
-    cache: Literal["none", "exact", "approximate"] = "none"
+    attention: Literal["full", "prefix_causal"] = "full"
     keys: tuple[tuple[str, str], ...] = ()
-    config: Mapping[str, str] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    resized: bool = False
 
     def ours(self, name: str) -> str:
         """transformers' name of their parameter `name`."""
@@ -67,123 +55,33 @@ class Family:
 def rename(name: str, prefixes: tuple[tuple[str, str], ...]) -> str:
     """`name` with the first matching prefix replaced."""
     for old, new in prefixes:
-        if found := re.match(re.escape(old).replace(r"\{i\}", r"(\d+)"), name):
-            return new.replace("{i}", found[1] if found.groups() else "") + name[found.end() :]
+        if name.startswith(old):
+            return new + name.removeprefix(old)
     return name
 
 
-_LLADA = Family(
-    # config.json, names and the order of gate and up: public conversions and ports of
-    # modeling_llada.py, which is OLMo's block; the rotary halves are split as Llama's are. Raw
-    # logits are used at their own place (generate.py).
-    name="llada",
-    hub_ids=("GSAI-ML/LLaDA-8B-*", "GSAI-ML/LLaDA-1.5"),
-    model_type="llada",
-    architectures=("LLaDAModelLM",),
-    base="LlamaForCausalLM",
-    mask_token_id=126336,
-    keys=(
-        ("model.transformer.wte.", "model.embed_tokens."),
-        ("model.transformer.ln_f.", "model.norm."),
-        ("model.transformer.ff_out.", "lm_head."),
-        ("model.transformer.blocks.{i}.attn_norm.", "model.layers.{i}.input_layernorm."),
-        ("model.transformer.blocks.{i}.q_proj.", "model.layers.{i}.self_attn.q_proj."),
-        ("model.transformer.blocks.{i}.k_proj.", "model.layers.{i}.self_attn.k_proj."),
-        ("model.transformer.blocks.{i}.v_proj.", "model.layers.{i}.self_attn.v_proj."),
-        ("model.transformer.blocks.{i}.attn_out.", "model.layers.{i}.self_attn.o_proj."),
-        ("model.transformer.blocks.{i}.ff_norm.", "model.layers.{i}.post_attention_layernorm."),
-        ("model.transformer.blocks.{i}.ff_proj.", "model.layers.{i}.mlp.gate_proj."),
-        ("model.transformer.blocks.{i}.up_proj.", "model.layers.{i}.mlp.up_proj."),
-        ("model.transformer.blocks.{i}.ff_out.", "model.layers.{i}.mlp.down_proj."),
-    ),
-    config={
-        "d_model": "hidden_size",
-        "mlp_hidden_size": "intermediate_size",
-        "n_layers": "num_hidden_layers",
-        "n_heads": "num_attention_heads",
-        "n_kv_heads": "num_key_value_heads",
-        "max_sequence_length": "max_position_embeddings",
-        "embedding_size": "vocab_size",
-        "activation_type": "hidden_act",
-        "rms_norm_eps": "rms_norm_eps",
-        "rope_theta": "rope_theta",
-        "weight_tying": "tie_word_embeddings",
-        "init_std": "initializer_range",
-        "eos_token_id": "eos_token_id",
-        "pad_token_id": "pad_token_id",
-    },
-    fixed={
-        "block_type": "llama",
-        "layer_norm_type": "rms",
-        "activation_type": "silu",
-        "rope": True,
-        "alibi": False,
-        "attention_layer_norm": False,
-        "bias_for_layer_norm": False,
-        "include_bias": False,
-        "include_qkv_bias": False,
-        "input_emb_norm": False,
-        "scale_logits": False,
-    },
-)
-_DREAM = Family(
-    # Qwen2 under its own names, biases on q, k and v; the reference repeats row 0 and drops the
-    # last one (the shift).
-    name="dream",
-    hub_ids=("Dream-org/Dream-v0-*",),
-    model_type="Dream",
-    architectures=("DreamModel",),
-    base="Qwen2ForCausalLM",
-    mask_token_id=151666,
-    shift=1,
-    fixed={"use_mrope": False, "use_sliding_window": False, "rope_scaling": None},
-)
-_DIFFULLAMA = Family(
-    # Names: the wrapper takes the embedding out of the body (DiffuLLaMA's model.py). 811, an
-    # existing token, is its training default. That config.json says DiscreteDiffusionModel is
-    # second-hand; the hub id decides otherwise.
-    name="diffullama",
-    hub_ids=("diffusionfamily/diffullama*",),
-    model_type="llama",
-    architectures=("DiscreteDiffusionModel",),
-    base="LlamaForCausalLM",
-    mask_token_id=811,
-    shift=1,
-    keys=(("embed_tokens.", "model.embed_tokens."), ("denoise_model.", "model.")),
-    fixed={"rope_scaling": None},
-    resized=True,
-)
 _FAMILIES = (
-    _LLADA,
-    _DREAM,
-    replace(_DREAM, name="dream-coder", hub_ids=("Dream-org/Dream-Coder-v0-*",)),
-    replace(_DREAM, name="diffucoder", hub_ids=("apple/DiffuCoder-7B-*",)),
-    replace(
-        # 10541 is what its fine-tuning code sets for the small one; the medium one's tokenizer has
-        # a mask of its own, in a row after GPT-2's 50257 that config.json does not count.
-        _DIFFULLAMA,
-        name="diffugpt",
-        hub_ids=("diffusionfamily/diffugpt*",),
-        model_type="gpt2",
-        base="GPT2LMHeadModel",
-        mask_token_id=10541,
-        keys=(("embed_tokens.", "transformer.wte."), ("denoise_model.", "transformer.")),
-        fixed={},
-    ),
-    _DIFFULLAMA,
     Family(
-        # Qwen3; config.json's block_size and mask_token_id are read by its modeling_sdar.py, whose
-        # loss has no shift. 4 is the block of the ids without a suffix -b16, -b32.
-        name="sdar",
-        hub_ids=("JetLM/SDAR-*B-Chat*",),
-        model_type="sdar",
-        architectures=("SDARForCausalLM",),
-        base="Qwen3ForCausalLM",
-        mask_token_id=151669,
-        attention="block_causal",
-        block_size=4,
-        cache="exact",
-        fixed={"use_sliding_window": False, "rope_scaling": None},
+        # Qwen2 under its own names, biases on q, k and v; the reference repeats row 0 and drops the
+        # last one (the shift).
+        name="dream",
+        hub_ids=("Dream-org/Dream-*", "apple/DiffuCoder-7B-*"),
+        model_type="Dream",
+        architectures=("DreamModel",),
+        base="Qwen2ForCausalLM",
+        mask_token_id=151666,
+    ),
+    Family(
+        # Names: the wrapper takes the embedding out of the body (DiffuLLaMA's model.py). 811, an
+        # existing token, is its training default. That config.json says DiscreteDiffusionModel is
+        # second-hand; the hub id decides otherwise.
+        name="diffullama",
+        hub_ids=("diffusionfamily/diffullama*",),
+        model_type="llama",
+        architectures=("DiscreteDiffusionModel",),
+        base="LlamaForCausalLM",
+        mask_token_id=811,
+        keys=(("embed_tokens.", "model.embed_tokens."), ("denoise_model.", "model.")),
     ),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
@@ -191,7 +89,7 @@ FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
 
 def family_of(config: Mapping[str, Any], spec: str) -> Family:
     """The family of a checkpoint, from its config.json and the hub id or folder that it came from.
-    Raises UserError for an unknown family, or a config that its architecture cannot compute."""
+    Raises UserError for an unknown family."""
     kind, named = config.get("model_type"), architectures_of(config)
     fitting = [
         f
@@ -204,10 +102,4 @@ def family_of(config: Mapping[str, Any], spec: str) -> Family:
             f"{spec}: config.json has model_type={kind!r}, architectures={named}: not a "
             f"supported masked-diffusion family{nearest(str(kind), kinds)}"
         )
-    family = next((f for f in fitting if f.published_as(spec)), fitting[0])
-    for key, value in family.fixed.items():
-        if config.get(key, value) != value:
-            raise UserError(
-                f"{spec}: config.json has {key}={config[key]!r}; {family.name} needs {value!r}"
-            )
-    return family
+    return fitting[0]

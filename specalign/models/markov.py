@@ -31,24 +31,47 @@ Embed = Callable[[Tensor], Tensor]
 KINDS = ("silu", "tanh", "linear", "vanilla", "gated", "rnn")
 TABLES = ("vanilla", "gated", "rnn")
 """Kinds with a row for each of the target's tokens."""
+_SILENT = {
+    "silu": ("out",),
+    "tanh": ("out",),
+    "linear": ("previous",),
+    "vanilla": ("table",),
+    "gated": ("table",),
+    "rnn": ("table", "hidden"),
+}
 
 
 class MarkovHead(nn.Module):
-    """What the kinds have in common: the basis over `vocabulary` tokens.
+    """A head of one of `KINDS`, not yet initialised.
 
-    hidden: the layer of the hidden state, where z depends on it. out: the last layer if it is
-    linear, (r, r). silent: the layers that start at zero, so that z does.
+    table: T. hidden: W_h. previous: W_e or W_t. out: W_z. basis: (r, vocabulary). silent: the
+    layers that start at zero, so that z does.
     """
 
-    hidden: nn.Linear | None
-    out: nn.Linear | None
-    silent: tuple[str, ...] = ()
-
-    def __init__(self, rank: int, vocabulary: int) -> None:
+    def __init__(
+        self,
+        kind: str,
+        width: int,
+        rank: int,
+        vocabulary: int,
+        target_vocabulary: int,
+        bias: bool = False,
+    ) -> None:
         super().__init__()
-        self.hidden = None
-        self.out = None
+        self.kind, self.silent = kind, _SILENT[kind]
+        self.table: nn.Embedding | None = None
+        self.hidden: nn.Linear | None = None
+        self.previous: nn.Linear | None = None
+        self.out: nn.Linear | None = None
         self.basis = nn.Parameter(torch.zeros(rank, vocabulary))
+        if kind in TABLES:
+            self.table = nn.Embedding(target_vocabulary, rank)
+        if kind not in ("linear", "vanilla"):
+            self.hidden = nn.Linear(width, rank, bias=bias)
+        if kind != "vanilla":
+            self.previous = nn.Linear(rank if kind in TABLES else width, rank, bias=False)
+        if kind in ("silu", "tanh"):
+            self.out = nn.Linear(rank, rank, bias=False)
 
     def inputs(self, hidden: Tensor) -> Tensor:
         """What `mix` needs of hidden states, (…, D) → (…, any width)."""
@@ -56,14 +79,23 @@ class MarkovHead(nn.Module):
 
     def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         """From `inputs` and the previous tokens (…) → (…, r), before `out`."""
-        raise NotImplementedError
+        row = embed(previous).to(inputs.dtype) if self.table is None else self.table(previous)
+        if self.previous is None:
+            return row
+        projected = self.previous(row)
+        if self.kind == "linear":
+            return projected
+        mixed = inputs + projected
+        if self.kind == "gated":
+            return torch.sigmoid(mixed) * row
+        return F.silu(mixed) if self.kind == "silu" else mixed.tanh()
+
+    def finish(self, mixed: Tensor) -> Tensor:
+        return mixed if self.out is None else self.out(mixed)
 
     def forward(self, hidden: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         """Hidden states (…, D) and previous tokens (…) → z (…, r)."""
         return self.finish(self.mix(self.inputs(hidden), previous, embed))
-
-    def finish(self, mixed: Tensor) -> Tensor:
-        return mixed if self.out is None else self.out(mixed)
 
     @torch.no_grad()
     def basis_Vr(self, folded: bool = False) -> Tensor:
@@ -72,79 +104,3 @@ class MarkovHead(nn.Module):
         if folded and self.out is not None:
             basis_Vr = basis_Vr @ self.out.weight.to(self.basis.dtype)
         return basis_Vr.contiguous()
-
-
-class MixedHead(MarkovHead):
-    silent = ("out",)
-
-    def __init__(self, width: int, rank: int, vocabulary: int, activation: str) -> None:
-        super().__init__(rank, vocabulary)
-        self.activation = activation
-        self.hidden = nn.Linear(width, rank, bias=False)
-        self.previous = nn.Linear(width, rank, bias=False)
-        self.out = nn.Linear(rank, rank, bias=False)
-
-    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
-        mixed = inputs + self.previous(embed(previous).to(inputs.dtype))
-        return mixed.tanh() if self.activation == "tanh" else F.silu(mixed)
-
-
-class LinearHead(MarkovHead):
-    silent = ("previous",)
-
-    def __init__(self, width: int, rank: int, vocabulary: int) -> None:
-        super().__init__(rank, vocabulary)
-        self.previous = nn.Linear(width, rank, bias=False)
-
-    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
-        return self.previous(embed(previous).to(inputs.dtype))
-
-
-class VanillaHead(MarkovHead):
-    silent: tuple[str, ...] = ("table",)
-
-    def __init__(self, rank: int, vocabulary: int, target_vocabulary: int) -> None:
-        super().__init__(rank, vocabulary)
-        self.table = nn.Embedding(target_vocabulary, rank)
-
-    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
-        return self.table(previous)
-
-
-class GatedHead(VanillaHead):
-    """`bias`: W_h has one."""
-
-    hidden: nn.Linear
-
-    def __init__(
-        self, width: int, rank: int, vocabulary: int, target_vocabulary: int, bias: bool = False
-    ) -> None:
-        super().__init__(rank, vocabulary, target_vocabulary)
-        self.hidden = nn.Linear(width, rank, bias=bias)
-        self.previous = nn.Linear(rank, rank, bias=False)
-
-    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
-        row = self.table(previous)
-        return torch.sigmoid(inputs + self.previous(row)) * row
-
-
-class RNNHead(GatedHead):
-    silent = ("table", "hidden")
-
-    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
-        return torch.tanh(inputs + self.previous(self.table(previous)))
-
-
-def markov_head(
-    kind: str, width: int, rank: int, vocabulary: int, target_vocabulary: int, bias: bool = False
-) -> MarkovHead:
-    """A head of one of `KINDS`, "" = silu, not yet initialised; `bias`: of gated and rnn."""
-    if kind == "linear":
-        return LinearHead(width, rank, vocabulary)
-    if kind == "vanilla":
-        return VanillaHead(rank, vocabulary, target_vocabulary)
-    if kind == "gated":
-        return GatedHead(width, rank, vocabulary, target_vocabulary, bias)
-    if kind == "rnn":
-        return RNNHead(width, rank, vocabulary, target_vocabulary, bias)
-    return MixedHead(width, rank, vocabulary, "tanh" if kind == "tanh" else "silu")

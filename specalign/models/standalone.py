@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from specalign.common.batch import Anchors, Batch, Corrupted
-from specalign.common.errors import UserError, nearest
+from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
 from specalign.diffusion.noise import LOG_ZERO
 from specalign.diffusion.schedules import schedule
@@ -22,7 +23,6 @@ from specalign.lm.model import Target
 from specalign.models.ddit import DDiT
 from specalign.models.masked_lm import MaskedLM
 
-PREDICTIONS = ("log_score", "logits")
 Annealed = Callable[[int], Tensor]
 """Length → bool (1, 1, L, L), as `masked_lm.annealed_see` draws it."""
 
@@ -34,17 +34,15 @@ class DiffusionConfig:
     block_size: K, the tokens of a block in training; decoding may draft fewer or more. vocab_size:
     the target's. prediction: `log_score` (SEDD) or `logits`; both give the same q. window: clean
     tokens before a block that a network of full attention reads. mask_id: of a DDiT, if it is not
-    the last id. mask_rates: of a published checkpoint (BD3-LM's clipped schedule). network: its
-    architecture, to tell one checkpoint from another.
+    the last id. network: its architecture, to tell one checkpoint from another.
     """
 
     block_size: int
     vocab_size: int
     schedule: JsonObject = field(default_factory=lambda: {"name": "loglinear"})
-    prediction: str = "log_score"
+    prediction: Literal["log_score", "logits"] = "log_score"
     window: int = 512
     mask_id: int | None = None
-    mask_rates: list[float] | None = None
     target: str = ""
     target_sha256: str = ""
     network: JsonObject = field(default_factory=dict)
@@ -53,9 +51,6 @@ class DiffusionConfig:
         for name in ("block_size", "vocab_size", "window"):
             if not 1 <= getattr(self, name) < 1 << 31:
                 raise UserError(f"{name}={getattr(self, name)} must be at least 1, below 2^31")
-        if self.prediction not in PREDICTIONS:
-            hint = nearest(self.prediction, PREDICTIONS)
-            raise UserError(f"prediction={self.prediction!r:.40} is unknown{hint}")
         if not isinstance(self.schedule.get("name"), str):
             raise UserError(f"schedule={self.schedule!r:.40} must be an object with a name")
 
@@ -81,14 +76,9 @@ class DiffusionDrafter(nn.Module):
         self.network, self.config = network, config
         self._target = [target]  # in a list, so that it is no submodule
         self.schedule = schedule(**config.schedule)
-        self.vocab_size = size = network.vocab_size  # a mask beyond the target's included
+        size = network.vocab_size  # a mask beyond the target's included
         # a clean prefix does not see what follows, so that its keys can be cached
         self.cached = network.attention == "prefix_causal"
-        # the blocks by which a block-causal network sees (BD3-LM, SDAR), 0 for others; they can be
-        # cached if they are not conditioned on σ
-        self.block = network.block_size
-        by_sigma = isinstance(network, DDiT) and network.config.time_input == "sigma"
-        self.caches_blocks = bool(self.block) and not by_sigma
         self.mask_id = network.mask_token_id if config.mask_id is None else config.mask_id
         unscaled = isinstance(network, DDiT) and not network.config.scale_by_sigma
         if config.prediction == "log_score" and unscaled:
@@ -118,18 +108,18 @@ class DiffusionDrafter(nn.Module):
         if not self.cached:
             return self._windows(batch, anchors, noisy, annealed)
         sigma_BAK = self.schedule.total(noisy.times)[..., None].expand(noisy.tokens_t.shape)
-        size = anchors.block_size
-        tokens_BS = torch.cat((batch.tokens_BL, noisy.tokens_t.flatten(1)), 1)
-        see = prefix_block_mask(batch.document_BL, anchors.index_BA, size)
+        index_BA, size = anchors.index_BA, anchors.block_size
+        see = prefix_block_mask(batch.document_BL, index_BA, size)
         if annealed is not None:
             see = see & annealed(see.shape[-1])
-        after = torch.arange(1, size + 1, device=tokens_BS.device)
-        places_BAK = batch.positions_BL.gather(1, anchors.index_BA)[..., None] + after
-        positions_BS = torch.cat((batch.positions_BL, places_BAK.flatten(1)), dim=1)
+        after = torch.arange(1, size + 1, device=index_BA.device)
+        places_BAK = batch.positions_BL.gather(1, index_BA)[..., None] + after
+        tokens_BS = torch.cat((batch.tokens_BL, noisy.tokens_t.flatten(1)), 1)
+        positions_BS = torch.cat((batch.positions_BL, places_BAK.flatten(1)), 1)
         clean = torch.zeros_like(batch.tokens_BL, dtype=sigma_BAK.dtype)
         sigma_BS = torch.cat((clean, sigma_BAK.flatten(1)), 1)
         given = (tokens_BS, sigma_BS, positions_BS, see)
-        return self.network.block_hidden(*given, anchors.index_BA, size), sigma_BAK
+        return self.network.block_hidden(*given, index_BA, size), sigma_BAK
 
     def _windows(
         self, batch: Batch, anchors: Anchors, noisy: Corrupted, annealed: Annealed | None
@@ -147,25 +137,15 @@ class DiffusionDrafter(nn.Module):
         inside = (place_BAW >= 0) & (document_BAW == document_BA1)
         tokens_NS = torch.cat((clean_BAW, noisy.tokens_t), 2).flatten(0, 1)
         inside_NS = torch.cat((inside, torch.ones_like(noisy.valid)), 2).flatten(0, 1)
-        first_N1 = (batch.positions_BL.gather(1, anchors.index_BA).flatten() + 1)[:, None]
-        absolute_NS = first_N1 + torch.arange(-width, K, device=flat.device)
         positions_NS = inside_NS.long().cumsum(1).sub(1).clamp_min(0)
-        see = self.visible(absolute_NS.clamp_min(0), inside_NS)
+        # padding sees itself, so that every row sees something
+        own_SS = torch.eye(width + K, dtype=torch.bool, device=flat.device)
+        see = ((inside_NS[:, None] & inside_NS[..., None]) | own_SS)[:, None]
         if annealed is not None:
             see = see & annealed(width + K)
         sigma_N = self.window_sigma(tokens_NS, inside_NS)
-        hidden_NSD = self.hidden(tokens_NS, sigma_N, positions_NS, see)
+        hidden_NSD = self.network.hidden(tokens_NS, sigma_N, positions_BL=positions_NS, see=see)
         return hidden_NSD[:, width:].unflatten(0, (B, A)), sigma_N.view(B, A, 1).expand(B, A, K)
-
-    def visible(self, absolute_NS: Tensor, inside_NS: Tensor) -> Tensor:
-        """Attention mask of a window, (N, 1, S, S): everything inside, or by blocks counted from
-        the text's start. Padding sees itself, so that every row sees something."""
-        own_SS = torch.eye(inside_NS.shape[1], dtype=torch.bool, device=inside_NS.device)
-        see_NSS = (inside_NS[:, None] & inside_NS[..., None]) | own_SS
-        if self.block:
-            block_NS = absolute_NS // self.block
-            see_NSS = see_NSS & (block_NS[:, None] <= block_NS[..., None])
-        return see_NSS[:, None]
 
     def window_sigma(self, tokens_NS: Tensor, inside_NS: Tensor) -> Tensor:
         """σ of windows, (N,): by the share of masks in them."""
@@ -188,12 +168,11 @@ class DiffusionDrafter(nn.Module):
             sigma_BL = self.sigma_for_mask_fraction(share_BL)
         if annealed is not None:
             see = see & annealed(see.shape[-1])[0]
-        return self.hidden(noisy.tokens_t, sigma_BL, batch.positions_BL, see[:, None]), sigma_BL
-
-    def hidden(
-        self, tokens: Tensor, sigma: Tensor, positions: Tensor, see: Tensor | None
-    ) -> Tensor:
-        return self.network.hidden(tokens, sigma, positions_BL=positions, see=see)
+        places = batch.positions_BL
+        hidden = self.network.hidden(
+            noisy.tokens_t, sigma_BL, positions_BL=places, see=see[:, None]
+        )
+        return hidden, sigma_BL
 
     def logits(self, hidden: Tensor, sigma: Tensor) -> Tensor:
         """The network's output f of any rows, (…, D) and σ (…) → (…, its V), fp32."""

@@ -32,9 +32,11 @@ class TargetFeatures:
         return [self.hidden_BLD, *self.keys, *self.values, *taps]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> TargetFeatures:
-        keys, values = ([change(t) for t in part] for part in (self.keys, self.values))
-        taps = None if self.taps_BLFD is None else change(self.taps_BLFD)
-        return TargetFeatures(change(self.hidden_BLD), keys, values, taps)
+        """The same with every tensor changed, in the order of `tensors`."""
+        hidden, *others = [change(t) for t in self.tensors]
+        count = len(self.keys)
+        taps = None if self.taps_BLFD is None else others[-1]
+        return TargetFeatures(hidden, others[:count], others[count : 2 * count], taps)
 
 
 @torch.no_grad()
@@ -43,7 +45,7 @@ def target_features(target: Target, batch: Batch, config: BlockConfig | None) ->
     shared = config is not None and config.context == "shared_kv"
     first = batch.document_BL[:1, :1]
     if target.anatomy.apart and (len(batch.document_BL) > 1 or (batch.document_BL != first).any()):
-        return each_document(target, batch, config, target_features)
+        return _each_document(target, batch, config)
     rows, length = batch.tokens_BL.shape
     ids = [] if config is None else config.target_layer_ids
     cache = target.new_cache(rows, length) if shared else None
@@ -64,36 +66,25 @@ Features = Callable[[Target, Batch, BlockConfig | None], TargetFeatures]
 """Runs the target: `target_features`, or its equivalent for a sharded or served target."""
 
 
-def each_document(
-    target: Target, batch: Batch, config: BlockConfig | None, features: Features
-) -> TargetFeatures:
+def _each_document(target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
     """The features of each document on its own; padding gets zeros."""
     whole: TargetFeatures | None = None
-    rows, length = batch.tokens_BL.shape
-
-    def room(t: Tensor, dim: int) -> Tensor:
-        shape = [rows, *t.shape[1:]]
-        shape[dim] = length
-        return t.new_zeros(shape)
-
     for row, document_L in enumerate(batch.document_BL):
-        for places in document_places(document_L):
+        for number in [n for n in document_L.unique().tolist() if n >= 0]:
+            places = (document_L == number).nonzero()[:, 0]
             alone = Batch(*(t[row : row + 1, places] for t in vars(batch).values()))
-            found = features(target, alone, config)
-            if whole is None:
-                keys, values = ([room(t, 2) for t in part] for part in (found.keys, found.values))
-                taps = None if found.taps_BLFD is None else room(found.taps_BLFD, 1)
-                whole = TargetFeatures(room(found.hidden_BLD, 1), keys, values, taps)
-            whole.hidden_BLD[row, places] = found.hidden_BLD[0]
-            if whole.taps_BLFD is not None and found.taps_BLFD is not None:
-                whole.taps_BLFD[row, places] = found.taps_BLFD[0]
-            theirs = (*found.keys, *found.values)
-            for mine, its in zip((*whole.keys, *whole.values), theirs, strict=True):
-                mine[row][:, places] = its[0]
+            found = target_features(target, alone, config)
+            # the dimension of positions: 2 of keys and values, 1 of the others
+            dims = [1, *[2] * len([*found.keys, *found.values]), 1]
+            whole = whole or _zeros_like(found, dims, batch)
+            for mine, its, dim in zip(whole.tensors, found.tensors, dims, strict=False):
+                mine[row].movedim(dim - 1, 0)[places] = its[0].movedim(dim - 1, 0)
     assert whole is not None
     return whole
 
 
-def document_places(document_L: Tensor) -> list[Tensor]:
-    """The places of each document of a row, without padding."""
-    return [(document_L == n).nonzero()[:, 0] for n in document_L.unique().tolist() if n >= 0]
+def _zeros_like(features: TargetFeatures, dims: list[int], batch: Batch) -> TargetFeatures:
+    rows, length = batch.tokens_BL.shape
+    sized = zip(features.tensors, dims, strict=False)
+    shapes = iter([(rows, *t.shape[1:d], length, *t.shape[d + 1 :]) for t, d in sized])
+    return features.map(lambda t: t.new_zeros(next(shapes)))

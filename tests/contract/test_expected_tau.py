@@ -18,7 +18,7 @@ from align.data import packing
 from align.data import shards as data
 from align.data.shards import read_samples
 from align.data.synthesis import synthesize
-from align.losses.acceptance import expected_accepted_token
+from align.losses.objective import expected_accepted_token
 from align.training.base_module import DrafterModule
 from align.training.block_module import BlockDrafterModule
 from align.training.datamodule import make_batch

@@ -67,7 +67,7 @@ def test_a_resolved_recipe_gives_the_same_recipe_again(name: str, tmp_path: Path
 def test_a_run_goes_on_with_the_keys_that_it_began_with(tmp_path: Path) -> None:
     words = ["recipe=debug_block", f"output={tmp_path}"]
     other = [*words, "trainer.learning_rate=1e-2", "data.samples=70"]
-    other += ["objective.terms={reverse_kl: 1}", "seed=4"]
+    other += ["objective.terms={total_variation: 1}", "seed=4"]
     check_record(load_recipe(words))  # nothing there
     save_run_record(load_recipe(words), [])
     check_record(load_recipe(other))  # stopped before its first checkpoint: nothing to go on with

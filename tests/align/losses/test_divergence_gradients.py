@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from align.losses.divergence_gradients import DIVERGENCES
+from align.losses.divergence_gradients import target_places
 from align.losses.divergences import DraftRows, logit_statistics, row_statistics
-from align.losses.target_places import target_places
 from tests.logits import DIFFERENTIABLE, KINDS, Case, make
 
 
@@ -70,21 +69,18 @@ def test_statistics_of_logits_are_those_of_rows() -> None:
     text = torch.randn(5, 6, generator=generator)
     places = target_places(text, torch.tensor([3, 7, 29, 0, 11]), lambda h: h @ head.T)
     where = torch.tensor([0, 0, 1, 2, 3, 4, 4, 1, 2])
-    names = frozenset(DIVERGENCES)
     grads = []
     for direct in (True, False):
         own = hidden.clone().requires_grad_()
         if direct:
-            s = row_statistics(DraftRows(own, where), places, head, None, (9,), names)
+            s = row_statistics(DraftRows(own, where), places, head, None, (9,))
         else:
-            s = logit_statistics(own @ head.T, where, places, head, names)
-        total = sum(
-            (i + 1) * getattr(s, n).sum() for i, n in enumerate(["log_q_label", *DIVERGENCES])
-        )
+            s = logit_statistics(own @ head.T, where, places, head)
+        total = sum((i + 1) * getattr(s, n).sum() for i, n in enumerate(DIFFERENTIABLE))
         total.backward()
         grads.append((s, own.grad))
         assert not any(x.requires_grad for x in (s.acceptance, s.p_label, s.match, s.greedy_label))
-    for name in ("log_q_label", "acceptance", "p_label", "match", "greedy_label", *DIVERGENCES):
+    for name in (*DIFFERENTIABLE, "acceptance", "p_label", "match", "greedy_label"):
         torch.testing.assert_close(getattr(grads[0][0], name), getattr(grads[1][0], name))
     torch.testing.assert_close(grads[0][1], grads[1][1], atol=1e-5, rtol=1e-4)
 
@@ -97,7 +93,7 @@ def saved_bytes(case: Case, chunk_rows: int) -> int:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        case.statistics(frozenset({"forward_kl"}), chunk_rows)
+        case.statistics(chunk_rows)
     return sum(sizes.values())
 
 

@@ -10,7 +10,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from align.makers.choices import mask_token
+from align.makers.geometry import mask_token
 from specalign.common.errors import UserError
 from tests.tokenizers import smollm2
 

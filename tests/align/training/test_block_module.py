@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from align.config.drafter import LOSS_NAMES
 from align.config.parser import load_recipe
 from align.data import packing
 from align.data import shards as data
 from align.losses.divergences import RowStatistics
-from align.losses.objective import LOSSES, Objective, after_prefix
+from align.losses.objective import Objective, after_prefix
 from align.training.block_module import BlockDrafterModule
 from specalign.common.batch import Anchors, Batch, Step
 from specalign.common.rng import keyed_generator
@@ -126,7 +127,7 @@ def random_statistics(shape: tuple[int, ...]) -> RowStatistics:
 
 
 @pytest.mark.parametrize("weighting", ["exponential", "d_pace", "uniform"])
-@pytest.mark.parametrize("term", LOSSES)
+@pytest.mark.parametrize("term", LOSS_NAMES)
 def test_the_loss_after_a_prefix_is_that_of_a_shorter_block(term: str, weighting: str) -> None:
     """Every weight and product begins at the first masked position; what stands before it changes no value and gets no
     gradient."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from specalign.folder.chat import (
 )
 from specalign.folder.rendering import render
 from specalign.lm.debug import debug_model
-from specalign.lm.loading import load_target
 from specalign.rows.shapes import as_conversation
 from tests.builders import SWITCHES
 
@@ -32,13 +30,12 @@ def test_values_are_json_where_they_are_that() -> None:
     assert read_kwargs("enable_thinking=false") == {"enable_thinking": False}
     assert read_kwargs("effort=low") == {"effort": "low"} and read_kwargs("a=b=c") == {"a": "b=c"}
     assert read_kwargs('{"a": [1], "b": null}') == {"a": [1], "b": None}
+    assert read_kwargs("thinking=False") == {"thinking": False}
     assert merge_kwargs([{"a": 1}, {"b": 2}]) == {"a": 1, "b": 2}
     for text, says in (
         ("thinking", "is not key=value"),
         ("a b=1", "is not key=value"),
         ("{oops", "is not a JSON object"),
-        ("thinking=False", "False is read as text .did you mean 'false'"),
-        ("x=None", "did you mean 'null'"),
     ):
         with pytest.raises(UserError, match=says):
             read_kwargs(text)
@@ -63,12 +60,9 @@ def test_what_a_template_does_not_read_is_refused(tokenizer: Any) -> None:
     says = "the chat template of target 'mine' has no variable 'enable_thinkin'"
     with pytest.raises(UserError, match=f"{says} .did you mean 'enable_thinking'"):
         Chat({"enable_thinkin": False}).check(tokenizer, "mine")
-    for name in ("messages", "tokenize", "eos_token"):
+    for name in ("messages", "tokenize", "eos_token", "chat_template"):
         with pytest.raises(UserError, match=f"no variable '{name}'"):
             Chat({name: 1}).check(tokenizer, "mine")
-    for value in ({1}, float("nan")):
-        with pytest.raises(UserError, match="enable_thinking=.* is not a JSON value"):
-            Chat({"enable_thinking": value}).check(tokenizer, "mine")
     tokenizer.chat_template = None
     Chat(system="joined with the prompt").check(tokenizer, "mine")
     with pytest.raises(UserError, match="template_kwargs: target 'mine' has no chat template"):
@@ -92,8 +86,6 @@ def test_a_template_without_a_system_role_says_so(tokenizer: Any, template: str,
     tokenizer.chat_template = template
     with pytest.raises(UserError, match=says):
         Chat(system="Be brief.").check(tokenizer, "mine")
-    with pytest.raises(UserError, match="system: not valid Unicode at character 1"):
-        Chat(system="a\ud800").check(tokenizer, "mine")
 
 
 def test_a_conversation_keeps_its_own_system_prompt(tokenizer: Any) -> None:
@@ -119,36 +111,3 @@ def test_a_template_of_parts_gets_parts(tokenizer: Any) -> None:
     Chat(system="Be brief.").check(tokenizer, "mine")
     tokenizer.chat_template = "{{ messages[-1].content.upper() }}"  # which a list does not have
     assert render(tokenizer, talk) == "HI"
-
-
-@pytest.mark.parametrize("default", [True, False])
-def test_one_of_several_chat_templates_is_chosen_by_its_name(
-    default: bool, tokenizer: Any, tmp_path: Path
-) -> None:
-    """With a default and without one; its own variables count."""
-    templates = {"rag": "rag:{{ messages[-1].content }}{{ depth }}"}
-    if default:
-        templates["default"] = "{{ messages[-1].content }}"
-    tokenizer.chat_template = templates
-    debug_model("Llama")[0].save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    kwargs = {"chat_template": "rag", "depth": 2}
-    target = load_target(str(tmp_path), "float32", fast=False, template_kwargs=kwargs)
-    assert target.tokenizer.decode(target.chat_tokens("ab")) == "rag:ab2"
-    plain = load_target(str(tmp_path), "float32", fast=False)
-    if default:
-        assert plain.tokenizer.decode(plain.chat_tokens("ab")) == "ab"
-        return
-    with pytest.raises(UserError, match="no default specified.*rag"):
-        plain.chat_tokens("ab")
-
-
-def test_a_chat_template_that_there_is_not_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(
-        UserError, match="has a single chat template, without a name: omit chat_template"
-    ):
-        Chat({"chat_template": "rag"}).check(tokenizer, "mine")
-    tokenizer.chat_template = {"default": "", "rag": ""}
-    for name in ("rga", 1):
-        with pytest.raises(UserError, match="target 'mine' has no chat template .*rag"):
-            Chat({"chat_template": name}).check(tokenizer, "mine")

@@ -1,4 +1,4 @@
-"""Chat templates that write the date, or leave out parts of a conversation."""
+"""Chat templates that write the date, or draw at random."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from specalign.folder.chat import Chat
 from specalign.folder.rendering import render
 from specalign.folder.template_notes import (
     draws_at_random,
-    find_ignored,
     note_readings,
     reads_clock,
     today,
@@ -21,7 +20,6 @@ from specalign.folder.template_notes import (
 from specalign.lm.model import Target
 from specalign.rows.conversation import Conversation
 from tests.builders import switching_target
-from tests.row_shapes import CALL, TOOL, assistant, system, tool, user
 
 TEXT = "{% for m in messages %}{{ m.content }}{% endfor %}"
 DATED = (
@@ -54,45 +52,6 @@ def test_the_date_is_read_fixed_and_reported(capsys: pytest.CaptureFixture[str])
     assert today() == f"{datetime.date.today()}"
 
 
-WHOLE = Conversation(
-    (
-        system("S"),
-        user("A"),
-        {**assistant("b"), "tool_calls": [CALL], "reasoning_content": "r"},
-        tool("12C"),
-        user("C"),
-    ),
-    (TOOL,),
-)
-EACH = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-
-
-@pytest.mark.parametrize(
-    ("template", "parts"),
-    [
-        (EACH, {"tool calls", "reasoning", "tools"}),
-        (None, {"tool calls", "reasoning", "tools"}),
-        (EACH + "{{ tools }}{{ messages }}", set()),
-        (
-            "{% for m in messages if m.role in ('user', 'assistant') %}{{ m.content }}{% endfor %}",
-            {"system messages", "tool messages", "tool calls", "reasoning", "tools"},
-        ),
-        (
-            "{{ messages[-1].content }}{{ tools }}",
-            {"system messages", "assistant messages", "tool messages", "tool calls", "reasoning", "earlier user messages"},
-        ),
-    ],
-)  # fmt: skip
-def test_every_part_that_changes_nothing_is_found(template: str | None, parts: set[str]) -> None:
-    assert {*find_ignored(with_template(template), WHOLE)} == parts
-
-
-def test_a_conversation_without_such_parts() -> None:
-    target = with_template(EACH)
-    assert find_ignored(target, Conversation.from_text("Hi")) == ()
-    assert find_ignored(target, Conversation((user("A"), assistant("b"), user("C")))) == ()
-
-
 @pytest.mark.parametrize(
     "draw",
     [
@@ -116,5 +75,3 @@ def test_the_template_for_tools_is_read_too() -> None:
     target = with_template(None)
     target.tokenizer.chat_template = {"default": TEXT, "tool_use": TEXT + "{{ lipsum() }}"}
     assert draws_at_random(target)
-    target.chat = Chat({"chat_template": "default"})
-    assert not draws_at_random(target)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from specalign.common.errors import UserError
 from specalign.formats.masked_lm import load_masked_lm, save_masked_lm
-from tests.masked_lms import CONFIGS, DIFFUGPT, LLADA, small_masked_lm
+from tests.masked_lms import CONFIGS, DIFFULLAMA, small_masked_lm
 from tests.masked_lms import partly_masked as tokens
 
 QWEN_LAYER = (
@@ -24,30 +24,13 @@ QWEN_LAYER = (
 
 
 PUBLISHED = {  # as the checkpoints have them: the layer's, then the rest
-    "llada": (
-        "model.transformer.blocks.{i}.",
-        ("attn_norm.weight", "attn_out.weight", "ff_norm.weight", "ff_out.weight", "ff_proj.weight", "k_proj.weight",
-         "q_proj.weight", "up_proj.weight", "v_proj.weight"),
-        ("model.transformer.ff_out.weight", "model.transformer.ln_f.weight", "model.transformer.wte.weight"),
-    ),
     "dream": (
         "model.layers.{i}.",
         (*QWEN_LAYER, "self_attn.k_proj.bias", "self_attn.q_proj.bias", "self_attn.v_proj.bias"),
         ("lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"),
     ),
-    "sdar": (
-        "model.layers.{i}.",
-        (*QWEN_LAYER, "self_attn.k_norm.weight", "self_attn.q_norm.weight"),
-        ("lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"),
-    ),
     "diffullama": (
         "denoise_model.layers.{i}.", QWEN_LAYER, ("denoise_model.norm.weight", "embed_tokens.weight", "lm_head.weight"),
-    ),
-    "diffugpt": (
-        "denoise_model.h.{i}.",
-        tuple(f"{part}.{kind}" for part in ("attn.c_attn", "attn.c_proj", "ln_1", "ln_2", "mlp.c_fc", "mlp.c_proj")
-              for kind in ("weight", "bias")),
-        ("denoise_model.ln_f.bias", "denoise_model.ln_f.weight", "denoise_model.wpe.weight", "embed_tokens.weight"),
     ),
 }  # fmt: skip
 
@@ -70,15 +53,14 @@ def test_a_folder_has_the_published_names_and_loads_again(name: str, tmp_path: P
 
 
 BROKEN: list[tuple[str, Any, str]] = [
-    ("model.transformer.blocks.1.up_proj.weight", None, "misses tensor 'model.transformer.blocks.1.up_proj.weight'"),
-    ("model.transformer.extra", torch.zeros(1), "unknown tensor 'model.transformer.extra'"),
-    ("model.transformer.blocks.0.attn_out.weight", torch.zeros(32, 31), "attn_out.weight has shape (32, 31), expected (32, 32)"),
-    ("model.transformer.ln_f.weight", torch.full((32,), torch.nan), "ln_f.weight holds values that are not finite"),
-    ("config.json", {"model_type": "lada"}, "model_type='lada'"),
-    ("config.json", {"alibi": True}, "alibi=True; llada needs False"),
+    ("denoise_model.layers.1.mlp.up_proj.weight", None, "misses tensor 'denoise_model.layers.1.mlp.up_proj.weight'"),
+    ("denoise_model.extra", torch.zeros(1), "unknown tensor 'denoise_model.extra'"),
+    ("denoise_model.layers.0.self_attn.o_proj.weight", torch.zeros(32, 31), "o_proj.weight has shape (32, 31), expected (32, 32)"),
+    ("denoise_model.norm.weight", torch.full((32,), torch.nan), "norm.weight holds values that are not finite"),
+    ("config.json", {"model_type": "sdra", "architectures": []}, "model_type='sdra'"),
     ("config.json", {"mask_token_id": 40}, "mask_token_id=40 is not within 0..39"),
-    ("config.json", {"d_model": "wide"}, "hidden_size"),
-    ("config.json", {"weight_tying": True}, "'model.transformer.ff_out.weight' differs from the embedding that it is tied to"),
+    ("config.json", {"hidden_size": "wide"}, "hidden_size"),
+    ("config.json", {"tie_word_embeddings": True}, "'lm_head.weight' differs from the embedding that it is tied to"),
 ]  # fmt: skip
 
 
@@ -86,9 +68,9 @@ BROKEN: list[tuple[str, Any, str]] = [
 def test_broken_folders_say_why_in_one_line(
     tmp_path: Path, name: str, value: Any, says: str
 ) -> None:
-    save_masked_lm(small_masked_lm("llada"), tmp_path)
+    save_masked_lm(small_masked_lm("diffullama"), tmp_path)
     if name == "config.json":
-        (tmp_path / name).write_text(json.dumps({**LLADA, **value}))
+        (tmp_path / name).write_text(json.dumps({**DIFFULLAMA, **value}))
     else:
         tensors = {**load_file(tmp_path / "model.safetensors"), name: value}
         held = {key: tensor for key, tensor in tensors.items() if tensor is not None}
@@ -99,29 +81,25 @@ def test_broken_folders_say_why_in_one_line(
 
 
 def test_broken_files_say_why(tmp_path: Path) -> None:
-    save_masked_lm(small_masked_lm("llada"), tmp_path)
+    save_masked_lm(small_masked_lm("diffullama"), tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(UserError, match="has neither model.safetensors nor pytorch_model.bin"):
         load_masked_lm(tmp_path)
     torch.save({"a": print}, tmp_path / "pytorch_model.bin")
     with pytest.raises(UserError, match="contains print objects besides tensors"):
         load_masked_lm(tmp_path)
-    with pytest.raises(UserError, match="block_size=0"):
-        small_masked_lm("sdar", block_size=0)
 
 
 def test_mask_ids_come_from_the_config_the_tokenizer_or_the_record(tmp_path: Path) -> None:
-    config = {k: v for k, v in DIFFUGPT.items() if k != "mask_token_id"}
-    network = small_masked_lm(
-        "diffugpt", vocab_size=42
-    )  # rows for a mask that config.json does not count
-    network.source = {**config, "vocab_size": 40}
+    config = {k: v for k, v in DIFFULLAMA.items() if k != "mask_token_id"}
+    network = small_masked_lm("diffullama")
+    network.source = config
     save_masked_lm(network, tmp_path)
-    with pytest.raises(UserError, match=r"mask_token_id=10541 is not within 0\.\.41"):
+    with pytest.raises(UserError, match=r"mask_token_id=811 is not within 0\.\.39"):
         load_masked_lm(tmp_path)
-    added = {"40": {"content": "[M]"}, "39": {"content": "x"}}
+    added = {"38": {"content": "[M]"}, "39": {"content": "x"}}
     for named in ("[M]", {"content": "[M]"}):
         values = {"mask_token": named, "added_tokens_decoder": added}
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
         loaded = load_masked_lm(tmp_path)
-        assert loaded.mask_token_id == 40 and loaded.head_weight_VD.shape == (42, 32)
+        assert loaded.mask_token_id == 38

@@ -13,15 +13,11 @@ from torch import Tensor
 from specalign.common.errors import UserError
 from specalign.formats.sedd_mdlm import load_published, save_ddit
 from specalign.models.ddit import DDiT
-from tests.published_ddits import BD3LM, MDLM, RADD, SEDD, network, state, write_hub
+from tests.published_ddits import MDLM, SEDD, network, state, write_hub
 
-BLOCKS: dict[str, Any] = {"time_input": "zero", "attention": "block_causal", "block_size": 4}
-RATES = {"sampling_eps_min": torch.tensor(0.25), "sampling_eps_max": torch.tensor(0.75)}
 HUB: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "sedd": (SEDD, {"scale_by_sigma": True}, "log_score"),
-    "radd": (RADD, {"time_input": "none", "norm_bias": True}, "logits"),
     "mdlm": (MDLM, {"time_input": "zero"}, "logits"),
-    "bd3lm": (BD3LM, BLOCKS, "logits"),
 }
 
 
@@ -36,13 +32,12 @@ def assert_same(net: DDiT, expected: DDiT) -> None:
 @pytest.mark.parametrize("family", HUB)
 def test_hub_folders(tmp_path: Path, family: str, pickled: bool) -> None:
     config, changes, prediction = HUB[family]
-    net, prefix = network(**changes), "" if family in ("sedd", "radd") else "backbone."
-    tensors = state(net, prefix) | (RATES if family == "bd3lm" else {})
+    net, prefix = network(**changes), "" if family == "sedd" else "backbone."
+    tensors = state(net, prefix)
     loaded = load_published(write_hub(tmp_path, config, tensors, pickled))
     assert_same(loaded.network, net)
     assert (loaded.family, loaded.prediction) == (family, prediction)
     assert loaded.mask_id == 10
-    assert loaded.mask_rates == ([0.25, 0.75] if family == "bd3lm" else None)
 
 
 def test_mdlm_without_time_conditioning_is_fed_sigma_zero(tmp_path: Path) -> None:
@@ -67,7 +62,7 @@ def _put(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], Any]:
         (lambda t: t.pop("blocks.1.attn_out.weight"), r"misses tensor 'blocks.1.attn_out.weight' of shape \(16, 16\)"),
         (_put("output_layer.linear.bias", torch.zeros(12)), r"linear.bias has shape \(12,\), expected \(11,\)"),
         (_put("blocks.2.norm1.weight", torch.zeros(16)), "has an unknown tensor 'blocks.2.norm1.weight'"),
-        (lambda t: t.pop("vocab_embed.embedding"), "no tensor 'vocab_embed.embedding'.*sedd, mdlm, radd, bd3lm"),
+        (lambda t: t.pop("vocab_embed.embedding"), "no tensor 'vocab_embed.embedding'.*sedd, mdlm"),
         (_put("blocks.0.norm2.weight", torch.full((16,), torch.nan)), "blocks.0.norm2.weight holds values"),
         (_put("rotary_emb.inv_freq", torch.tensor([1.0, 0.2, 0.1, 0.01])), "is not that of base 10000"),
     ],
@@ -95,8 +90,7 @@ def without(config: dict[str, Any], key: str) -> dict[str, Any]:
         ({**SEDD, "model": {**SEDD["model"], "n_heads": 3}}, "config.json: ddit config: hidden_size=16, n_heads=3"),
         ({**SEDD, "mask_token_id": 11}, r"mask_token_id=11 is not an id within 0\.\.10"),
         ({**MDLM, "time_conditioning": 0}, "time_conditioning=0: must be one of"),
-        (without(BD3LM, "block_size"), "missing key 'block_size'"),
-        ({**BD3LM, "causal": True}, "an autoregressive model"),
+        ({**MDLM, "causal": True}, "an autoregressive model"),
     ],
 )  # fmt: skip
 def test_configs_that_do_not_fit(tmp_path: Path, config: dict[str, Any], says: str) -> None:
@@ -111,9 +105,7 @@ def test_configs_that_do_not_fit(tmp_path: Path, config: dict[str, Any], says: s
     [
         ({"scale_by_sigma": True}, {"name": "loglinear"}, 10),
         ({"vocab_size": 10}, {"name": "geometric", "sigma_min": 1e-3, "sigma_max": 9.0}, 9),
-        ({"attention": "prefix_causal", "dropout": 0.0}, {"name": "cosine"}, 4),
-        ({"time_input": "none", "norm_bias": True}, {"name": "loglinear"}, 10),
-        (BLOCKS, {"name": "loglinear"}, 10),
+        ({"attention": "prefix_causal", "dropout": 0.0}, {"name": "loglinear"}, 4),
     ],
 )
 def test_round_trip(

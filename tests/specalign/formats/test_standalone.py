@@ -30,8 +30,6 @@ def target() -> Target:
 @pytest.mark.parametrize("kind", KINDS)
 def test_saved_drafters_come_back(target: Target, kind: str, tmp_path: Path) -> None:
     made = drafter(target, kind)
-    if kind == "ddit, blocks":
-        pytest.skip("published by BD3-LM; not made here")
     save_standalone(made, tmp_path / "d", "# card")
     again = load_standalone(tmp_path / "d", target)
     assert again.config == made.config and again.mask_id == made.mask_id

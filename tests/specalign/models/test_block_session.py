@@ -55,7 +55,7 @@ def test_a_block_in_one_call_is_that_of_the_general_way(
         found = session.hidden(token)
         assert (session._repeated is not None) == (drafter.config.context == "shared_kv")
         with monkeypatch.context() as general:
-            general.setattr(session, "_draft_in_one_call", lambda last: None)
+            general.setattr(session, "_draft_in_one_call", lambda *_: None)
             assert torch.equal(found, session.hidden(token))
         for block in cache._blocks:  # the memory moves
             old, block.parts = block.parts, [part.clone() for part in block.parts]

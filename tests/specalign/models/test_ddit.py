@@ -19,13 +19,12 @@ from tests.ddit_reference import reference
 # ---- published names, shapes, order ----
 
 
-def published_names(n_blocks: int, adaptive: bool, norm_bias: bool) -> list[str]:
+def published_names(n_blocks: int) -> list[str]:
     """Parameters in the published order, written down from the published modules."""
-    norm = ["weight", "bias"] if norm_bias else ["weight"]
+    norm = ["weight"]
     linear = ["weight", "bias"]
     names = ["vocab_embed.embedding"]
-    if adaptive:
-        names += [f"sigma_map.mlp.{i}.{kind}" for i in (0, 2) for kind in linear]
+    names += [f"sigma_map.mlp.{i}.{kind}" for i in (0, 2) for kind in linear]
     for i in range(n_blocks):
         b = f"blocks.{i}."
         names += [f"{b}norm1.{kind}" for kind in norm] + [
@@ -34,21 +33,20 @@ def published_names(n_blocks: int, adaptive: bool, norm_bias: bool) -> list[str]
         ]
         names += [f"{b}norm2.{kind}" for kind in norm]
         names += [f"{b}mlp.{j}.{kind}" for j in (0, 2) for kind in linear]
-        names += [f"{b}adaLN_modulation.{kind}" for kind in linear] if adaptive else []
+        names += [f"{b}adaLN_modulation.{kind}" for kind in linear]
     names += [f"output_layer.norm_final.{kind}" for kind in norm]
     names += [f"output_layer.linear.{kind}" for kind in linear]
-    return names + [f"output_layer.adaLN_modulation.{kind}" for kind in linear * adaptive]
+    return names + [f"output_layer.adaLN_modulation.{kind}" for kind in linear]
 
 
 SMALL = {"vocab_size": 50258, "hidden_size": 768, "n_blocks": 12, "n_heads": 12}
 MEDIUM = {"vocab_size": 50258, "hidden_size": 1024, "n_blocks": 24, "n_heads": 16}
-RADD = {**SMALL, "time_input": "none", "norm_bias": True}
 
 
 @pytest.mark.parametrize(
     ("sizes", "state", "parameters"),
-    [(SMALL, 131, 169_627_218), (MEDIUM, 251, 424_477_010), (RADD, 126, 162_265_682)],
-    ids=["sedd-small", "sedd-medium", "radd-small"],
+    [(SMALL, 131, 169_627_218), (MEDIUM, 251, 424_477_010)],
+    ids=["sedd-small", "sedd-medium"],
 )
 def test_published_sizes(sizes: dict[str, Any], state: int, parameters: int) -> None:
     with torch.device("meta"):
@@ -58,21 +56,18 @@ def test_published_sizes(sizes: dict[str, Any], state: int, parameters: int) -> 
     assert len(named) == state - 1
     assert net.state_dict().keys() - named.keys() == {"rotary_emb.inv_freq"}
     assert sum(p.numel() for p in named.values()) == parameters
-    adaptive = sizes.get("time_input") != "none"
-    assert list(named) == published_names(sizes["n_blocks"], adaptive, not adaptive)
+    assert list(named) == published_names(sizes["n_blocks"])
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {},
-        {"time_input": "none", "norm_bias": True},
         {"time_input": "zero"},
         {"attention": "prefix_causal"},
-        {"attention": "block_causal", "block_size": 2},
         {"n_blocks": 1, "n_heads": 4, "hidden_size": 8},
     ],
-    ids=["sedd", "radd", "mdlm", "prefix-causal", "block-causal", "other-sizes"],
+    ids=["sedd", "mdlm", "prefix-causal", "other-sizes"],
 )
 @pytest.mark.parametrize("per_token", [False, True], ids=["sigma_B", "sigma_BL"])
 def test_forward_is_the_papers(changes: dict[str, Any], per_token: bool) -> None:
@@ -81,9 +76,9 @@ def test_forward_is_the_papers(changes: dict[str, Any], per_token: bool) -> None
     sigma = torch.tensor([[0.0, 0.0, 0.7, 0.7, 3.1], [0.2, 1.1, 5.0, 0.4, 0.4]])
     sigma = sigma if per_token else sigma[:, 2]
     positions = torch.tensor([[0, 1, 2, 3, 4], [3, 4, 0, 1, 2]])
-    f_BLV = net(rows, sigma, positions_BL=positions)
-    size = {"full": 100, "prefix_causal": 1}.get(net.config.attention, net.config.block_size)
-    block = torch.arange(5) // size
+    block = torch.arange(5) // (1 if net.attention == "prefix_causal" else 100)
+    see = None if net.attention == "full" else (block <= block[:, None])[None, None]
+    f_BLV = net(rows, sigma, positions_BL=positions, see=see)
     zero = changes.get("time_input") == "zero"
     for b in range(2):
         levels = torch.zeros(5) if zero else sigma[b].expand(5)
@@ -98,44 +93,32 @@ def none(rows: int) -> torch.Tensor:
 
 def extend(net: DDiT, clean: torch.Tensor, cache: KVCache) -> None:
     """Clean tokens alone."""
-    net.denoise(clean, none(len(clean)), torch.zeros(len(clean)), cache)
+    net.denoise(clean, none(len(clean)), cache, sigma_B=torch.zeros(len(clean)))
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("attention", ["prefix_causal", "block_causal"])
-def test_cached_drafting_is_one_full_forward(attention: str) -> None:
+def test_cached_drafting_is_one_full_forward() -> None:
     """At every split point, for every noise level, twice from the same cache."""
-    size = 3
-    net = network(attention=attention, block_size=size if attention == "block_causal" else 0)
+    size, net = 3, network(attention="prefix_causal")
     text, noisy = tokens(2, 12), tokens(2, size, seed=7)
-    step = size if attention == "block_causal" else 1
-    for split in range(0, 13, step):
+    for split in range(13):
         cache = net.new_cache(12 + size, rows=2)
         if split:
             extend(net, text[:, :split], cache)
-        assert cache.length == split
-        total = split + size
-        see = torch.ones(total, total, dtype=torch.bool)
-        if attention == "prefix_causal":
-            see = see.tril()
-            see[split:] = True
-        else:
-            block = torch.arange(total) // size
-            see = block[:, None] >= block
+        see = torch.ones(split + size, split + size, dtype=torch.bool).tril()
+        see[split:] = True
         for level in (0.2, 3.0):
-            sigma_BL = torch.cat((torch.zeros(2, split), torch.full((2, size), level)), dim=1)
+            sigma_B = torch.full((2,), level)
+            sigma_BL = torch.cat((torch.zeros(2, split), sigma_B[:, None].expand(-1, size)), dim=1)
             full = net(torch.cat((text[:, :split], noisy), dim=1), sigma_BL, see=see[None, None])
-            drafted = net.denoise(none(2), noisy, torch.full((2,), level), cache)
+            drafted, _ = net.denoise(none(2), noisy, cache, sigma_B=sigma_B)
             assert cache.length == split
-            if split > step:  # the last clean tokens along with the block
-                cache.length = split - step
-                clean = text[:, split - step : split]
-                together = net.denoise(clean, noisy, torch.full((2,), level), cache)
+            if split > 1:  # the last clean token along with the block
+                cache.length = split - 1
+                clean = text[:, split - 1 : split]
+                together, _ = net.denoise(clean, noisy, cache, sigma_B=sigma_B)
                 assert cache.length == split
                 torch.testing.assert_close(together, drafted, atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(drafted, full[:, split:], atol=1e-5, rtol=1e-5)
-        if attention == "block_causal":  # the config's own attention says the same
-            full = net(torch.cat((text[:, :split], noisy), dim=1), sigma_BL)
             torch.testing.assert_close(drafted, full[:, split:], atol=1e-5, rtol=1e-5)
 
 
@@ -163,10 +146,8 @@ def test_half_precision_keeps_norms_and_positions() -> None:
         {"time_input": "sigmas"},
         {"attention": "causal"},
         {"hidden_size": 18, "n_heads": 4},
-        {"attention": "block_causal"},
     ],
 )
 def test_a_bad_config_is_refused_by_name(changes: dict[str, Any]) -> None:
-    name = "block_size" if changes == {"attention": "block_causal"} else next(iter(changes))
-    with pytest.raises(UserError, match=f"ddit config: {name}="):
+    with pytest.raises(UserError, match=f"ddit config: {next(iter(changes))}="):
         config(**changes)

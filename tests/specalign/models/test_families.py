@@ -9,17 +9,12 @@ from specalign.models.families import FAMILIES, family_of
 from tests.masked_lms import DREAM
 
 
-def test_the_hub_id_chooses_among_families_that_share_an_architecture() -> None:
-    for spec, name in {
-        "Dream-org/Dream-Coder-v0-Instruct-7B": "dream-coder",
-        "/models/DiffuCoder-7B-Base": "diffucoder",
-        "some/finetune": "dream",
-    }.items():
-        assert family_of(DREAM, spec).name == name
-    plain = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
-    assert family_of(plain, "diffusionfamily/diffugpt-m").name == "diffugpt"
+def test_a_family_is_told_by_its_config_or_its_hub_id() -> None:
+    assert family_of(DREAM, "some/finetune").name == "dream"
+    plain = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    assert family_of(plain, "diffusionfamily/diffullama").name == "diffullama"
     with pytest.raises(UserError, match="not a supported masked-diffusion family"):
-        family_of(plain, "openai-community/gpt2")
+        family_of(plain, "meta-llama/Llama-2-7b-hf")
     for named in (5, {"a": 1}, [None], [{}]):
         with pytest.raises(UserError, match="not a supported masked-diffusion family"):
             family_of({"model_type": "llama", "architectures": named}, "x")
@@ -30,7 +25,7 @@ def test_the_hub_id_chooses_among_families_that_share_an_architecture() -> None:
 
 def test_the_published_masks() -> None:
     """What is taken where neither config.json nor the tokenizer names one."""
-    masks = {"llada": 126336, "diffullama": 811, "diffugpt": 10541, "sdar": 151669}
-    masks |= dict.fromkeys(("dream", "dream-coder", "diffucoder"), 151666)
+    masks = {"diffullama": 811}
+    masks["dream"] = 151666
     found = {name: family.mask_token_id for name, family in FAMILIES.items()}
     assert {name: found[name] for name in masks} == masks

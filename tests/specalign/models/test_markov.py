@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specalign.models.markov import KINDS, markov_head
+from specalign.models.markov import KINDS, MarkovHead
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -14,7 +14,7 @@ def test_heads_are_what_they_say(kind: str) -> None:
     """z by the formulas of the docstrings, and the same bias from the basis that has the last layer multiplied in."""
     generator = torch.Generator().manual_seed(0)
     biased = kind in ("gated", "rnn")  # as another engine's may be
-    head = markov_head(kind, 16, 4, 9, 12, biased)
+    head = MarkovHead(kind, 16, 4, 9, 12, biased)
     w = dict(head.named_parameters())
     with torch.no_grad():
         for parameter in w.values():

@@ -47,24 +47,6 @@ def test_training_computes_what_decoding_computes(target: Target, kind: str) -> 
     assert found.shape[-1] == target.vocab_size
 
 
-@pytest.mark.parametrize("length", [1, 8, 13])
-def test_whole_blocks_are_cached_exactly(target: Target, length: int) -> None:
-    """A block-causal network: the cache holds whole blocks, and says what a pass over everything says."""
-    made = drafter(target, "ddit, blocks")
-    text = torch.randint(
-        4, 200, (length,), generator=torch.Generator().manual_seed(length)
-    ).tolist()
-    block = torch.tensor([made.mask_id, 11, made.mask_id, made.mask_id, made.mask_id])
-    context = DiffusionContext(made, 40)
-    for token in text:
-        context.extend([token])
-        found = context.denoise(block)
-    assert context.cache is not None and context.cache.length == length // 4 * 4
-    torch.testing.assert_close(
-        found, made.target_logits(context.window_logits(block[None])), atol=1e-5, rtol=1e-5
-    )
-
-
 @pytest.mark.parametrize("kind", ["ddit", "masked_lm"])
 def test_whole_rows_see_their_own_document_and_no_future_of_clean_tokens(
     target: Target, kind: str
