@@ -19,9 +19,8 @@ from decode.proposers.diffuspec import DiffuSpecProposer
 from decode.proposers.hierarchical import HierarchicalProposer
 from decode.proposers.lookup import CopyingProposer, LookupProposer
 from decode.proposers.overlapped import MergedProposer, OverlappedProposer
-from decode.proposers.retrieval import RetrievalProposer, read_corpus
+from decode.proposers.retrieval import Datastore, RetrievalProposer, read_corpus
 from decode.proposers.specdiff2 import SpecDiff2Proposer
-from decode.proposers.suffix_automaton import Datastore
 from decode.proposers.tolerator import ToleratorProposer
 from decode.proposers.translated import TranslatedProposer
 from decode.speculation.proposal import Siblings
