@@ -113,7 +113,6 @@ class Parser(OptionParser):
         )
         steps = "standalone drafters: forward passes per draft (default 1)"
         order = f"standalone drafters: unmasking order: {', '.join(ORDERS)} (default {ORDERS[0]})"
-        vocabulary = "standalone drafters: the tokenizer, if the vocabulary is not the target's"
         add(
             "--draft-tokens",
             type=parse_whole(1, MOST_NODES),
@@ -124,7 +123,6 @@ class Parser(OptionParser):
         add("--verifier", default="auto", metavar="NAME", help=verifiers)
         add("--steps", type=parse_whole(1, MOST_NODES), default=1, metavar="N", help=steps)
         add("--order", default=ORDERS[0], metavar="NAME", help=order)
-        add("--drafter-tokenizer", metavar="FOLDER", help=vocabulary)
 
 
 def pop_drafting(typed: JsonObject) -> GivenDrafter:

@@ -34,7 +34,6 @@ class GenerateConfig:
     drafting: GivenDrafter
     sampling: Sampling
     drafter: str = AUTO
-    drafter_tokenizer: str | None = None
     method: str | None = None
     copying: bool | None = None
     target: str | None = None
@@ -74,10 +73,7 @@ def parser() -> Parser:
     method = "a system with its options, e.g. specdiff:steps=4 (decode.eval --help lists them)"
     copying = "where the text repeats itself, copy instead of drafting (default: on)"
     min_p = "keep only tokens at least P times as probable as the best one (default 0: all)"
-    seed = (
-        "makes a sampled answer reproducible, except with controller=cost (default: a new seed "
-        "each time)"
-    )
+    seed = "makes a sampled answer reproducible, except with duo (default: a new seed each time)"
     ban = "never generate this token; can be repeated"
     limit = f"length limit (default {MAX_NEW_TOKENS})"
     least = "do not end the answer before N tokens (default 0)"
@@ -128,7 +124,6 @@ def _load(config: GenerateConfig) -> Decoder:
         steps=config.drafting.steps,
         order=config.drafting.order,
         copying=config.copying,
-        drafter_tokenizer=config.drafter_tokenizer,
         dtype=config.dtype,
         device=config.device,
         method=config.method,

@@ -42,10 +42,8 @@ def parser() -> Parser:
     p.add_chat_options()
     drafter = "a drafter's folder, or lookup (default: the shipped one, for the default target)"
     several = "--drafter can then list several: KIND=FOLDER,…"
-    vocabulary = "standalone drafters: the tokenizer, if the vocabulary is not the target's"
     add("--drafter", help=drafter)
     add("--methods", help=f"comma-separated systems, as in decode.eval, or all; {several}")
-    add("--drafter-tokenizer", metavar="FOLDER", help=vocabulary)
     p.add_prompt_options("one or more suites, comma-separated (default mtbench)")
     for name, least, default, what in (
         ("--limit", 1, LIMIT, "prompts of each suite, evenly spread"),

@@ -44,7 +44,7 @@ class BatchOptions(GenerateOptions, total=False):
 class Decoder:
     """A target and its drafter. Its methods keep no state between calls. Each sampled request has a
     new seed unless one is given, and `Generation.seed` records it. A seed makes outputs
-    reproducible, unless drafting depends on timing (`controller=cost`).
+    reproducible, unless drafting depends on timing (the system `duo`).
 
     Args:
         target: the model whose output distribution is preserved.

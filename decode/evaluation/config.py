@@ -31,7 +31,6 @@ class EvalConfig:
     data_dir: Path | None = None
     target: str | None = None
     drafters: tuple[NamedDrafter, ...] = ()
-    drafter_tokenizer: str | None = None
     methods: MethodList | None = None
     sweep: Sweep = Sweep()
     tune: int | None = None
@@ -61,7 +60,6 @@ class EvalConfig:
             "max_new_tokens",
             "repeats",
             "warmup",
-            "drafter_tokenizer",
             "tune",
             "system",
         )

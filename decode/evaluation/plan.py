@@ -68,10 +68,9 @@ def _options_of_any(methods: Sequence[Method], config: EvalConfig) -> dict[str, 
     every method reads. Raises UserError where neither is measured."""
     options = dict(config.drafting.given)
     options.pop("draft_tokens", None)
-    unread = [*options, *(["drafter_tokenizer"] if config.drafter_tokenizer else [])]
-    if unread and not any(ANY in method.needs for method in methods):
+    if options and not any(ANY in method.needs for method in methods):
         raise UserError(
-            f"--{unread[0].replace('_', '-')} applies only to the methods drafter and combined, "
+            f"--{next(iter(options)).replace('_', '-')} applies only to the methods drafter and combined, "
             "and neither is measured; give other methods their options after colons "
             "(specdiff:steps=2)"
         )
@@ -95,7 +94,7 @@ def make_decoders(
         decoding=True,
     )
     methods = [*plan.methods.values()]
-    opened = open_drafters(methods, plan.drafters, target, config.drafter_tokenizer)
+    opened = open_drafters(methods, plan.drafters, target)
     decoders: dict[str, Decoder] = {}
     refused: dict[str, UserError] = {}
     for name, method in plan.methods.items():

@@ -1,10 +1,8 @@
-"""Draft lengths that adapt to the acceptance and the cost of earlier rounds. A controller sees only
-finished rounds and answers before anything of the next one is drawn, so proposals keep their
-law."""
+"""Draft lengths that adapt to the acceptance and the cost of earlier rounds. They follow from
+finished rounds, before anything of the next one is drawn, so proposals keep their law."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import perf_counter
 
 from decode.proposers.base import Proposer, Request, WrappingProposer, WrappingSession
@@ -25,12 +23,7 @@ class AdaptiveLength:
         self.smoothing = smoothing
         self.generated = self.accepted = 0.0
 
-    def length(self, most: int) -> int:
-        return min(self.tokens, most)
-
-    def observe(
-        self, drafted: int, accepted: int, draft_seconds: float = 0.0, verify_seconds: float = 0.0
-    ) -> None:
+    def observe(self, drafted: int, accepted: int) -> None:
         """Record a round: tokens of its draft before an end of sequence, and those accepted."""
         self.generated += self.smoothing * (drafted - self.generated)
         self.accepted += self.smoothing * (accepted - self.accepted)
@@ -111,17 +104,12 @@ class CostAware:
             self.accepted[j] = self.keep * self.accepted[j] + (j < accepted)
 
 
-Controller = AdaptiveLength | CostAware
-"""Chooses the draft lengths of one request: `length(most)` is that of the next draft, 1..most;
-`observe` records a finished round."""
-
-
 class AdaptiveSession(WrappingSession):
     proposer: AdaptiveProposer
 
     def __init__(self, proposer: AdaptiveProposer, request: Request) -> None:
         super().__init__(proposer, request)
-        self.controller = proposer.controller()
+        self.controller = CostAware()
         self.drafted = 0  # in the current round
         self.draft_seconds = self.proposed = 0.0
 
@@ -143,11 +131,10 @@ class AdaptiveSession(WrappingSession):
 
 
 class AdaptiveProposer(WrappingProposer):
-    """`inner`, whose `draft_tokens` is the longest draft, with a controller for each request."""
+    """`inner`, whose `draft_tokens` is the longest draft, with `CostAware` lengths."""
 
     by_clock = True
     session = AdaptiveSession
 
-    def __init__(self, inner: Proposer, controller: Callable[[], Controller]) -> None:
+    def __init__(self, inner: Proposer) -> None:
         super().__init__(inner, "controller")
-        self.controller = controller

@@ -6,11 +6,12 @@ by the first drafter's confidences c_k = max_v q_k(v) that has the probability r
 c_k)·(1 − c_{i+1}). After each of the most probable boundaries the second drafts again, given the
 tokens before it, all in one pass. It is trained with `objective.prefix_decay`.
 
-All drafts form one tree. At temperature 0, and with `keep_q` off, tokens are chosen and drafts are
-merged where they share a prefix: law `point`. Otherwise every token is drawn from its q, law
-`causal`; the second drafter's first token is an independent sibling, with another q, of the first
-draft's token there. Boundaries are then scored without the Markov bias, that is before any token is
-drawn, so that the tree's shape does not depend on its tokens.
+All drafts form one tree. At temperature 0 tokens are chosen and drafts are merged where they share
+a prefix: law `point`. Otherwise every token is drawn from its q, law `causal`; the second drafter's
+first token is an independent sibling, with another q, of the first draft's token there. Boundaries
+are then scored without the Markov bias, that is before any token is drawn, so that the tree's shape
+does not depend on its tokens. (Chosen drafts are accepted less often: τ on SmolLM2 drawn and
+chosen: 1.63 and 1.30 at temperature 1, 1.71 and 1.55 at 0.6.)
 """
 
 from __future__ import annotations
@@ -140,9 +141,6 @@ class D2SDProposer(Proposer):
             prefixes: then not after boundary 0, where it would draft the same.
         boundaries: how many of them, at most all.
         draft_tokens: K, default the shorter one's block.
-        keep_q: above temperature 0 draw the tokens from q; else choose them there too, which is
-            accepted less often (τ on SmolLM2 drawn and chosen: 1.63 and 1.30 at temperature 1, 1.71
-            and 1.55 at 0.6).
     """
 
     name = "d2sd"
@@ -154,12 +152,12 @@ class D2SDProposer(Proposer):
         second: BlockDrafter,
         boundaries: int = 4,
         draft_tokens: int | None = None,
-        keep_q: bool = True,
     ) -> None:
         block = min(first.config.block_size, second.config.block_size)
         self.first, self.second = first.eval(), second.eval()
         self.draft_tokens = min(draft_tokens or block, block)
-        self.boundaries, self.lowest, self.keep_q = boundaries, int(first is second), keep_q
+        self.boundaries = boundaries
+        self.lowest = int(first is second)
         # the branch after boundary i shares its first i tokens with the first draft
         branches = range(self.draft_tokens - self.lowest, 0, -1)
         self.draft_nodes = self.draft_tokens + sum(branches[:boundaries])
@@ -168,7 +166,7 @@ class D2SDProposer(Proposer):
             raise UserError(f"boundaries={boundaries} after {self.draft_tokens} tokens: {size}")
 
     def law(self, sampling: Sampling) -> Law:
-        return "causal" if self.keep_q and not sampling.greedy else "point"
+        return "point" if sampling.greedy else "causal"
 
 
 def boundary_scores(confidence_K: Tensor) -> Tensor:

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from decode.engine.decoder import Decoder
-from decode.proposers.adaptive import AdaptiveLength, AdaptiveProposer, CostAware
+from decode.proposers.adaptive import AdaptiveProposer
 from decode.proposers.autoregressive import AutoregressiveProposer
 from decode.proposers.base import Proposer
 from decode.proposers.block import BlockProposer
@@ -22,39 +21,25 @@ from decode.proposers.overlapped import MergedProposer, OverlappedProposer
 from decode.proposers.retrieval import Datastore, RetrievalProposer, read_corpus
 from decode.proposers.specdiff2 import SpecDiff2Proposer
 from decode.proposers.tolerator import ToleratorProposer
-from decode.proposers.translated import TranslatedProposer
 from decode.speculation.proposal import Siblings
 from decode.speculation.verifiers import find
 from decode.systems import registry
 from decode.systems.drafter_folders import check_there
 from decode.systems.parsing import Method, check_drafters, first_kind
-from decode.systems.registry import (
-    ANY,
-    AUTOREGRESSIVE,
-    DIFFUSION,
-    ORDERS,
-    DraftingSystem,
-    GivenDrafter,
-    System,
-)
+from decode.systems.registry import ANY, AUTOREGRESSIVE, DIFFUSION, ORDERS, GivenDrafter, System
 from specalign.common.checksums import check_checksums
 from specalign.common.errors import UserError
 from specalign.common.hub import local_path
 from specalign.common.schema import JsonObject
 from specalign.common.text import say
 from specalign.folder.trained_chat import chat_note
-from specalign.formats.standalone import load_standalone, open_drafter
-from specalign.lm.loading import load_target, load_tokenizer, reload
+from specalign.formats.standalone import open_drafter
+from specalign.lm.loading import load_target, reload
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from specalign.models.standalone import DiffusionDrafter
 
-
-class ForeignDrafter(NamedTuple):
-    """A standalone drafter with its own tokenizer."""
-
-    network: DiffusionDrafter | Target
-    tokenizer: Any
+Network = BlockDrafter | DiffusionDrafter | Target
 
 
 @dataclass
@@ -90,16 +75,12 @@ def assemble(method: Method, drafters: OpenDrafters, draft_tokens: int | None = 
     if draft_tokens is not None:
         method = method.with_defaults({"draft_tokens": draft_tokens})
     system = method.system
-    if not isinstance(system, DraftingSystem):
+    if not isinstance(system, registry.DraftingSystem):
         return Decoder(target)
     proposer = _make_proposer(system, drafters)
     longest = proposer.draft_tokens
     if longest < (method.typed("draft_tokens") or 0):
         raise UserError(f"this drafter drafts at most {longest} tokens")
-    if system.controller == "cost":
-        proposer = AdaptiveProposer(proposer, CostAware)
-    elif system.controller == "adl":
-        proposer = AdaptiveProposer(proposer, lambda: AdaptiveLength(longest))
     if system.copying:
         proposer = CopyingProposer(proposer, *([asked, asked] if asked else []))
     return Decoder(target, proposer, system.verifier_name)
@@ -119,40 +100,37 @@ _CLASSES: dict[type[System], Callable[..., Proposer]] = {
 """The proposers that take the system's drafters, and its own options by name."""
 
 
-def _make_proposer(system: DraftingSystem, drafters: OpenDrafters) -> Proposer:
-    options = system.own_options
+def _make_proposer(system: System, drafters: OpenDrafters) -> Proposer:
+    target = drafters.target
     match system:
         case GivenDrafter():
             return make_given(system, drafters)
         case registry.Retrieval():
-            return _make_retrieval(system, drafters)
-        case registry.DiffuSpec(corpus=path):
-            options["corpus"] = () if path is None else read_corpus(path, drafters.target)
-            return DiffuSpecProposer(drafters[DIFFUSION], **options)
+            return _make_retrieval(system, target)
+        case registry.DiffuSpec(corpus=path, draft_tokens=tokens):
+            corpus = () if path is None else read_corpus(path, target)
+            return DiffuSpecProposer(drafters[DIFFUSION], tokens, corpus)
         case registry.Hierarchical(draft_tokens=tokens, inner=name):
-            inner: DraftingSystem = {
-                "lookup": registry.Lookup(),
-                "retrieval": registry.Retrieval(),
-                "diffusion": registry.SpecDiff(),
-            }[name]
-            proposer = _make_proposer(inner, drafters)
-            return HierarchicalProposer(drafters[AUTOREGRESSIVE], proposer, tokens)
+            copier = LookupProposer() if name == "lookup" else RetrievalProposer()
+            return HierarchicalProposer(drafters[AUTOREGRESSIVE], copier, tokens)
         case registry.Double(draft_tokens=tokens, corpus=path):
-            first = _make_retrieval(registry.Retrieval(corpus=path), drafters)
-            second = _make_retrieval(registry.Retrieval(corpus=path, draft_tokens=tokens), drafters)
+            first = _make_retrieval(registry.Retrieval(corpus=path), target)
+            second = _make_retrieval(registry.Retrieval(corpus=path, draft_tokens=tokens), target)
             model = HierarchicalProposer(drafters[AUTOREGRESSIVE], first, tokens + 1)
             return MergedProposer(OverlappedProposer(model), second)
-        case registry.Duo(draft_tokens=tokens, device=device):
+        case registry.Duo(draft_tokens=tokens, device=device, controller=controller):
             small = drafters[AUTOREGRESSIVE]
             if device not in (None, str(small.device)):
                 small = reload(small, device)
-            return OverlappedProposer(AutoregressiveProposer(small, tokens + 1))
+            ahead = OverlappedProposer(AutoregressiveProposer(small, tokens + 1))
+            return AdaptiveProposer(ahead) if controller == "cost" else ahead
+    options = system.own_options if isinstance(system, registry.DraftingSystem) else {}
     return _CLASSES[type(system)](*(drafters[kind] for kind in system.needs), **options)
 
 
-def _make_retrieval(system: registry.Retrieval, drafters: OpenDrafters) -> Proposer:
+def _make_retrieval(system: registry.Retrieval, target: Target) -> Proposer:
     path = system.corpus
-    store = None if path is None else Datastore(read_corpus(path, drafters.target))
+    store = None if path is None else Datastore(read_corpus(path, target))
     return RetrievalProposer(system.draft_tokens, system.shortest, system.tree_nodes, store)
 
 
@@ -173,8 +151,6 @@ def make_given(system: GivenDrafter, drafters: OpenDrafters) -> Proposer:
     check_options(system, isinstance(drafter, BlockDrafter))
     if isinstance(drafter, BlockDrafter):
         return BlockProposer(drafter, tokens, nodes, siblings)
-    if isinstance(drafter, ForeignDrafter):
-        return TranslatedProposer(drafter.network, drafter.tokenizer, drafters.target, tokens)
     if isinstance(drafter, Target):
         return AutoregressiveProposer(drafter, *([tokens] if tokens else []))
     proposer: Proposer = drafter
@@ -190,51 +166,31 @@ def check_options(system: GivenDrafter, trees: bool) -> None:
 
 
 def open_drafters(
-    methods: Sequence[Method],
-    folders: Mapping[str, str],
-    target: Target,
-    tokenizer: str | Path | None = None,
+    methods: Sequence[Method], folders: Mapping[str, str], target: Target
 ) -> OpenDrafters:
-    """The drafters that these methods need, each opened once.
-
-    Args:
-        folders: by kind; the first one given comes first.
-        tokenizer: of the first one, where its vocabulary is not the target's; for the systems that
-            take any drafter.
-
-    Raises:
-        UserError: a drafter that is not given, or can't be opened.
-    """
+    """The drafters that these methods need, each opened once. folders: by kind; the first one given
+    comes first. Raises UserError for a drafter that is not given, or can't be opened."""
     check_drafters(methods, folders)
     opened = OpenDrafters(target)
-    needed = dict.fromkeys(kind for method in methods for kind in method.needs)
-    for kind in needed:
+    for kind in dict.fromkeys(kind for method in methods for kind in method.needs):
         own = first_kind(folders, kind)
-        if kind == ANY and tokenizer is not None:
-            opened.drafters[ANY] = _open_foreign(folders[own], own, target, tokenizer)
-            continue
         if own not in opened.drafters:
             opened.drafters[own] = open_one(folders[own], own, target)
+            note = chat_note(folders[own], target.chat, target.tokenizer)
+            if note:
+                say(note, error=True)
         opened.drafters[kind] = opened.drafters[own]
-    for folder in dict.fromkeys(folders[first_kind(folders, kind)] for kind in needed):
-        note = chat_note(folder, target.chat, target.tokenizer)
-        if note:
-            say(note, error=True)
     return opened
 
 
-def open_one(folder: str, kind: str, target: Target) -> BlockDrafter | DiffusionDrafter | Target:
+def open_one(folder: str, kind: str, target: Target) -> Network:
     """A trained drafter of this kind. Raises UserError where it is missing or of another kind."""
     if kind == AUTOREGRESSIVE:
         check_checksums(local_path(folder))
         return load_target(
-            folder,
-            target.dtype_name,
-            str(target.device),
-            target.fast,
-            round_to_bf16=target.fast,
+            folder, target.dtype_name, str(target.device), target.fast, round_to_bf16=target.fast,
             trust_remote_code=target.trust_remote_code,
-        )
+        )  # fmt: skip
     check_there(folder)
     drafter = open_drafter(folder, target)
     if isinstance(drafter, DiffusionDrafter) != (kind == DIFFUSION):
@@ -244,16 +200,3 @@ def open_one(folder: str, kind: str, target: Target) -> BlockDrafter | Diffusion
     if target.fast:
         (drafter if isinstance(drafter, BlockDrafter) else drafter.network).prepare_for_drafting()
     return drafter
-
-
-def _open_foreign(folder: str, kind: str, target: Target, tokenizer: str | Path) -> ForeignDrafter:
-    """A standalone drafter with its own tokenizer. Raises UserError for a block drafter, or what
-    does not exist."""
-    vocabulary = load_tokenizer(tokenizer, target.trust_remote_code)
-    if kind == AUTOREGRESSIVE:
-        return ForeignDrafter(open_one(folder, kind, target), vocabulary)  # type: ignore[arg-type]
-    check_there(folder)
-    drafter = load_standalone(folder, target, len(vocabulary))
-    if target.fast:
-        drafter.network.prepare_for_drafting()
-    return ForeignDrafter(drafter, vocabulary)

@@ -48,9 +48,8 @@ def read_drafters(text: str | None) -> tuple[NamedDrafter, ...]:
         elif kind not in ROLES:
             raise UserError(f"--drafter: unknown kind {kind!r}{nearest(kind, ROLES)}")
         if folder in NO_FOLDERS:
-            raise UserError(
-                f"--drafter={folder!r}: must be a folder (lookup and plain are methods: --methods)"
-            )
+            hint = "(lookup and plain are methods: --methods)"
+            raise UserError(f"--drafter={folder!r}: must be a folder {hint}")
         if kind != AUTOREGRESSIVE:  # which may be any target: a package or a GGUF file too
             check_there(folder)
         found.append(NamedDrafter(folder, kind or None))
@@ -76,10 +75,8 @@ def drafters_by_kind(
             if (kind in BLOCKS) != (own in BLOCKS) or (kind, own) == (DIFFUSION, AUTOREGRESSIVE):
                 raise UserError(f"--drafter {kind}={folder}: that drafter is of kind {own}")
             if kind == VARIABLE_PREFIX != own:
-                note(
-                    f"note: {folder} was not trained to continue a drafted prefix "
-                    "(recipe=variable_prefix)"
-                )
+                what = "was not trained to continue a drafted prefix (recipe=variable_prefix)"
+                note(f"note: {folder} {what}")
         if kind in found:
             both = f"{found[kind]} and {folder} are both of kind {kind}"
             raise UserError(f"--drafter: {both}: use KIND=FOLDER")
@@ -148,8 +145,7 @@ def target_of(spec: str) -> str | None:
     folder = local_path(spec)
     files = [folder / name for name in ("config.json", RECORD)]
     config, record = (read_object(file) if file.is_file() else {} for file in files)
-    for values in (config, record):
-        target = values.get("target")
+    for target in (config.get("target"), record.get("target")):
         if isinstance(target, str) and target:
             return target
     return (made_for(folder, config) or None) if layout_of(config) else None
@@ -158,10 +154,11 @@ def target_of(spec: str) -> str | None:
 def target_for(given: str | None, drafter: str) -> str:
     """The target that is asked for, else the one that the drafter's folder names, else the default
     one. Raises UserError where the folder names a target that can't exist here."""
-    named = given or target_of(drafter) or DEFAULT_TARGET
+    if given:
+        return given
+    named = target_of(drafter) or DEFAULT_TARGET
     try:
-        if not given:
-            check_name(named)
+        check_name(named)
     except UserError as error:
         made = f"drafter {drafter!r} was trained for it; use --target to choose another"
         raise UserError(f"{error}; {made}") from None

@@ -38,19 +38,17 @@ class Case:
 @dataclass
 class Cases:
     """All cases of a run: those `compared` run at temperature 0 and coupled, those `drawn` sample,
-    each with its verifier. drafters: folders by role. tokenizer: of the first one, where it is not
-    the target's."""
+    each with its verifier. drafters: folders by role."""
 
     target: Target
     drafters: Mapping[str, str]
     compared: Sequence[Case]
     drawn: Sequence[Case]
-    tokenizer: str | None = None
 
     @cached_property
     def _opened(self) -> OpenDrafters:
         methods = [case.method for case in (*self.compared, *self.drawn)]
-        return open_drafters(methods, self.drafters, self.target, self.tokenizer)
+        return open_drafters(methods, self.drafters, self.target)
 
     def open(self, case: Case, verifier: str | None = None) -> Decoder:
         """The decoder of a case; `verifier` replaces the case's own."""
@@ -77,7 +75,7 @@ def cases_of(config: VerifyConfig, say: Callable[[str], object]) -> tuple[Cases,
         system=config.system,
     )
     if config.methods is None:
-        return _of_a_drafter(name, drafters, config.drafter_tokenizer, target), name
+        return _of_a_drafter(name, drafters, target), name
     return of_methods(config.methods, drafters, target, say), name
 
 
@@ -107,22 +105,20 @@ _OF_DIFFUSION = (
 )
 
 
-def _of_a_drafter(
-    drafter: str, drafters: Mapping[str, str], tokenizer: str | None, target: Target
-) -> Cases:
+def _of_a_drafter(drafter: str, drafters: Mapping[str, str], target: Target) -> Cases:
     """The options under which a drafter of its kind is used."""
     method = "drafter" if drafters else LOOKUP
     compared, drawn = {drafter: method}, [(drafter, "point_mass", method)]
     if any(kind in drafters for kind in BLOCKS):
         compared, drawn = _OF_BLOCKS
-    elif DIFFUSION in drafters and tokenizer is None:
+    elif DIFFUSION in drafters:
         compared, drawn = _OF_DIFFUSION
     several = [Case(name, read_method(text)) for name, text in compared.items()]
     counted = [Case(name, read_method(text), verifier) for name, verifier, text in drawn]
     if target.chains_only:
         several = [case for case in several if not case.method.branches]
         counted = [case for case in counted if not case.method.branches]
-    return Cases(target, drafters, several, counted, tokenizer)
+    return Cases(target, drafters, several, counted)
 
 
 def of_methods(

@@ -25,7 +25,6 @@ class VerifyConfig:
     target: str | None = None
     drafter: str | None = None
     methods: str | None = None
-    drafter_tokenizer: str | None = None
     suite: str | None = None
     prompts: Path | None = None
     prompts_column: str | None = None
@@ -44,8 +43,6 @@ class VerifyConfig:
         """Check the options, and read the prompts. Raises UserError for a misspelt method, one
         that changes the distribution, a drafter that is not there, or no prompts."""
         if self.methods is not None:
-            if self.drafter_tokenizer:
-                raise UserError("--drafter-tokenizer can't be combined with --methods")
             methods = read_methods(self.methods).methods
             for method in methods:
                 if reason := unverifiable(method):

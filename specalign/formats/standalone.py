@@ -55,16 +55,11 @@ def save_standalone(drafter: DiffusionDrafter, folder: Path, card: str | None = 
 
 
 def load_standalone(
-    spec: str | Path, target: Target, vocab_size: int | None = None, attention_backend: str = "sdpa"
+    spec: str | Path, target: Target, attention_backend: str = "sdpa"
 ) -> DiffusionDrafter:
     """A saved drafter, or a published checkpoint of any known family, in fp32, for `target`. Raises
     UserError for missing or unreadable files, or a vocabulary that is not the target's.
-
-    Args:
-        vocab_size: of the drafter's own tokenizer, if it is not the target's. The network may have
-            more rows.
-        attention_backend: of a DDiT, a name of `specalign.lm.attention.BACKENDS`.
-    """
+    attention_backend: of a DDiT, a name of `specalign.lm.attention.BACKENDS`."""
     path = local_path(spec)
     check_checksums(path)
     record = read_object(path / RECORD) if (path / RECORD).is_file() else {}
@@ -78,20 +73,17 @@ def load_standalone(
         **process,
         **record,
     }
-    if vocab_size is not None:
-        values["vocab_size"] = vocab_size
     where = f"drafter {spec}"
     try:
         config = convert(values, DiffusionConfig, "", RECORD)
-        drafter = DiffusionDrafter(network, config, target, padded=vocab_size is not None)
+        drafter = DiffusionDrafter(network, config, target)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    if vocab_size is None and config.vocab_size != target.vocab_size:
+    if config.vocab_size != target.vocab_size:
         sizes = (
             f"a vocabulary of {config.vocab_size}, target {target.spec!r} has {target.vocab_size}"
         )
-        hint = "it needs its own tokenizer (--drafter-tokenizer)"
-        raise UserError(f"{where}: made for {sizes}: {hint}")
+        raise UserError(f"{where}: made for {sizes}")
     return drafter.to(target.device)
 
 

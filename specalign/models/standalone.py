@@ -64,19 +64,12 @@ class DiffusionConfig:
 
 
 class DiffusionDrafter(nn.Module):
-    """q as training and decoding see it. `padded`: the network may have more rows than its
-    tokenizer has tokens; those are never predicted. Raises UserError for a network over another
-    vocabulary than the config's, or a mask outside it."""
+    """q as training and decoding see it. Raises UserError for a network over another vocabulary
+    than the config's, or a mask outside it."""
 
     draft_vocab: Tensor | None = None
 
-    def __init__(
-        self,
-        network: DDiT | MaskedLM,
-        config: DiffusionConfig,
-        target: Target,
-        padded: bool = False,
-    ) -> None:
+    def __init__(self, network: DDiT | MaskedLM, config: DiffusionConfig, target: Target) -> None:
         super().__init__()
         self.network, self.config = network, config
         self._target = [target]  # in a list, so that it is no submodule
@@ -95,10 +88,9 @@ class DiffusionDrafter(nn.Module):
             raise UserError("a log-score that is not scaled by σ is not supported")
         if not 0 <= self.mask_id < size:
             raise UserError(f"mask_id={self.mask_id} is not within 0..{size - 1}")
-        extra = size - config.vocab_size
-        if extra not in (0, 1) and not (padded and extra > 0):
+        if size - config.vocab_size not in (0, 1):
             sizes = f"{size} tokens with its mask, the target {config.vocab_size} without"
-            raise UserError(f"the drafter has {sizes}; it needs its tokenizer, --drafter-tokenizer")
+            raise UserError(f"the drafter has {sizes}")
 
     @property
     def target(self) -> Target:

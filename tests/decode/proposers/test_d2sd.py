@@ -86,8 +86,9 @@ def test_the_tree_is_the_first_draft_and_the_seconds_branches(
     target: Target, name: str, k: int
 ) -> None:
     boundaries, wider = [], 0
-    for sampling in (Sampling(), VARIED, Sampling(0.8, seed=3), Sampling(0.2, seed=3)):
-        drafter = pair(target, name, boundaries=2, keep_q=False)
+    for penalty in (1.0, 1.3, 1.7, 2.5):
+        sampling = replace(VARIED, temperature=0.0, repetition_penalty=penalty)
+        drafter = pair(target, name, boundaries=2)
         drafts = begun(target, drafter, sampling)
         tree = drafts.propose(k)
         expected, kept = by_definition(drafts, k)
@@ -99,16 +100,15 @@ def test_the_tree_is_the_first_draft_and_the_seconds_branches(
         wider += len(tree) > k
     assert wider or (name, k) == ("one network", 1), "no branch ever said anything else"
     if k == 4:
-        assert any(kept[1] > 2 for kept in boundaries) and (name == "one network") == all(
-            kept[0] > 0 for kept in boundaries
-        )
+        assert any(kept[1] > 1 for kept in boundaries)
+        assert name != "one network" or all(kept[0] > 0 for kept in boundaries)
 
 
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("k", [1, 3, 4])
 def test_drawn_tokens_come_with_their_q(target: Target, name: str, k: int) -> None:
     for sampling in (Sampling(1.0, seed=3), replace(VARIED, temperature=0.9)):
-        drafter = pair(target, name, boundaries=2, keep_q=True)
+        drafter = pair(target, name, boundaries=2)
         drafts = begun(target, drafter, sampling, "recursive")
         tree = drafts.propose(k)
         assert tree.law == "causal" and tree.q is not None and tree.depth == k
@@ -151,12 +151,10 @@ def test_both_contexts_keep_step_with_the_text(
         40
     ):  # a random drafter's acceptance is small and differs from machine to machine
         sampling = Sampling(1.0, top_k=2, seed=seed)
-        # drawn as well as chosen: both keep step
-        drafter.keep_q = bool(seed % 2)
         accepted += sum(
             RequestRunner(target, PROMPT, 8, sampling, drafter, "point_mass").run().accepted
         )
-        if accepted > 3:
+        if accepted > 3 and len(seen) > 5:
             break
     assert accepted > 3 and len(seen) > 5
     for tokens, *states in seen:

@@ -18,11 +18,10 @@ from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import block_network, causal_drafter, diffusion_drafter
 from tests.target_models import tiny_model
-from tests.tokenizers import KINDS
 
 pytestmark = pytest.mark.slow
 
-STANDALONE = {"sedd": "ddit", "mdlm": "masked_lm", "other vocabulary": "ddit"}
+STANDALONE = {"sedd": "ddit", "mdlm": "masked_lm"}
 PAIRS = [
     ("mistral", "block", "float32"),  # sliding window
     ("gemma3_text", "block", "float32"),  # sliding and full layers
@@ -31,7 +30,6 @@ PAIRS = [
     ("llama", "sedd", "float32"),
     ("llama", "mdlm", "float32"),
     ("llama", "autoregressive", "float32"),
-    ("llama", "other vocabulary", "float32"),
     ("mamba", "block", "float32"),
     ("qwen3_next", "block", "float32"),  # recurrent and full layers
 ]
@@ -53,11 +51,6 @@ def write_drafter(kind: str, target: Target, folder: Path) -> list[str]:
     if kind == "autoregressive":
         save_causal(causal_drafter(target), folder)
     elif kind in STANDALONE:
-        if kind == "other vocabulary":
-            tokenizer = KINDS["unigram"]()
-            tokenizer.save_pretrained(str(folder.parent / "tokenizer"))
-            target.vocab_size = len(tokenizer)
-            named += ["--drafter-tokenizer", str(folder.parent / "tokenizer")]
         save_standalone(diffusion_drafter(target, STANDALONE[kind]), folder)
     else:
         save_drafter(block_network(target, "taps", 8, whole=kind == "whole vocabulary"), folder)
