@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from decode.systems.parsing import Method, check_drafters
 from decode.systems.registry import AUTOREGRESSIVE, BLOCK, DIFFUSION, LOOKUP, ROLES, VARIABLE_PREFIX
 from specalign.common.errors import UserError, nearest
-from specalign.common.files import expand_path
-from specalign.common.hub import hub_id, is_hub_id, local_path, missing, model_folder
+from specalign.common.hub import is_hub_id, local_path, missing, model_folder
 from specalign.common.provenance import CHECKOUT
 from specalign.common.schema import read_object
 from specalign.formats.kinds import RECORD, kind_of_config, layout_of, made_for
@@ -129,15 +128,8 @@ def kind_of(spec: str) -> str:
 
 def shipped_for(target: str) -> str | None:
     """The shipped drafter's folder, if it is there and was made for this target."""
-    found = is_default(target) and (DEFAULT_DRAFTER / "config.json").is_file()
+    found = target == DEFAULT_TARGET and (DEFAULT_DRAFTER / "config.json").is_file()
     return str(DEFAULT_DRAFTER) if found else None
-
-
-def is_default(target: str) -> bool:
-    """Whether this is the default target: its hub id, its folder in the Hub's cache, or its
-    package."""
-    local = expand_path(target).is_dir()
-    return target == DEFAULT_TARGET or (local and hub_id(target) == DEFAULT_TARGET)
 
 
 def target_of(spec: str) -> str | None:

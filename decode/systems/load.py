@@ -20,11 +20,9 @@ from decode.systems.construction import (
 )
 from decode.systems.drafter_folders import (
     AUTO,
-    DEFAULT_DRAFTER,
     NO_FOLDERS,
     check_there,
     drafters_by_kind,
-    is_default,
     kind_of,
     read_drafters,
     shipped_for,
@@ -89,8 +87,7 @@ def load(
         drafter = shipped_for(spec)
         if drafter is None and method is None:
             drafter = LOOKUP
-            where = f"at {DEFAULT_DRAFTER}" if is_default(spec) else f"is shipped for {spec}"
-            say(f"note: no drafter {where}; drafting with prompt lookup", error=True)
+            say(f"note: no drafter is shipped for {spec}; drafting with prompt lookup", error=True)
     elif isinstance(drafter, os.PathLike):
         drafter = os.fspath(drafter)
     trained = drafter is not None and drafter not in NO_FOLDERS
