@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import AbstractContextManager
-from time import perf_counter
+from contextlib import AbstractContextManager, closing
 
 import torch
 
@@ -52,16 +51,9 @@ class Stream(AbstractContextManager["Stream"]):
 
 @torch.no_grad()
 def _iterate(runner: RequestRunner, pieces: list[str]) -> Generator[str, None, Generation]:
-    """Run the request; the time between two pieces does not count as decoding."""
-    rounds = run_rounds([runner])
-    try:
+    """Run the request."""
+    with closing(run_rounds([runner])) as rounds:
         for _ in rounds:
-            paused = perf_counter()
-            try:
-                while pieces:
-                    yield pieces.pop(0)
-            finally:
-                runner.exclude_pause(perf_counter() - paused)
-    finally:
-        rounds.close()
+            while pieces:
+                yield pieces.pop(0)
     return runner.out

@@ -8,6 +8,7 @@ Each draft is drawn from the model's distribution given the text and the drafts 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,7 +21,6 @@ from decode.speculation.tree import chain
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
 
-DRAFT_TOKENS = 4
 _READ_AT_ONCE = 2048
 
 
@@ -102,16 +102,15 @@ class AutoregressiveSession(DraftSession):
         return Proposal(tokens_K, self.law, DraftProbs(torch.cat(rows)) if rows else None)
 
 
+@dataclass(eq=False)
 class AutoregressiveProposer(Proposer):
     """A causal language model over the target's vocabulary, perhaps on another device. `start`
     raises UserError for another vocabulary."""
 
     name = "autoregressive"
     session = AutoregressiveSession
-
-    def __init__(self, model: Target, draft_tokens: int = DRAFT_TOKENS) -> None:
-        self.model = model
-        self.draft_tokens = self.draft_nodes = draft_tokens
+    model: Target
+    draft_tokens: int = 4
 
     def law(self, sampling: Sampling) -> Law:
         return "point" if sampling.greedy else "causal"

@@ -114,9 +114,8 @@ class HierarchicalProposer(Proposer):
     session = HierarchicalSession
 
     def __init__(self, model: Target, inner: Proposer, draft_tokens: int) -> None:
-        self.model, self.inner = model, inner
+        self.model, self.inner, self.draft_tokens = model, inner, draft_tokens
         self.name = f"hierarchical+{inner.name}"
-        self.draft_tokens = self.draft_nodes = draft_tokens
 
     def law(self, sampling: Sampling) -> Law:
         return "point" if sampling.greedy else "causal"

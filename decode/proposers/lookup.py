@@ -13,6 +13,7 @@ copied token; token verification accepts it with probability p.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -93,16 +94,16 @@ class LookupSession(DraftSession):
         return [tokens[start + i % period] for i in range(k)]
 
 
+@dataclass(eq=False)
 class LookupProposer(Proposer):
     """Proposes copies of K = `draft_tokens` tokens from prompt and output, which follow the longest
     ending of `shortest` to `longest` tokens."""
 
     name = "lookup"
     session = LookupSession
-
-    def __init__(self, draft_tokens: int = 8, longest: int = 3, shortest: int = 1) -> None:
-        self.draft_tokens = self.draft_nodes = draft_tokens
-        self.longest, self.shortest = longest, shortest
+    draft_tokens: int = 8
+    longest: int = 3
+    shortest: int = 1
 
 
 SHORTEST = 3

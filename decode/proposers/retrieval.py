@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -109,6 +110,7 @@ class RetrievalSession(DraftSession):
         return found if length >= self.proposer.shortest else found[:0]
 
 
+@dataclass(eq=False)
 class RetrievalProposer(Proposer):
     """Proposes what followed in prompt and output, or in a datastore.
 
@@ -121,17 +123,13 @@ class RetrievalProposer(Proposer):
 
     name = "retrieval"
     session = RetrievalSession
+    draft_tokens: int = 8
+    shortest: int = 2
+    tree_nodes: int = 0
+    datastore: Datastore | None = None
 
-    def __init__(
-        self,
-        draft_tokens: int = 8,
-        shortest: int = 2,
-        tree_nodes: int = 0,
-        datastore: Datastore | None = None,
-    ) -> None:
-        self.draft_tokens, self.shortest, self.tree_nodes = draft_tokens, shortest, tree_nodes
-        self.draft_nodes = max(draft_tokens, tree_nodes)
-        self.datastore = datastore
+    def __post_init__(self) -> None:
+        self.draft_nodes = max(self.draft_tokens, self.tree_nodes)
 
 
 def read_corpus(file: str, target: Target) -> list[list[int]]:

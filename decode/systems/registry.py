@@ -31,12 +31,10 @@ ORDERS = ("left_to_right", "random", "confidence")
 
 ROLES = ("block", "variable_prefix", "diffusion", "autoregressive")
 BLOCK, VARIABLE_PREFIX, DIFFUSION, AUTOREGRESSIVE = ROLES
-"""The kinds of trained drafters: a block drafter, D²SD's second one, a standalone diffusion
-drafter, a causal language model."""
+"""The kinds of drafters: block, D²SD's second one, standalone diffusion, causal language model."""
 ANY = "any"
 """The first drafter given, whatever its kind."""
 
-_FLAGS = {"true": True, "false": False}
 _NOUNS = {bool: "true or false", int: "a whole number", float: "a number"}
 
 
@@ -65,7 +63,7 @@ class Limits:
         if text == "none" and self.default is None:
             return None
         try:
-            return _FLAGS[text] if self.kind is bool else self.kind(text)
+            return {"true": True, "false": False}[text] if self.kind is bool else self.kind(text)
         except (KeyError, ValueError):
             raise UserError(f"{key}={text!r}: must be {_NOUNS[self.kind]}") from None
 
@@ -110,8 +108,8 @@ class System:
             SYSTEMS[name] = cls
 
     def __post_init__(self) -> None:
-        for name, limits in self.limits().items():
-            limits.check(name, getattr(self, name))
+        for name, value in vars(self).items():
+            self.limits()[name].check(name, value)
 
     @classmethod
     def limits(cls) -> dict[str, Limits]:
@@ -120,8 +118,7 @@ class System:
     @property
     def given(self) -> JsonObject:
         """The options that differ from their defaults."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {f.name: values[f.name] for f in fields(self) if values[f.name] != f.default}
+        return {k: v for k, v in vars(self).items() if v != self.limits()[k].default}
 
     @property
     def verifier_name(self) -> str:
@@ -143,8 +140,7 @@ class DraftingSystem(System):
     @property
     def own_options(self) -> JsonObject:
         """The options that not every system has."""
-        shared = DraftingSystem.limits()
-        return {name: getattr(self, name) for name in self.limits() if name not in shared}
+        return {k: v for k, v in vars(self).items() if k not in DraftingSystem.limits()}
 
 
 class CorpusSystem(DraftingSystem):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from decode import Sampling
-from decode.engine.engine import RequestRunner
+from decode.engine.engine import RequestRunner, prefill_batch
 from decode.proposers.d2sd import D2SDProposer, D2SDSession
 from decode.speculation.proposal import Proposal
 from decode.speculation.tree import chain
@@ -70,7 +70,7 @@ def begun(
         target, PROMPT, 20, sampling, drafter, "greedy" if sampling.greedy else verifier
     )
     with torch.no_grad():
-        runner.begin()
+        prefill_batch([runner])
     assert isinstance(runner.session, D2SDSession)
     return runner.session
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decode import Sampling
-from decode.engine.engine import RequestRunner
+from decode.engine.engine import RequestRunner, prefill_batch
 from decode.proposers.diffusion import DiffusionProposer
 from decode.systems.registry import ORDERS
 from specalign.lm.model import Target
@@ -22,7 +22,7 @@ def test_q_is_what_each_token_was_drawn_from(target: Target, order: str) -> None
     proposer, sampling = DiffusionProposer(made, 5, 3, order), Sampling(0.9, seed=4)
     runner = RequestRunner(target, PROMPT, 20, sampling, proposer, "point_mass")
     with torch.no_grad():
-        runner.begin()
+        prefill_batch([runner])
         session = runner.session
         assert session is not None
         proposal = session.propose(5)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from decode import Sampling
-from decode.engine.engine import RequestRunner
+from decode.engine.engine import RequestRunner, prefill_batch
 from decode.proposers.diffuspec import (
     Column,
     DiffuSpecProposer,
@@ -40,7 +40,7 @@ def begun(target: Target, proposer: DiffuSpecProposer, sampling: Sampling) -> Di
         target, PROMPT, 40, sampling, proposer, "point_mass" if sampling.temperature else "greedy"
     )
     with torch.no_grad():
-        runner.begin()
+        prefill_batch([runner])
     assert isinstance(runner.session, DiffuSpecSession)
     return runner.session
 
