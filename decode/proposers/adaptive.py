@@ -54,33 +54,36 @@ class Line:
         return max(mean_y + slope * (x - mean_x), 0.0)
 
 
+TRIES, PRIOR = 3, 2.0
+
+
 class CostAware:
     """The draft length with the most tokens per second: (1 + Σ_(m≤n) Π_(j≤m) α_j) / (draft(n) +
     verify(n)), all measured on this request (after DuoDecoding, arXiv 2503.00784, and SpecDec++,
     2405.19715).
 
+    The first rounds try the longest draft, a middle one and 1. By a prior worth `PRIOR` rounds a
+    position is accepted as often as the one before it (the first: 1/2).
+
     Args:
         keep: what a round's weight is multiplied by with every further one.
-        prior: weight, in rounds, of the prior that a position is accepted as often as the one
-            before it (the first: 1/2).
-        tries: rounds at the beginning that try lengths from the longest to 1.
     """
 
-    def __init__(self, keep: float = 0.97, prior: float = 2.0, tries: int = 3) -> None:
-        self.keep, self.prior, self.tries = keep, prior, tries
+    def __init__(self, keep: float = 0.97) -> None:
+        self.keep = keep
         self.tested: list[float] = []
         self.accepted: list[float] = []
         self.draft, self.verify = Line(keep), Line(keep)
         self.rounds = 0
 
     def length(self, most: int) -> int:
-        if self.rounds < self.tries:  # most, a middle one, 1
-            return max(1, round(most - (most - 1) * self.rounds / max(self.tries - 1, 1)))
+        if self.rounds < TRIES:
+            return max(1, round(most - (most - 1) * self.rounds / (TRIES - 1)))
         best, at, reach, expected, alpha = 0.0, 1, 1.0, 1.0, 0.5
         for n in range(1, most + 1):
             if n <= len(self.tested):
-                accepted = self.accepted[n - 1] + self.prior * alpha
-                alpha = accepted / (self.tested[n - 1] + self.prior)
+                accepted = self.accepted[n - 1] + PRIOR * alpha
+                alpha = accepted / (self.tested[n - 1] + PRIOR)
             reach *= alpha
             expected += reach
             seconds = self.draft.at(n) + self.verify.at(n)
