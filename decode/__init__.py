@@ -11,9 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from decode.engine.decoder import Decoder
+    from decode.engine.decoder import Decoder, Stream
     from decode.engine.output import Generation
-    from decode.engine.stream import Stream
     from decode.speculation.sampling import Sampling
     from decode.systems.custom_generate import custom_generate
     from decode.systems.load import load
@@ -36,7 +35,7 @@ _HOME = {
     "Decoder": "decode.engine.decoder",
     "Generation": "decode.engine.output",
     "Sampling": "decode.speculation.settings",
-    "Stream": "decode.engine.stream",
+    "Stream": "decode.engine.decoder",
     "UserError": "specalign.common.errors",
     "custom_generate": "decode.systems.custom_generate",
     "load": "decode.systems.load",

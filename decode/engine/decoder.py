@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from numbers import Integral
 from typing import Any, Unpack
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from decode.engine.engine import RequestRunner, run_batch
+from decode.engine.engine import RequestRunner, run_batch, run_rounds
 from decode.engine.output import MAX_NEW_TOKENS, Generation
 from decode.engine.prompts import Prompt, Tool, prompt_tokens
-from decode.engine.stream import Stream
 from decode.proposers.base import Proposer
 from decode.speculation.settings import Sampling, SamplingOptions, read_sampling
 from decode.speculation.verifiers import check_pair, choose, find
@@ -187,6 +188,53 @@ class Decoder:
         return RequestRunner(
             self.target, tokens, limit, sampling, self.drafter, verifier, stops, stream
         )
+
+
+class Stream(AbstractContextManager["Stream"]):
+    """Iterates over pieces of an answer while it is generated; together they form
+    `Generation.text`. Nothing runs between two pieces, and leaving the loop early ends the
+    generation.
+
+    Args:
+        runner: a request that has not started.
+        pieces: the list to which the engine appends its pieces of text.
+    """
+
+    def __init__(self, runner: RequestRunner, pieces: list[str]) -> None:
+        self._runner = runner
+        self._pieces = _iterate(runner, pieces)
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the generation. An incomplete output gets the finish reason `closed` and keeps all
+        committed tokens, which can be a few more than were returned."""
+        self._pieces.close()
+        self._runner.cancel()
+
+    @property
+    def output(self) -> Generation:
+        """The output with its counts and times. Raises UserError before the end."""
+        if not self._runner.out.finish:
+            raise UserError("the stream has not ended: iterate to its end, or close() it, first")
+        return self._runner.out
+
+
+@torch.no_grad()
+def _iterate(runner: RequestRunner, pieces: list[str]) -> Generator[str, None, Generation]:
+    """Run the request."""
+    with closing(run_rounds([runner])) as rounds:
+        for _ in rounds:
+            while pieces:
+                yield pieces.pop(0)
+    return runner.out
 
 
 def _read_stops(stop: Any) -> tuple[str, ...]:

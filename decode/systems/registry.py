@@ -14,12 +14,10 @@ from specalign.common.files import expand_path
 from specalign.common.schema import JsonObject
 
 PLAIN, LOOKUP, DRAFTER, COMBINED = "plain", "lookup", "drafter", "combined"
-MAIN = DRAFTER
-"""Verdicts begin with it and tables print it in bold."""
+MAIN = DRAFTER  # verdicts begin with it and tables print it in bold
 TITLES = {LOOKUP: "Prompt lookup", DRAFTER: "The drafter", COMBINED: "The drafter with lookup"}
 """What sentences call a system; others go by their names."""
-LOSSY = "lossy"
-"""Prefix of the verifiers that change the output's distribution."""
+LOSSY = "lossy"  # prefix of the verifiers that change the output's distribution
 
 VERIFIERS = (
     "greedy", "point_mass", "self_selection", "token", "block", "recursive", "k_seq", "traversal", "hybrid", "gumbel",
