@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from decode.engine.decoder import Decoder, Stream
     from decode.engine.output import Generation
     from decode.speculation.sampling import Sampling
+    from decode.systems.construction import load
     from decode.systems.custom_generate import custom_generate
-    from decode.systems.load import load
     from specalign.common.errors import UserError
     from specalign.rows.conversation import Conversation
 
@@ -38,7 +38,7 @@ _HOME = {
     "Stream": "decode.engine.decoder",
     "UserError": "specalign.common.errors",
     "custom_generate": "decode.systems.custom_generate",
-    "load": "decode.systems.load",
+    "load": "decode.systems.construction",
 }
 
 

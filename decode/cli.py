@@ -10,21 +10,20 @@ from dataclasses import fields
 from typing import Any
 
 from decode.speculation.settings import MOST_NODES, Sampling
-from decode.systems.registry import LOSSY, ORDERS, VERIFIERS, GivenDrafter
-from specalign.common.commands import OptionParser, path
+from decode.systems.registry import (
+    ANY,
+    LOSSY,
+    ORDERS,
+    SYSTEMS,
+    VERIFIERS,
+    DraftingSystem,
+    GivenDrafter,
+)
+from specalign.common.commands import OptionParser
+from specalign.common.commands import path as path
 from specalign.common.errors import UserError, nearest
 from specalign.common.schema import JsonObject
 from specalign.folder.chat import merge_kwargs, read_kwargs
-
-__all__ = [
-    "Parser",
-    "number",
-    "path",
-    "pop_drafting",
-    "pop_sampling",
-    "template_kwargs",
-    "parse_whole",
-]
 
 
 class Parser(OptionParser):
@@ -174,3 +173,19 @@ def number(text: str) -> float:
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number")
     return value
+
+
+def list_systems() -> str:
+    """Every system with its drafters and options, for `--help`."""
+    lines = ["methods, each with its options after colons (specdiff:draft_tokens=16:steps=4):"]
+    for system in SYSTEMS.values():
+        kinds = ", ".join(kind for kind in system.needs if kind != ANY)
+        needed = f" (needs {kinds})" if kinds else ""
+        lines.append(f"  {system.name}: {' '.join((system.__doc__ or '').split())}{needed}")
+        if issubclass(system, DraftingSystem):
+            given = system().own_options.items()
+            texts = [f"{key}={'' if value is None else str(value).lower()}" for key, value in given]
+            lines.append(f"      {', '.join(texts)}")
+    what = "where the text repeats itself, copy instead of drafting"
+    lines.append(f"  all drafting methods: verifier=auto, copying=false (combined: true): {what}")
+    return "\n".join(lines)

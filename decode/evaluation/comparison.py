@@ -18,7 +18,7 @@ from decode.evaluation import runner
 from decode.evaluation.learning import Milestone
 from decode.evaluation.records import AS_JSON, Record, add, read_records, write_records
 from decode.evaluation.tokenized import tokenize_suites
-from decode.systems.load import load
+from decode.systems.construction import load
 from decode.systems.parsing import Method
 from decode.systems.registry import ANY, PLAIN
 from specalign.common.errors import UserError

@@ -26,7 +26,7 @@ from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation.proposal import DraftProbs, Law, Proposal
 from decode.speculation.sampling import NOTHING, Sampling, apply_penalties, draw, probs
 from decode.speculation.tree import MOST_NODES, chain
-from decode.speculation.tree_drafts import prefix_tree
+from decode.speculation.tree_drafts import concatenate_q, prefix_tree
 from specalign.common.errors import UserError
 from specalign.lm.model import TargetOutput
 from specalign.models.block import BlockDrafter
@@ -90,8 +90,7 @@ class D2SDSession(DraftSession):
             tokens.append(branches_NJ[n, 1 + i :])
         assert written.q is not None and rewritten.q is not None
         qs = (written.q, rewritten.q.take(torch.tensor(order)))
-        size = self.request.target.vocab_size
-        q = DraftProbs(torch.cat([q.dense(size) for q in qs]))
+        q = concatenate_q(qs, self.request.target.vocab_size)
         return Proposal(
             torch.cat(tokens), self.law, q, parents=tuple(parents), siblings="independent"
         )

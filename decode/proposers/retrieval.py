@@ -150,3 +150,7 @@ def read_corpus(file: str, target: Target) -> list[list[int]]:
     if not tokens:
         raise UserError(f"{path} contains no text")
     return tokens
+
+
+def index_corpus(file: str | None, target: Target) -> Datastore | None:
+    return None if file is None else Datastore(read_corpus(file, target))

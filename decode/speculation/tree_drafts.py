@@ -117,6 +117,16 @@ def merge_chains(drafts: Sequence[Proposal]) -> Proposal:
     return Proposal(tokens_N, drafts[0].law, q, parents=tuple(parents), siblings=siblings)
 
 
+def concatenate_q(qs: Sequence[DraftProbs], vocab_size: int) -> DraftProbs:
+    """The rows of all; over the whole vocabulary where their ids differ."""
+    ids = qs[0].ids
+    if all(q.ids is ids for q in qs) or (
+        ids is not None and all(q.ids is not None and torch.equal(q.ids, ids) for q in qs)
+    ):
+        return DraftProbs(torch.cat([q.probs for q in qs]), ids)
+    return DraftProbs(torch.cat([q.dense(vocab_size) for q in qs]))
+
+
 def prefix_tree(
     drafts: Sequence[Sequence[int]], device: torch.device, tree: Proposal | None = None
 ) -> Proposal:

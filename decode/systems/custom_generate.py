@@ -28,7 +28,7 @@ from decode.proposers.base import Proposer
 from decode.speculation.proposal import NO_DRAFTS
 from decode.speculation.sampling import Sampling
 from decode.speculation.verification import Outcome
-from decode.systems.load import load
+from decode.systems.construction import load
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
 from specalign.lm.masks import install
