@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from time import perf_counter
 
+import numpy as np
+
 from decode.proposers.base import Proposer, Request, WrappingProposer, WrappingSession
 from decode.speculation.proposal import Proposal
 from specalign.lm.model import TargetOutput
@@ -32,79 +34,49 @@ class AdaptiveLength:
         self.tokens = min(max(round(self.generated + growth), shortest), self.longest)
 
 
-class Line:
-    """Seconds as a linear function of a number of tokens: least squares, in which a round weighs
-    `keep` times the one after it. The slope is at least 0."""
-
-    def __init__(self, keep: float) -> None:
-        self.keep = keep
-        self.sums = [0.0] * 5  # of weight, x, y, x², xy
-
-    def add(self, x: float, y: float) -> None:
-        terms = (1.0, x, y, x * x, x * y)
-        self.sums = [self.keep * total + term for total, term in zip(self.sums, terms, strict=True)]
-
-    def at(self, x: float) -> float:
-        weight = self.sums[0]
-        if weight == 0:
-            return 0.0
-        mean_x, mean_y, mean_xx, mean_xy = (total / weight for total in self.sums[1:])
-        variance = mean_xx - mean_x**2
-        slope = max(0.0, (mean_xy - mean_x * mean_y) / variance) if variance > 1e-9 else 0.0
-        return max(mean_y + slope * (x - mean_x), 0.0)
-
-
 TRIES, PRIOR = 3, 2.0
 
 
 class CostAware:
-    """The draft length with the most tokens per second: (1 + Σ_(m≤n) Π_(j≤m) α_j) / (draft(n) +
-    verify(n)), all measured on this request (after DuoDecoding, arXiv 2503.00784, and SpecDec++,
-    2405.19715).
+    """The draft length with the most tokens per second: (1 + Σ_(m≤n) Π_(j≤m) α_j) / seconds(n), all
+    measured on this request (after DuoDecoding, arXiv 2503.00784, and SpecDec++, 2405.19715).
 
-    The first rounds try the longest draft, a middle one and 1. By a prior worth `PRIOR` rounds a
-    position is accepted as often as the one before it (the first: 1/2).
+    The first rounds try the longest draft, a middle one and 1. The seconds of a round are a linear
+    function of its drafts. By a prior worth `PRIOR` rounds a position is accepted as often as the
+    one before it (the first: 1/2).
 
     Args:
-        keep: what a round's weight is multiplied by with every further one.
+        keep: a round weighs `keep` times the one after it.
     """
 
     def __init__(self, keep: float = 0.97) -> None:
         self.keep = keep
-        self.tested: list[float] = []
-        self.accepted: list[float] = []
-        self.draft, self.verify = Line(keep), Line(keep)
-        self.rounds = 0
+        self.rounds: list[tuple[int, int, float]] = []
 
     def length(self, most: int) -> int:
-        if self.rounds < TRIES:
-            return max(1, round(most - (most - 1) * self.rounds / (TRIES - 1)))
-        best, at, reach, expected, alpha = 0.0, 1, 1.0, 1.0, 0.5
-        for n in range(1, most + 1):
-            if n <= len(self.tested):
-                accepted = self.accepted[n - 1] + PRIOR * alpha
-                alpha = accepted / (self.tested[n - 1] + PRIOR)
-            reach *= alpha
-            expected += reach
-            seconds = self.draft.at(n) + self.verify.at(n)
-            if seconds <= 0:
-                return most
-            if expected / seconds > best:
-                best, at = expected / seconds, n
-        return at
+        count = len(self.rounds)
+        if count < TRIES:
+            return max(1, round(most - (most - 1) * count / (TRIES - 1)))
+        drafted_R, accepted_R, seconds_R = np.array(self.rounds).T
+        weight_R = self.keep ** np.arange(count)[::-1]
+        lengths_K = np.arange(1, most + 1)
+        tested_RK = np.minimum(accepted_R + 1, drafted_R)[:, None] >= lengths_K
+        tested_K = weight_R @ tested_RK
+        held_K = weight_R @ (accepted_R[:, None] >= lengths_K)
+        alpha, alphas = 0.5, []
+        for held, tested in zip(held_K, tested_K, strict=True):
+            alpha = (held + PRIOR * alpha) / (tested + PRIOR)
+            alphas.append(alpha)
+        expected_K = 1 + np.cumprod(alphas).cumsum()
+        drafted, seconds = (np.average(x, weights=weight_R) for x in (drafted_R, seconds_R))
+        away_R = drafted_R - drafted
+        spread = weight_R @ away_R**2
+        slope = max(0.0, weight_R @ (away_R * seconds_R) / spread) if spread > 1e-9 else 0.0
+        cost_K = np.maximum(seconds + slope * (lengths_K - drafted), 1e-9)
+        return int((expected_K / cost_K).argmax()) + 1
 
-    def observe(
-        self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float
-    ) -> None:
-        self.rounds += 1
-        self.draft.add(drafted, draft_seconds)
-        self.verify.add(drafted, verify_seconds)
-        more = drafted - len(self.tested)
-        self.tested += [0.0] * more
-        self.accepted += [0.0] * more
-        for j in range(min(accepted + 1, drafted)):
-            self.tested[j] = self.keep * self.tested[j] + 1
-            self.accepted[j] = self.keep * self.accepted[j] + (j < accepted)
+    def observe(self, drafted: int, accepted: int, seconds: float) -> None:
+        self.rounds.append((drafted, accepted, seconds))
 
 
 class AdaptiveSession(WrappingSession):
@@ -114,21 +86,17 @@ class AdaptiveSession(WrappingSession):
         super().__init__(proposer, request)
         self.controller = CostAware()
         self.drafted = 0  # in the current round
-        self.draft_seconds = self.proposed = 0.0
+        self.began = 0.0
 
     def observe(self, output: TargetOutput, kept: int) -> None:
-        verified = perf_counter()
         super().observe(output, kept)
         if self.drafted:
-            draft_seconds = self.draft_seconds + perf_counter() - verified
-            self.controller.observe(self.drafted, kept - 1, draft_seconds, verified - self.proposed)
+            self.controller.observe(self.drafted, kept - 1, perf_counter() - self.began)
         self.drafted = 0
 
     def propose(self, k: int) -> Proposal | None:
-        began = perf_counter()
+        self.began = perf_counter()
         proposal = self.inner.propose(max(1, min(k, self.controller.length(k))))
-        self.proposed = perf_counter()
-        self.draft_seconds = self.proposed - began
         self.drafted = 0 if proposal is None else proposal.depth
         return proposal
 
