@@ -139,7 +139,7 @@ def _choose_method(
             folders = drafter_folders.drafters_by_kind(named)
         check_drafters([method], folders or ({} if drafter is None else {ANY: drafter}))
     elif drafter is None or drafter in NO_FOLDERS:
-        check_options(options, trees=False)
+        check_options(options, drafter)
         method = read_method(registry.LOOKUP if drafter == registry.LOOKUP else registry.PLAIN)
     else:
         method = read_method(registry.DRAFTER)
@@ -246,9 +246,9 @@ def make_given(system: GivenDrafter, drafters: OpenDrafters) -> Proposer:
     if verifier is not None and "point" not in verifier.laws:
         nodes, kinds = nodes or 0, ("without_replacement", "iid")
         siblings = next((kind for kind in kinds if kind in verifier.siblings), None)
+    check_options(system, drafter)
     if isinstance(drafter, DiffusionDrafter):
-        return DiffusionProposer(drafter, tokens, system.steps, system.order, nodes or 0, siblings)
-    check_options(system, isinstance(drafter, BlockDrafter))
+        return DiffusionProposer(drafter, tokens, system.steps, system.order)
     if isinstance(drafter, BlockDrafter):
         return BlockProposer(drafter, tokens, nodes, siblings)
     if isinstance(drafter, Target):
@@ -257,12 +257,13 @@ def make_given(system: GivenDrafter, drafters: OpenDrafters) -> Proposer:
     return proposer
 
 
-def check_options(system: GivenDrafter, trees: bool) -> None:
+def check_options(system: GivenDrafter, drafter: object) -> None:
     """Raises UserError for options that only other drafters have."""
-    if system.steps != 1 or system.order != ORDERS[0]:
+    steps = system.steps != 1 or system.order != ORDERS[0]
+    if steps and not isinstance(drafter, DiffusionDrafter):
         raise UserError("steps and order apply only to standalone diffusion drafters")
-    if system.tree_nodes and not trees:
-        raise UserError("tree_nodes applies only to block and standalone diffusion drafters")
+    if system.tree_nodes and not isinstance(drafter, BlockDrafter):
+        raise UserError("tree_nodes applies only to block drafters")
 
 
 def open_drafters(

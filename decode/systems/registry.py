@@ -163,7 +163,7 @@ _TO_8 = {"draft_tokens": (2, 4, 8)}
 _TO_4 = {"draft_tokens": (1, 2, 4)}
 _FROM_1 = {"draft_tokens": (1, 2, 4, 8)}
 _NODES = {"tree_nodes": (3, 5, 8, 16)}
-_STEPS = {**_TO_8, "steps": (1, 2), "tree_nodes": (0, 5)}
+_STEPS = {**_TO_8, "steps": (1, 2)}
 _CANDIDATES = {**_TO_8, "candidates": (2, 4, 8)}
 _BOUNDARIES = {"boundaries": (1, 2, 4)}
 _ROUNDS = {**_TO_8, "rounds": (1, 2)}
@@ -227,7 +227,6 @@ class SpecDiff(SizedSystem, name="specdiff", needs=(DIFFUSION,), grid=_STEPS):
 
     steps: int = count_option(1)
     order: str = option(ORDERS[0], str, choices=ORDERS)
-    tree_nodes: int = count_option(0, least=0)
 
 
 class SpecDiff2(SizedSystem, name="specdiff2", needs=(DIFFUSION,), grid=_CANDIDATES):
