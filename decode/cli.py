@@ -106,7 +106,7 @@ class Parser(OptionParser):
     def add_drafting_options(self, title: str) -> None:
         """The options of `GivenDrafter`, except `copying`, as a group of that title in the help."""
         add = self.add_argument_group(title).add_argument
-        nodes = "drafts per round in a tree; 0 = a chain (default: 5 up to temperature 0.7, else 0)"
+        nodes = "block drafters: size of the tree; 0 = a chain (default: 5 up to temperature 0.7)"
         verifiers = (
             f"auto (default), {', '.join(VERIFIERS)}; {LOSSY}_* change the output's distribution"
         )

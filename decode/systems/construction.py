@@ -73,8 +73,7 @@ def load(
         verifier: see `Decoder`.
         dtype, device: of the target: float32, bfloat16 or float16; cpu, cuda or cuda:N.
         draft_tokens: maximum number of tokens to draft ahead; default: the drafter's block size.
-        tree_nodes: size of the draft tree verified per round; 0 = a chain. Default: depends on the
-            temperature.
+        tree_nodes: of block drafters: size of the draft tree; 0 = a chain. Default: by temperature.
         copying: copy instead of drafting where the text repeats itself. Default: True with a
             trained drafter, False with `method`.
         steps, order: for standalone drafters: number of denoising passes, and the unmasking order.
