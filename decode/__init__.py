@@ -11,11 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from decode.engine.decoder import Decoder
+    from decode.engine.decoder import Decoder, Stream
     from decode.engine.output import Generation
-    from decode.engine.stream import Stream
     from decode.speculation.sampling import Sampling
-    from decode.systems.load import load
+    from decode.systems.construction import load
     from specalign.common.errors import UserError
     from specalign.rows.conversation import Conversation
 
@@ -34,9 +33,9 @@ _HOME = {
     "Decoder": "decode.engine.decoder",
     "Generation": "decode.engine.output",
     "Sampling": "decode.speculation.settings",
-    "Stream": "decode.engine.stream",
+    "Stream": "decode.engine.decoder",
     "UserError": "specalign.common.errors",
-    "load": "decode.systems.load",
+    "load": "decode.systems.construction",
 }
 
 
@@ -45,8 +44,3 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'decode' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    """The API, for completion, although most of it is imported on first use."""
-    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

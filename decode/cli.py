@@ -10,21 +10,20 @@ from dataclasses import fields
 from typing import Any
 
 from decode.speculation.settings import MOST_NODES, Sampling
-from decode.systems.registry import LOSSY, ORDERS, VERIFIERS, GivenDrafter
-from specalign.common.commands import OptionParser, path
+from decode.systems.registry import (
+    ANY,
+    LOSSY,
+    ORDERS,
+    SYSTEMS,
+    VERIFIERS,
+    DraftingSystem,
+    GivenDrafter,
+)
+from specalign.common.commands import OptionParser
+from specalign.common.commands import path as path
 from specalign.common.errors import UserError, nearest
 from specalign.common.schema import JsonObject
 from specalign.folder.chat import merge_kwargs, read_kwargs
-
-__all__ = [
-    "Parser",
-    "number",
-    "path",
-    "pop_drafting",
-    "pop_sampling",
-    "template_kwargs",
-    "parse_whole",
-]
 
 
 class Parser(OptionParser):
@@ -107,13 +106,13 @@ class Parser(OptionParser):
     def add_drafting_options(self, title: str) -> None:
         """The options of `GivenDrafter`, except `copying`, as a group of that title in the help."""
         add = self.add_argument_group(title).add_argument
-        nodes = "drafts per round in a tree; 0 = a chain (default: 5 up to temperature 0.7, else 0)"
+        nodes = "block drafters: size of the tree; 0 = a chain (default: 5 up to temperature 0.7)"
         verifiers = (
             f"auto (default), {', '.join(VERIFIERS)}; {LOSSY}_* change the output's distribution"
         )
         steps = "standalone drafters: forward passes per draft (default 1)"
-        order = f"standalone drafters: unmasking order: {', '.join(ORDERS)} (default {ORDERS[0]})"
         vocabulary = "standalone drafters: the tokenizer, if the vocabulary is not the target's"
+        order = f"standalone drafters: unmasking order: {', '.join(ORDERS)} (default {ORDERS[0]})"
         add(
             "--draft-tokens",
             type=parse_whole(1, MOST_NODES),
@@ -176,3 +175,19 @@ def number(text: str) -> float:
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number")
     return value
+
+
+def list_systems() -> str:
+    """Every system with its drafters and options, for `--help`."""
+    lines = ["methods, each with its options after colons (specdiff:draft_tokens=16:steps=4):"]
+    for system in SYSTEMS.values():
+        kinds = ", ".join(kind for kind in system.needs if kind != ANY)
+        needed = f" (needs {kinds})" if kinds else ""
+        lines.append(f"  {system.name}: {' '.join((system.__doc__ or '').split())}{needed}")
+        if issubclass(system, DraftingSystem):
+            given = system().own_options.items()
+            texts = [f"{key}={'' if value is None else str(value).lower()}" for key, value in given]
+            lines.append(f"      {', '.join(texts)}")
+    what = "where the text repeats itself, copy instead of drafting"
+    lines.append(f"  all drafting methods: verifier=auto, copying=false (combined: true): {what}")
+    return "\n".join(lines)

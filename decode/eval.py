@@ -17,12 +17,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decode.cli import Parser, parse_whole, path, pop_drafting, pop_sampling
+from decode.cli import Parser, list_systems, parse_whole, path, pop_drafting, pop_sampling
 from decode.evaluation.config import DEFAULT_METHODS, TUNING_PROMPTS, TUNING_SUITE, EvalConfig
 from decode.evaluation.records import check_out
 from decode.systems.drafter_folders import check_methods, read_drafters
 from decode.systems.parsing import read_methods, read_sweep
-from decode.systems.registry import COMBINED, DRAFTER, LOOKUP, PLAIN, ROLES, SYSTEMS, list_systems
+from decode.systems.registry import COMBINED, DRAFTER, LOOKUP, PLAIN, ROLES, SYSTEMS
 from specalign.common.claims import Claim
 from specalign.common.commands import command
 from specalign.common.errors import UserError, cli

@@ -4,8 +4,8 @@ speed."""
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from decode.cli import Parser, number, parse_whole, pop_drafting, pop_sampling
@@ -13,7 +13,7 @@ from decode.engine.output import MAX_NEW_TOKENS
 from decode.speculation.settings import Sampling
 from decode.systems.drafter_folders import AUTO, check_methods, check_there, read_drafters
 from decode.systems.parsing import read_method
-from decode.systems.registry import LOSSY, GivenDrafter
+from decode.systems.registry import LOSSY
 from specalign.common.errors import UserError, cli
 from specalign.common.schema import JsonObject
 from specalign.common.text import plural, say
@@ -22,42 +22,6 @@ from specalign.lm.names import DEFAULT_TARGET, check_given
 if TYPE_CHECKING:
     from decode.engine.decoder import Decoder
     from decode.engine.output import Generation
-    from specalign.lm.model import Target
-
-
-@dataclass(frozen=True)
-class GenerateConfig:
-    """The options of `decode.generate` (see its --help). Raises UserError: a drafter that does not
-    exist, or a method whose drafter is not given."""
-
-    prompt: str
-    drafting: GivenDrafter
-    sampling: Sampling
-    drafter: str = AUTO
-    drafter_tokenizer: str | None = None
-    method: str | None = None
-    copying: bool | None = None
-    target: str | None = None
-    dtype: str = "auto"
-    device: str = "auto"
-    trust_remote_code: bool = False
-    template_kwargs: JsonObject = field(default_factory=dict)
-    system: str | None = None
-    max_new_tokens: int = MAX_NEW_TOKENS
-    stop: list[str] = field(default_factory=list)
-    raw: bool = False
-    verbose: bool = False
-
-    def __post_init__(self) -> None:
-        check_given(self.target, self.device, self.dtype)
-        named = None if self.drafter == AUTO else self.drafter
-        if self.method is not None:
-            check_methods([read_method(self.method)], read_drafters(named), self.target)
-        elif named is not None:
-            check_there(named)
-        if self.raw and (self.system or self.template_kwargs):
-            option = "--system" if self.system else "--template-kwargs"
-            raise UserError(f"{option} needs the chat template, which --raw omits")
 
 
 def parser() -> Parser:
@@ -74,14 +38,10 @@ def parser() -> Parser:
     method = "a system with its options, e.g. specdiff:steps=4 (decode.eval --help lists them)"
     copying = "where the text repeats itself, copy instead of drafting (default: on)"
     min_p = "keep only tokens at least P times as probable as the best one (default 0: all)"
-    seed = (
-        "makes a sampled answer reproducible, except with controller=cost (default: a new seed "
-        "each time)"
-    )
+    seed = "makes a sampled answer reproducible, except with duo (default: a new seed each time)"
     ban = "never generate this token; can be repeated"
     limit = f"length limit (default {MAX_NEW_TOKENS})"
     least = "do not end the answer before N tokens (default 0)"
-    verbose = "print which attention the target uses and what restricts drafts"
     whole = parse_whole(0)
     add("prompt", nargs="?", help="the user's message; - reads standard input")
     p.add_target_options()
@@ -103,39 +63,29 @@ def parser() -> Parser:
         action="store_true",
         help="continue the prompt as plain text, without the chat template",
     )
-    add("--verbose", action="store_true", help=verbose)
     return p
 
 
-def read_config(argv: list[str] | None = None) -> GenerateConfig:
-    """The command line as a config. Raises UserError for what is mistyped."""
+def read_arguments(argv: list[str] | None) -> tuple[str, Sampling, JsonObject]:
+    """The prompt, the sampling options and the others of a command line. Raises UserError: what is
+    mistyped, a drafter that does not exist, or a method whose drafter is not given."""
     p = parser()
     typed = vars(p.parse_args(argv))
-    if typed["prompt"] is None:
+    prompt = typed.pop("prompt")
+    if prompt is None:
         p.error('no prompt: give it in quotes, or "-" for standard input')
-    return GenerateConfig(drafting=pop_drafting(typed), sampling=pop_sampling(typed), **typed)
-
-
-def _load(config: GenerateConfig) -> Decoder:
-    from decode.systems.load import load
-
-    return load(
-        config.target or DEFAULT_TARGET,
-        config.drafter,
-        config.drafting.verifier_name,
-        draft_tokens=config.drafting.draft_tokens,
-        tree_nodes=config.drafting.tree_nodes,
-        steps=config.drafting.steps,
-        order=config.drafting.order,
-        copying=config.copying,
-        drafter_tokenizer=config.drafter_tokenizer,
-        dtype=config.dtype,
-        device=config.device,
-        method=config.method,
-        trust_remote_code=config.trust_remote_code,
-        template_kwargs=config.template_kwargs,
-        system=config.system,
-    )
+    sampling = pop_sampling(typed)
+    pop_drafting(dict(typed))  # refuses values out of range before torch is imported
+    check_given(typed["target"], typed["device"], typed["dtype"])
+    named = None if typed["drafter"] == AUTO else typed["drafter"]
+    if typed["method"] is not None:
+        check_methods([read_method(typed["method"])], read_drafters(named), typed["target"])
+    elif named is not None:
+        check_there(named)
+    if typed["raw"] and (typed["system"] or typed["template_kwargs"]):
+        option = "--system" if typed["system"] else "--template-kwargs"
+        raise UserError(f"{option} needs the chat template, which --raw omits")
+    return prompt, sampling, typed
 
 
 def _read_prompt(given: str) -> str:
@@ -164,42 +114,23 @@ def summary(decoder: Decoder, out: Generation, verifier: str) -> str:
     return f"[{who}] " + " · ".join(parts)
 
 
-def how_it_runs(target: Target) -> str:
-    """The line of --verbose: the target's attention, and what limits drafts."""
-    parts = [f"{target.attention} attention"]
-    if target.fused is not None:
-        parts.append("fused C kernels")
-    if target.anatomy.recurrent:
-        by_token = ", token by token" if target.stepwise else ""
-        parts.append(f"recurrent states, replayed after rejected drafts{by_token}")
-    if target.chains_only:
-        parts.append("chains only, no trees")
-    if not target.together:
-        parts.append("requests of a batch one by one")
-    return f"[target, {target.dtype_name} on {target.device}] " + " · ".join(parts)
-
-
 @cli
 def main(argv: list[str] | None = None) -> None:
     """Run the command. Exit code 0, 2 for an unusable input, 130 when interrupted."""
-    config = read_config(argv)
-    text = _read_prompt(config.prompt)
-    decoder = _load(config)
-    verifier = decoder.verifier_for(config.sampling)
+    given, sampling, typed = read_arguments(argv)
+    prompt = _read_prompt(given)
+    answer = {name: typed.pop(name) for name in ("max_new_tokens", "stop", "raw")}
+
+    from decode.systems.construction import load
+
+    decoder = load(typed.pop("target") or DEFAULT_TARGET, **typed)
+    verifier = decoder.verifier_for(sampling)
     if verifier.startswith(LOSSY):
         say(f"note: {verifier} CHANGES the output's distribution", error=True)
-    out = decoder.generate(
-        text,
-        max_new_tokens=config.max_new_tokens,
-        sampling=config.sampling,
-        stop=config.stop,
-        stream=lambda piece: say(piece, end=""),
-        raw=config.raw,
-    )
+    stream = functools.partial(say, end="")
+    out = decoder.generate(prompt, sampling=sampling, stream=stream, **answer)
     say()
     say(summary(decoder, out, verifier), error=True)
-    if config.verbose:
-        say(how_it_runs(decoder.target), error=True)
 
 
 if __name__ == "__main__":

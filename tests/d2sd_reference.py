@@ -56,7 +56,7 @@ def by_definition(drafts: D2SDSession, k: int) -> tuple[set[tuple[int, ...]], li
 
     main: list[int] = []
     scores = boundary_scores(torch.tensor(write(drafter.first, main)))
-    allowed = [i for i in range(k) if i or drafter.first is not drafter.second]
+    allowed = range(k)
     kept = sorted(sorted(allowed, key=lambda i: -float(scores[i]))[: drafter.boundaries])
     branches = [main[:i] for i in kept]
     for branch in branches:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from numbers import Integral
 from typing import Any, Unpack
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from decode.engine.engine import RequestRunner, run_batch
+from decode.engine.engine import RequestRunner, run_batch, run_rounds
 from decode.engine.output import MAX_NEW_TOKENS, Generation
 from decode.engine.prompts import Prompt, Tool, prompt_tokens
-from decode.engine.stream import Stream
 from decode.proposers.base import Proposer
 from decode.speculation.settings import Sampling, SamplingOptions, read_sampling
 from decode.speculation.verifiers import check_pair, choose, find
@@ -23,28 +24,18 @@ from specalign.common.text import short
 from specalign.lm.model import Target
 from specalign.rows.conversation import is_message
 
-LOADING_OPTIONS = (
-    "drafter", "verifier", "dtype", "device", "draft_tokens", "tree_nodes", "copying", "steps",
-    "order", "method", "template_kwargs", "system",
-)  # fmt: skip
-"""Of `decode.load`, for the error where one is passed to `generate`."""
-
 
 class GenerateOptions(SamplingOptions, total=False):
-    sampling: Sampling | None
+    sampling: Sampling | Sequence[Sampling] | None
     tools: Sequence[Tool] | None
     stop: str | Sequence[str] | None
     raw: bool
 
 
-class BatchOptions(GenerateOptions, total=False):
-    sampling: Sampling | Sequence[Sampling] | None  # type: ignore[misc]
-
-
 class Decoder:
     """A target and its drafter. Its methods keep no state between calls. Each sampled request has a
     new seed unless one is given, and `Generation.seed` records it. A seed makes outputs
-    reproducible, unless drafting depends on timing (`controller=cost`).
+    reproducible, unless drafting depends on timing (the system `duo`).
 
     Args:
         target: the model whose output distribution is preserved.
@@ -106,8 +97,7 @@ class Decoder:
         if stream is not None and not callable(stream):
             hint = "to iterate: for piece in decoder.stream(…)"
             raise UserError(f"stream={stream!r}: must be a function; {hint}")
-        tokens = self._read_prompt(prompt, options)
-        return self._make_runners([tokens], max_new_tokens, stream, options)[0].run()
+        return self._make_runners([prompt], max_new_tokens, stream, options)[0].run()
 
     def stream(
         self,
@@ -119,10 +109,8 @@ class Decoder:
         end="")`. Takes the same arguments as `generate` and yields the same text. Afterwards the
         iterator's `output` holds the `Generation`; `close()` stops early."""
         pieces: list[str] = []
-        tokens = self._read_prompt(prompt, options)
-        return Stream(
-            self._make_runners([tokens], max_new_tokens, pieces.append, options)[0], pieces
-        )
+        [runner] = self._make_runners([prompt], max_new_tokens, pieces.append, options)
+        return Stream(runner, pieces)
 
     def generate_batch(
         self,
@@ -130,7 +118,7 @@ class Decoder:
         max_new_tokens: int | Sequence[int] = MAX_NEW_TOKENS,
         *,
         batch_size: int = 32,
-        **options: Unpack[BatchOptions],
+        **options: Unpack[GenerateOptions],
     ) -> list[Generation]:
         """Continue many prompts, `batch_size` at a time per target forward pass; when one finishes,
         the next one starts.
@@ -145,36 +133,31 @@ class Decoder:
                 request i uses its seed plus i.
         """
         size = _check_count("batch_size", batch_size)
-        rows = []
-        for index, prompt in enumerate(_list_prompts(prompts)):
-            try:
-                rows.append(self._read_prompt(prompt, options))
-            except UserError as error:
-                raise UserError(f"prompts[{index}]: {error}") from None
-        runners = self._make_runners(rows, max_new_tokens, None, options)
+        runners = self._make_runners(_list_prompts(prompts), max_new_tokens, None, options)
         run_batch(runners, size)
         return [runner.out for runner in runners]
 
-    def _read_prompt(self, prompt: Prompt, options: Mapping[str, Any]) -> list[int]:
-        raw, tools = options.get("raw", False), options.get("tools")
-        return prompt_tokens(self.target, prompt, raw, tools=tools)
-
     def _make_runners(
         self,
-        rows: Sequence[list[int]],
+        prompts: Sequence[Prompt],
         max_new_tokens: int | Sequence[int],
         stream: Callable[[str], object] | None,
-        options: Mapping[str, Any],
+        options: GenerateOptions,
     ) -> list[RequestRunner]:
         """Checked requests that have not begun."""
         known = {*GenerateOptions.__optional_keys__, "max_new_tokens"}
         for name in options:
-            if name in LOADING_OPTIONS:
-                raise UserError(f"{name!r} is an option of decode.load")
             if name not in known:
                 raise UserError(f"unknown option {name!r}{nearest(name, known)}")
-        fields = {k: v for k, v in options.items() if k in SamplingOptions.__optional_keys__}
-        settings = _sampling_of_each(options.get("sampling"), fields, len(rows))
+        rows = []
+        for index, prompt in enumerate(prompts):
+            try:
+                raw, tools = options.get("raw", False), options.get("tools")
+                rows.append(prompt_tokens(self.target, prompt, raw, tools=tools))
+            except UserError as error:
+                where = f"prompts[{index}]: " if len(prompts) > 1 else ""
+                raise UserError(f"{where}{error}") from None
+        settings = _sampling_of_each(options, len(rows))
         limits = max_new_tokens
         if not isinstance(limits, Sequence):
             limits = [limits] * len(rows)
@@ -195,15 +178,63 @@ class Decoder:
         stops: Sequence[str],
         stream: Callable[[str], object] | None,
     ) -> RequestRunner:
-        limit = _check_count("max_new_tokens", max_new_tokens)
+        limit, size = _check_count("max_new_tokens", max_new_tokens), self.target.vocab_size
         verifier = self.verifier_for(sampling)
-        check_banned(sampling, self.target)
+        if max(sampling.banned, default=0) >= size:
+            raise UserError(f"banned: token {max(sampling.banned)} is not within 0..{size - 1}")
         if sampling.min_new_tokens > limit:
             least = sampling.min_new_tokens
             raise UserError(f"min_new_tokens={least}: more than max_new_tokens={limit}")
         return RequestRunner(
             self.target, tokens, limit, sampling, self.drafter, verifier, stops, stream
         )
+
+
+class Stream(AbstractContextManager["Stream"]):
+    """Iterates over pieces of an answer while it is generated; together they form
+    `Generation.text`. Nothing runs between two pieces, and leaving the loop early ends the
+    generation.
+
+    Args:
+        runner: a request that has not started.
+        pieces: the list to which the engine appends its pieces of text.
+    """
+
+    def __init__(self, runner: RequestRunner, pieces: list[str]) -> None:
+        self._runner = runner
+        self._pieces = _iterate(runner, pieces)
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the generation. An incomplete output gets the finish reason `closed` and keeps all
+        committed tokens, which can be a few more than were returned."""
+        self._pieces.close()
+        self._runner.cancel()
+
+    @property
+    def output(self) -> Generation:
+        """The output with its counts and times. Raises UserError before the end."""
+        if not self._runner.out.finish:
+            raise UserError("the stream has not ended: iterate to its end, or close() it, first")
+        return self._runner.out
+
+
+@torch.no_grad()
+def _iterate(runner: RequestRunner, pieces: list[str]) -> Generator[str, None, Generation]:
+    """Run the request."""
+    with closing(run_rounds([runner])) as rounds:
+        for _ in rounds:
+            while pieces:
+                yield pieces.pop(0)
+    return runner.out
 
 
 def _read_stops(stop: Any) -> tuple[str, ...]:
@@ -232,26 +263,18 @@ def _list_prompts(prompts: Any) -> list[Prompt]:
     return found
 
 
-def _sampling_of_each(
-    sampling: Sampling | Sequence[Sampling] | None, fields: Mapping[str, Any], count: int
-) -> list[Sampling]:
+def _sampling_of_each(options: GenerateOptions, count: int) -> list[Sampling]:
     """The settings of each request: with one for all, request i has its seed plus i."""
-    if isinstance(sampling, list | tuple):
-        if fields:
-            raise UserError(f"sampling for each prompt and {next(iter(fields))} for all: give one")
-        return [_sampling_of_each(one, {}, 1)[0] for one in sampling]
-    base = read_sampling(sampling, fields)  # type: ignore[arg-type]
-    drawn = base.seed is None and not base.greedy
-    seed = secrets.randbits(32) if drawn else base.fixed_seed  # short enough to copy
-    return [replace(base, seed=(seed + i) % 2**63) for i in range(count)]
+    sampling = options.get("sampling")
+    fields = {k: v for k, v in options.items() if k in SamplingOptions.__optional_keys__}
+    if not isinstance(sampling, list | tuple):
+        return _give_seeds(read_sampling(sampling, fields), count)  # type: ignore[arg-type]
+    if fields:
+        raise UserError(f"sampling for each prompt and {next(iter(fields))} for all: give one")
+    return [_give_seeds(read_sampling(one, {}), 1)[0] for one in sampling]
 
 
-def check_banned(sampling: Sampling, target: Target) -> None:
-    """Raises UserError for a banned token outside the vocabulary, or where every token is
-    banned."""
-    outside = [i for i in sampling.banned if i >= target.vocab_size]
-    if outside:
-        raise UserError(f"banned: token {outside[0]} is not within 0..{target.vocab_size - 1}")
-    held_back = target.eos_ids if sampling.min_new_tokens else ()
-    if len({*sampling.banned, *held_back}) == target.vocab_size:
-        raise UserError("banned: every token is banned, so nothing can be generated")
+def _give_seeds(sampling: Sampling, count: int) -> list[Sampling]:
+    drawn = sampling.seed is None and not sampling.greedy
+    seed = secrets.randbits(32) if drawn else sampling.fixed_seed  # short enough to copy
+    return [replace(sampling, seed=(seed + i) % 2**63) for i in range(count)]

@@ -133,9 +133,6 @@ class RequestRunner:
         run_batch([self])
         return self.out
 
-    def begin(self) -> None:
-        prefill_batch([self])
-
     def prefill(self) -> Round:
         """Run the target over the prompt; returns the round that chooses the first token."""
         self.started = perf_counter()
@@ -183,10 +180,6 @@ class RequestRunner:
             self.out.finish = "closed"
             if self.out.tokens:
                 self._record_end()
-
-    def exclude_pause(self, seconds: float) -> None:
-        """Leave a pause between two rounds out of the decoding time."""
-        self.prefilled += seconds  # where decoding is timed from
 
     def _record_end(self) -> None:
         """Record the text and the times of an output that has ended."""

@@ -62,9 +62,8 @@ def prompt_tokens(
 def _is_conversation(prompt: Any) -> bool:
     if isinstance(prompt, Mapping):
         return "input_ids" not in prompt
-    if isinstance(prompt, Sequence):
-        return any(isinstance(entry, Mapping) for entry in prompt[:2])
-    return isinstance(prompt, Conversation)
+    messages = isinstance(prompt, Sequence) and any(isinstance(x, Mapping) for x in prompt[:2])
+    return messages or isinstance(prompt, Conversation)
 
 
 def _text_tokens(
@@ -76,10 +75,8 @@ def _text_tokens(
     if isinstance(prompt, str):
         if not prompt.strip():
             raise UserError("the prompt is empty")
-        try:
+        with in_one_line("the prompt is not valid Unicode"):
             prompt.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(f"the prompt is not valid Unicode at character {error.start}") from None
     if raw:
         if not isinstance(prompt, str) or tools:
             raise UserError("raw=True continues a string: messages and tools need the template")
@@ -92,10 +89,8 @@ def _text_tokens(
                 raise UserError("tools: the conversation already declares its own")
             conversation = replace(conversation, tools=_read_tools(tools))
         if conversation.prompt != conversation and target.has_chat_template:
-            say_once(
-                "note: a conversation ends with an assistant message; the target answers in a new "
-                "turn"
-            )
+            what = "a conversation ends with an assistant message"
+            say_once(f"note: {what}; the target answers in a new turn")
     try:
         tokens = target.chat_tokens(conversation)
     except TemplateError as error:

@@ -1,11 +1,11 @@
-"""Draft lengths that adapt to the acceptance and the cost of earlier rounds. A controller sees only
-finished rounds and answers before anything of the next one is drawn, so proposals keep their
-law."""
+"""Draft lengths that adapt to the acceptance and the cost of earlier rounds. They follow from
+finished rounds, before anything of the next one is drawn, so proposals keep their law."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import perf_counter
+
+import numpy as np
 
 from decode.proposers.base import Proposer, Request, WrappingProposer, WrappingSession
 from decode.speculation.proposal import Proposal
@@ -25,12 +25,7 @@ class AdaptiveLength:
         self.smoothing = smoothing
         self.generated = self.accepted = 0.0
 
-    def length(self, most: int) -> int:
-        return min(self.tokens, most)
-
-    def observe(
-        self, drafted: int, accepted: int, draft_seconds: float = 0.0, verify_seconds: float = 0.0
-    ) -> None:
+    def observe(self, drafted: int, accepted: int) -> None:
         """Record a round: tokens of its draft before an end of sequence, and those accepted."""
         self.generated += self.smoothing * (drafted - self.generated)
         self.accepted += self.smoothing * (accepted - self.accepted)
@@ -39,81 +34,49 @@ class AdaptiveLength:
         self.tokens = min(max(round(self.generated + growth), shortest), self.longest)
 
 
-class Line:
-    """Seconds as a linear function of a number of tokens: least squares, in which a round weighs
-    `keep` times the one after it. The slope is at least 0."""
-
-    def __init__(self, keep: float) -> None:
-        self.keep = keep
-        self.sums = [0.0] * 5  # of weight, x, y, x², xy
-
-    def add(self, x: float, y: float) -> None:
-        terms = (1.0, x, y, x * x, x * y)
-        self.sums = [self.keep * total + term for total, term in zip(self.sums, terms, strict=True)]
-
-    def at(self, x: float) -> float:
-        weight = self.sums[0]
-        if weight == 0:
-            return 0.0
-        mean_x, mean_y, mean_xx, mean_xy = (total / weight for total in self.sums[1:])
-        variance = mean_xx - mean_x**2
-        slope = max(0.0, (mean_xy - mean_x * mean_y) / variance) if variance > 1e-9 else 0.0
-        return max(mean_y + slope * (x - mean_x), 0.0)
+TRIES, PRIOR = 3, 2.0
 
 
 class CostAware:
-    """The draft length with the most tokens per second: (1 + Σ_(m≤n) Π_(j≤m) α_j) / (draft(n) +
-    verify(n)), all measured on this request (after DuoDecoding, arXiv 2503.00784, and SpecDec++,
-    2405.19715).
+    """The draft length with the most tokens per second: (1 + Σ_(m≤n) Π_(j≤m) α_j) / seconds(n), all
+    measured on this request (after DuoDecoding, arXiv 2503.00784, and SpecDec++, 2405.19715).
+
+    The first rounds try the longest draft, a middle one and 1. The seconds of a round are a linear
+    function of its drafts. By a prior worth `PRIOR` rounds a position is accepted as often as the
+    one before it (the first: 1/2).
 
     Args:
-        keep: what a round's weight is multiplied by with every further one.
-        prior: weight, in rounds, of the prior that a position is accepted as often as the one
-            before it (the first: 1/2).
-        tries: rounds at the beginning that try lengths from the longest to 1.
+        keep: a round weighs `keep` times the one after it.
     """
 
-    def __init__(self, keep: float = 0.97, prior: float = 2.0, tries: int = 3) -> None:
-        self.keep, self.prior, self.tries = keep, prior, tries
-        self.tested: list[float] = []
-        self.accepted: list[float] = []
-        self.draft, self.verify = Line(keep), Line(keep)
-        self.rounds = 0
+    def __init__(self, keep: float = 0.97) -> None:
+        self.keep = keep
+        self.rounds: list[tuple[int, int, float]] = []
 
     def length(self, most: int) -> int:
-        if self.rounds < self.tries:  # most, a middle one, 1
-            return max(1, round(most - (most - 1) * self.rounds / max(self.tries - 1, 1)))
-        best, at, reach, expected, alpha = 0.0, 1, 1.0, 1.0, 0.5
-        for n in range(1, most + 1):
-            if n <= len(self.tested):
-                accepted = self.accepted[n - 1] + self.prior * alpha
-                alpha = accepted / (self.tested[n - 1] + self.prior)
-            reach *= alpha
-            expected += reach
-            seconds = self.draft.at(n) + self.verify.at(n)
-            if seconds <= 0:
-                return most
-            if expected / seconds > best:
-                best, at = expected / seconds, n
-        return at
+        count = len(self.rounds)
+        if count < TRIES:
+            return max(1, round(most - (most - 1) * count / (TRIES - 1)))
+        drafted_R, accepted_R, seconds_R = np.array(self.rounds).T
+        weight_R = self.keep ** np.arange(count)[::-1]
+        lengths_K = np.arange(1, most + 1)
+        tested_RK = np.minimum(accepted_R + 1, drafted_R)[:, None] >= lengths_K
+        tested_K = weight_R @ tested_RK
+        held_K = weight_R @ (accepted_R[:, None] >= lengths_K)
+        alpha, alphas = 0.5, []
+        for held, tested in zip(held_K, tested_K, strict=True):
+            alpha = (held + PRIOR * alpha) / (tested + PRIOR)
+            alphas.append(alpha)
+        expected_K = 1 + np.cumprod(alphas).cumsum()
+        drafted, seconds = (np.average(x, weights=weight_R) for x in (drafted_R, seconds_R))
+        away_R = drafted_R - drafted
+        spread = weight_R @ away_R**2
+        slope = max(0.0, weight_R @ (away_R * seconds_R) / spread) if spread > 1e-9 else 0.0
+        cost_K = np.maximum(seconds + slope * (lengths_K - drafted), 1e-9)
+        return int((expected_K / cost_K).argmax()) + 1
 
-    def observe(
-        self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float
-    ) -> None:
-        self.rounds += 1
-        self.draft.add(drafted, draft_seconds)
-        self.verify.add(drafted, verify_seconds)
-        more = drafted - len(self.tested)
-        self.tested += [0.0] * more
-        self.accepted += [0.0] * more
-        for j in range(min(accepted + 1, drafted)):
-            self.tested[j] = self.keep * self.tested[j] + 1
-            self.accepted[j] = self.keep * self.accepted[j] + (j < accepted)
-
-
-Controller = AdaptiveLength | CostAware
-"""Chooses the draft lengths of one request: `length(most)` is that of the next draft, 1..most;
-`observe` records a finished round."""
+    def observe(self, drafted: int, accepted: int, seconds: float) -> None:
+        self.rounds.append((drafted, accepted, seconds))
 
 
 class AdaptiveSession(WrappingSession):
@@ -121,33 +84,28 @@ class AdaptiveSession(WrappingSession):
 
     def __init__(self, proposer: AdaptiveProposer, request: Request) -> None:
         super().__init__(proposer, request)
-        self.controller = proposer.controller()
+        self.controller = CostAware()
         self.drafted = 0  # in the current round
-        self.draft_seconds = self.proposed = 0.0
+        self.began = 0.0
 
     def observe(self, output: TargetOutput, kept: int) -> None:
-        verified = perf_counter()
         super().observe(output, kept)
         if self.drafted:
-            draft_seconds = self.draft_seconds + perf_counter() - verified
-            self.controller.observe(self.drafted, kept - 1, draft_seconds, verified - self.proposed)
+            self.controller.observe(self.drafted, kept - 1, perf_counter() - self.began)
         self.drafted = 0
 
     def propose(self, k: int) -> Proposal | None:
-        began = perf_counter()
+        self.began = perf_counter()
         proposal = self.inner.propose(max(1, min(k, self.controller.length(k))))
-        self.proposed = perf_counter()
-        self.draft_seconds = self.proposed - began
         self.drafted = 0 if proposal is None else proposal.depth
         return proposal
 
 
 class AdaptiveProposer(WrappingProposer):
-    """`inner`, whose `draft_tokens` is the longest draft, with a controller for each request."""
+    """`inner`, whose `draft_tokens` is the longest draft, with `CostAware` lengths."""
 
     by_clock = True
     session = AdaptiveSession
 
-    def __init__(self, inner: Proposer, controller: Callable[[], Controller]) -> None:
+    def __init__(self, inner: Proposer) -> None:
         super().__init__(inner, "controller")
-        self.controller = controller

@@ -8,9 +8,11 @@ Each draft is drawn from the model's distribution given the text and the drafts 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from decode.proposers.base import DraftSession, Proposer, Request, common_prefix_length
 from decode.speculation.proposal import DraftProbs, Law, Proposal
@@ -19,23 +21,28 @@ from decode.speculation.tree import chain
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
 
-DRAFT_TOKENS = 4
 _READ_AT_ONCE = 2048
 
 
 def check_vocabulary(model: Target, target: Target) -> None:
     if model.vocab_size != target.vocab_size:
         sizes = f"of {model.vocab_size}, target {target.spec!r} has {target.vocab_size}"
-        hint = "it needs its own tokenizer (--drafter-tokenizer)"
-        raise UserError(f"drafter {model.spec!r} has a vocabulary {sizes}: {hint}")
+        raise UserError(f"drafter {model.spec!r} has a vocabulary {sizes}")
 
 
 class CausalContext:
     """A causal language model's cache over one text that grows and is rolled back; `tokens`: what
-    the cache holds. capacity: the longest text plus the drafts read after it."""
+    the cache holds. capacity: the longest text plus the drafts read after it.
 
-    def __init__(self, model: Target, capacity: int) -> None:
+    Models of one family may have one tokenizer and different numbers of unused rows. Raises
+    UserError for another vocabulary than the target's.
+    """
+
+    def __init__(self, model: Target, target: Target, capacity: int) -> None:
         self.model = model
+        self.missing = target.vocab_size - model.vocab_size
+        if self.missing and model.tokenizer.get_vocab() != target.tokenizer.get_vocab():
+            check_vocabulary(model, target)
         self.cache = model.new_cache(1, capacity)
         self.tokens: list[int] = []
 
@@ -48,17 +55,21 @@ class CausalContext:
 
     @torch.no_grad()
     def read(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> Tensor:
-        """Read at least one token, and N drafts after them. Returns logits (1 + N, V) in fp32,
-        after the last token and after each draft."""
+        """Read at least one token, and N drafts after them. Returns logits (1 + N, V) over the
+        target's vocabulary in fp32, after the last token and after each draft."""
         rest = list(tokens)
         while len(rest) > _READ_AT_ONCE:
             self._forward(rest[:_READ_AT_ONCE])
             rest = rest[_READ_AT_ONCE:]
         hidden_1LD = self._forward([*rest, *drafts])
-        return self.model.head(hidden_1LD[:, -len(drafts) - 1 :])[0]
+        logits_MV = self.model.head(hidden_1LD[:, -len(drafts) - 1 :])[0]
+        if not self.missing:
+            return logits_MV
+        return F.pad(logits_MV, (0, self.missing), value=-torch.inf)  # negative: cut
 
     def _forward(self, tokens: list[int]) -> Tensor:
         row_1L = torch.tensor([tokens], device=self.model.device)
+        row_1L.clamp_(max=self.model.vocab_size - 1)  # an unused row of the target's
         self.tokens += tokens
         return self.model.forward(row_1L, cache=self.cache, logits=False).hidden_BLD
 
@@ -69,9 +80,8 @@ class AutoregressiveSession(DraftSession):
 
     def __init__(self, proposer: AutoregressiveProposer, request: Request) -> None:
         super().__init__(proposer, request)
-        check_vocabulary(proposer.model, request.target)
         self.law: Law = request.law(proposer)
-        self.context = CausalContext(proposer.model, request.cache.capacity)
+        self.context = CausalContext(proposer.model, request.target, request.cache.capacity)
 
     def propose(self, k: int) -> Proposal | None:
         request, device = self.request, self.request.target.device
@@ -92,16 +102,15 @@ class AutoregressiveSession(DraftSession):
         return Proposal(tokens_K, self.law, DraftProbs(torch.cat(rows)) if rows else None)
 
 
+@dataclass(eq=False)
 class AutoregressiveProposer(Proposer):
     """A causal language model over the target's vocabulary, perhaps on another device. `start`
     raises UserError for another vocabulary."""
 
     name = "autoregressive"
     session = AutoregressiveSession
-
-    def __init__(self, model: Target, draft_tokens: int = DRAFT_TOKENS) -> None:
-        self.model = model
-        self.draft_tokens = self.draft_nodes = draft_tokens
+    model: Target
+    draft_tokens: int = 4
 
     def law(self, sampling: Sampling) -> Law:
         return "point" if sampling.greedy else "causal"

@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -78,9 +79,12 @@ class Proposer:
     name: str
     draft_tokens: int
     """K: the most tokens that it drafts per round; of a tree, its levels."""
-    draft_nodes: int
-    """The largest number of tokens in one proposal: `draft_tokens` unless it drafts trees."""
     session: type[DraftSession]
+
+    @cached_property
+    def draft_nodes(self) -> int:
+        """The largest number of tokens in one proposal: `draft_tokens` unless it drafts trees."""
+        return self.draft_tokens
 
     def law(self, sampling: Sampling) -> Law:
         """How the tokens of every proposal are drawn."""

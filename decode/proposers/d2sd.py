@@ -6,11 +6,12 @@ by the first drafter's confidences c_k = max_v q_k(v) that has the probability r
 c_k)·(1 − c_{i+1}). After each of the most probable boundaries the second drafts again, given the
 tokens before it, all in one pass. It is trained with `objective.prefix_decay`.
 
-All drafts form one tree. At temperature 0, and with `keep_q` off, tokens are chosen and drafts are
-merged where they share a prefix: law `point`. Otherwise every token is drawn from its q, law
-`causal`; the second drafter's first token is an independent sibling, with another q, of the first
-draft's token there. Boundaries are then scored without the Markov bias, that is before any token is
-drawn, so that the tree's shape does not depend on its tokens.
+All drafts form one tree. At temperature 0 tokens are chosen and drafts are merged where they share
+a prefix: law `point`. Otherwise every token is drawn from its q, law `causal`; the second drafter's
+first token is an independent sibling, with another q, of the first draft's token there. Boundaries
+are then scored without the Markov bias, that is before any token is drawn, so that the tree's shape
+does not depend on its tokens. (Chosen drafts are accepted less often: τ on SmolLM2 drawn and
+chosen: 1.63 and 1.30 at temperature 1, 1.71 and 1.55 at 0.6.)
 """
 
 from __future__ import annotations
@@ -50,11 +51,10 @@ class D2SDSession(DraftSession):
     def __init__(self, proposer: D2SDProposer, request: Request) -> None:
         super().__init__(proposer, request)
         self.law: Law = request.law(proposer)
-        self.sessions = [
+        self.first, self.second = self.sessions = [
             BlockSession(network, request.cache, request.cache.capacity)
-            for network in dict.fromkeys((proposer.first, proposer.second))
+            for network in (proposer.first, proposer.second)
         ]
-        self.first, self.second = self.sessions[0], self.sessions[-1]
         self.taps = tuple(sorted({i for session in self.sessions for i in session.taps}))
 
     def observe(self, output: TargetOutput, kept: int) -> None:
@@ -73,9 +73,7 @@ class D2SDSession(DraftSession):
         scale = self.request.sampling.temperature or 1.0
         confidence_K = (written.logits_RV / scale).softmax(-1).amax(-1)
         scores_K = boundary_scores(confidence_K)
-        boundaries = rank_boundaries(scores_K, self.proposer.boundaries, self.proposer.lowest)
-        if not boundaries:
-            return Proposal(draft_1J[0, 1:], self.law, written.q)
+        boundaries = rank_boundaries(scores_K, self.proposer.boundaries)
         branches_NJ = draft_1J.repeat(len(boundaries), 1)
         rewritten = self._write(self.second, branches_NJ, boundaries)
         if self.law == "point":
@@ -136,13 +134,9 @@ class D2SDProposer(Proposer):
     """Two trained block drafters of one target.
 
     Args:
-        second: drafts again after the boundaries; may be `first` itself if that was trained with
-            prefixes: then not after boundary 0, where it would draft the same.
+        second: drafts again after the boundaries.
         boundaries: how many of them, at most all.
         draft_tokens: K, default the shorter one's block.
-        keep_q: above temperature 0 draw the tokens from q; else choose them there too, which is
-            accepted less often (τ on SmolLM2 drawn and chosen: 1.63 and 1.30 at temperature 1, 1.71
-            and 1.55 at 0.6).
     """
 
     name = "d2sd"
@@ -154,21 +148,20 @@ class D2SDProposer(Proposer):
         second: BlockDrafter,
         boundaries: int = 4,
         draft_tokens: int | None = None,
-        keep_q: bool = True,
     ) -> None:
         block = min(first.config.block_size, second.config.block_size)
         self.first, self.second = first.eval(), second.eval()
         self.draft_tokens = min(draft_tokens or block, block)
-        self.boundaries, self.lowest, self.keep_q = boundaries, int(first is second), keep_q
+        self.boundaries = boundaries
         # the branch after boundary i shares its first i tokens with the first draft
-        branches = range(self.draft_tokens - self.lowest, 0, -1)
+        branches = range(self.draft_tokens, 0, -1)
         self.draft_nodes = self.draft_tokens + sum(branches[:boundaries])
         if self.draft_nodes > MOST_NODES:
             size = f"a tree of {self.draft_nodes} nodes, more than {MOST_NODES}"
             raise UserError(f"boundaries={boundaries} after {self.draft_tokens} tokens: {size}")
 
     def law(self, sampling: Sampling) -> Law:
-        return "causal" if self.keep_q and not sampling.greedy else "point"
+        return "point" if sampling.greedy else "causal"
 
 
 def boundary_scores(confidence_K: Tensor) -> Tensor:
@@ -177,7 +170,6 @@ def boundary_scores(confidence_K: Tensor) -> Tensor:
     return reached_K * (1 - confidence_K)
 
 
-def rank_boundaries(scores_K: Tensor, count: int, lowest: int = 0) -> list[int]:
-    """The `count` boundaries from `lowest` on with the highest scores, ascending."""
-    order = scores_K[lowest:].argsort(descending=True, stable=True)[:count] + lowest
-    return sorted(order.tolist())
+def rank_boundaries(scores_K: Tensor, count: int) -> list[int]:
+    """The `count` boundaries with the highest scores, ascending."""
+    return sorted(scores_K.argsort(descending=True, stable=True)[:count].tolist())

@@ -4,8 +4,7 @@
 T = 1 draws every position from its own q: law `independent`. With more steps positions are drawn
 given those unmasked before: from left to right that is law `causal`; in the orders `random` and
 `confidence` (where q is most peaked, decided before the step draws) `unmasked`. At temperature 0
-the argmax: law `point`. Trees (T = 1): the most probable paths under the marginals, law `point`; or
-drawn, for verifiers that test siblings.
+the argmax: law `point`.
 """
 
 from __future__ import annotations
@@ -16,10 +15,8 @@ import torch
 from torch import Tensor
 
 from decode.proposers.base import DraftSession, Proposer, Request, common_prefix_length
-from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
-from decode.speculation.sampling import ProcessorState, Sampling, apply_penalties, probs
-from decode.speculation.tree_drafts import draw_tree, drawn_tree_parents, tree_from_marginals
-from specalign.common.errors import UserError
+from decode.speculation.proposal import DraftProbs, Law, Proposal
+from decode.speculation.sampling import ProcessorState, Sampling
 from specalign.models.diffusion_context import DiffusionContext
 from specalign.models.standalone import DiffusionDrafter
 
@@ -71,8 +68,6 @@ class DiffusionDrafts(DiffusionSession):
 
     def propose(self, k: int) -> Proposal:
         block_K = self.append_masks(k)
-        if self.proposer.tree_nodes:
-            return self._draft_tree(self.context.denoise(block_K))
         steps_K, q_KV = torch.zeros_like(block_K), None
         count, order, left = min(self.proposer.steps, k), self.proposer.order, k
         rank_K = torch.arange(k, device=self.context.device)
@@ -97,23 +92,6 @@ class DiffusionDrafts(DiffusionSession):
             return Proposal(block_K, "unmasked", q, steps_K, state_only=True)
         return Proposal(block_K, self.law, q)
 
-    def _draft_tree(self, logits_KV: Tensor) -> Proposal:
-        sampling, nodes = self.request.sampling, self.proposer.tree_nodes
-        before = self.before(torch.arange(len(logits_KV), device=logits_KV.device))
-        if self.law == "point":
-            # at temperature 0 rank by q at temperature 1
-            scaled_KV = apply_penalties(logits_KV, sampling, before) / (sampling.temperature or 1.0)
-            return tree_from_marginals(scaled_KV.log_softmax(-1), nodes)
-        siblings, generator = self.proposer.siblings, self.request.generator
-        assert siblings is not None
-        q_KV = probs(logits_KV, sampling, before)
-
-        def q_of(k: int, above_P: Tensor) -> Tensor:
-            return q_KV[k].expand(len(above_P), -1)
-
-        parents = drawn_tree_parents(nodes, len(q_KV))
-        return draw_tree(parents, self.law, q_of, siblings, generator)
-
 
 class DiffusionProposer(StandaloneProposer):
     """A trained standalone drafter over the target's vocabulary.
@@ -122,8 +100,6 @@ class DiffusionProposer(StandaloneProposer):
         draft_tokens: K, default its training's block.
         steps: T, at most K.
         order: a name of `decode.systems.registry.ORDERS`.
-        tree_nodes: tokens of a tree over one step's marginals; 0 = a chain.
-        siblings: above temperature 0 draw the tree's tokens; how siblings are drawn.
     """
 
     name = "diffusion"
@@ -135,18 +111,12 @@ class DiffusionProposer(StandaloneProposer):
         draft_tokens: int | None = None,
         steps: int = 1,
         order: str = "left_to_right",
-        tree_nodes: int = 0,
-        siblings: Siblings | None = None,
     ) -> None:
-        if tree_nodes and steps > 1:
-            raise UserError(f"tree_nodes={tree_nodes}: trees need steps=1, not {steps}")
         super().__init__(drafter, draft_tokens)
         self.steps, self.order = steps, order
-        self.tree_nodes, self.siblings = tree_nodes, siblings
-        self.draft_nodes = max(self.draft_tokens, tree_nodes)
 
     def law(self, sampling: Sampling) -> Law:
-        if sampling.greedy or (self.tree_nodes and self.siblings is None):
+        if sampling.greedy:
             return "point"
         if min(self.steps, self.draft_tokens) == 1:
             return "independent"

@@ -47,25 +47,21 @@ class DiffuSpecSession(DiffusionSession):
         self.generated: int | None = None  # tokens before an end of sequence of an unverified draft
 
     def observe(self, output: TargetOutput, kept: int) -> None:
-        if self.generated is not None and self.proposer.adaptive_length:
+        if self.generated is not None:
             self.length.observe(self.generated, kept - 1)
         self.generated = None
 
     def propose(self, k: int) -> Proposal:
         tokens, ends = self.request.tokens, self.request.target.eos_ids
-        if self.proposer.path_search:
-            self.ngrams.extend(tokens[len(self.context.tokens) :])
+        self.ngrams.extend(tokens[len(self.context.tokens) :])
         last = tokens[-self.ngrams.order :]
 
         def score(path: tuple[int, ...], tokens: Sequence[int]) -> list[float]:
             return self.ngrams.log_probs([*last, *path], tokens)
 
         q_KV = self._compute_q(min(k, self.length.tokens))
-        if self.proposer.path_search:
-            lattice = find_candidates(q_KV, MASS, CANDIDATES, ends)
-            path = find_best_path(lattice, score, WEIGHT, BEAM, ends)
-        else:
-            path = q_KV.argmax(-1).tolist()
+        lattice = find_candidates(q_KV, MASS, CANDIDATES, ends)
+        path = find_best_path(lattice, score, WEIGHT, BEAM, ends)
         self.generated = next((i for i, token in enumerate(path) if token in ends), len(path))
         # nothing follows an end of sequence
         return point_proposal(path[: self.generated + 1], self.context.device)
@@ -85,8 +81,6 @@ class DiffuSpecProposer(StandaloneProposer):
 
     Args:
         draft_tokens: the most tokens that its network drafts well; default its training's block.
-        path_search: CPS; without it each position's most probable token.
-        adaptive_length: ADL; without it always the longest draft.
         corpus: texts that the n-gram model reads first, as the target's tokens.
     """
 
@@ -97,14 +91,10 @@ class DiffuSpecProposer(StandaloneProposer):
         self,
         drafter: DiffusionDrafter,
         draft_tokens: int | None = None,
-        *,
-        path_search: bool = True,
-        adaptive_length: bool = True,
         corpus: Iterable[Sequence[int]] = (),
     ) -> None:
         super().__init__(drafter, draft_tokens)
         self.draft_tokens = self.draft_nodes = min(self.draft_tokens, LONGEST)
-        self.path_search, self.adaptive_length = path_search, adaptive_length
         self.ngrams = NgramModel(drafter.config.vocab_size)
         for text in corpus:
             self.ngrams.read(text)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from decode.proposers.autoregressive import CausalContext, check_vocabulary
+from decode.proposers.autoregressive import CausalContext
 from decode.proposers.base import DraftSession, Proposer, Request, common_prefix_length
 from decode.speculation.proposal import NO_DRAFTS, DraftProbs, Law, Proposal
 from decode.speculation.sampling import Sampling, probs
@@ -32,13 +32,12 @@ class HierarchicalSession(DraftSession):
     def __init__(self, proposer: HierarchicalProposer, request: Request) -> None:
         super().__init__(proposer, request)
         model, target = proposer.model, request.target
-        check_vocabulary(model, target)
         if model.device != target.device:
             devices = f"drafter {model.spec!r} is on {model.device}, target on {target.device}"
             raise UserError(f"{devices}: a hierarchical drafter needs the same device")
         self.law: Law = request.law(proposer)
         capacity = request.cache.capacity + proposer.inner.draft_tokens
-        self.context = CausalContext(model, capacity)
+        self.context = CausalContext(model, target, capacity)
         self.middle = replace(
             request,
             target=model,
@@ -115,9 +114,8 @@ class HierarchicalProposer(Proposer):
     session = HierarchicalSession
 
     def __init__(self, model: Target, inner: Proposer, draft_tokens: int) -> None:
-        self.model, self.inner = model, inner
+        self.model, self.inner, self.draft_tokens = model, inner, draft_tokens
         self.name = f"hierarchical+{inner.name}"
-        self.draft_tokens = self.draft_nodes = draft_tokens
 
     def law(self, sampling: Sampling) -> Law:
         return "point" if sampling.greedy else "causal"

@@ -12,6 +12,10 @@ copied token; token verification accepts it with probability p.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -19,16 +23,51 @@ from decode.proposers.base import DraftSession, Proposer, Request, WrappingPropo
 from decode.speculation.proposal import DraftProbs, Proposal, point_proposal
 from decode.speculation.tree_drafts import prefix_tree
 
+Tokens = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+def keep_longest(text: Tokens, ends: Tokens, context: Tokens, most: int) -> tuple[Tokens, int]:
+    """Of the places `ends` in a text (ascending) those before which it agrees longest with the end
+    of `context`, and that length; no more than `most` tokens are compared."""
+    length = 0
+    while len(ends) and length < min(most, len(context)):
+        longer = ends[1:] if ends[0] == length else ends  # no token stands before the first place
+        longer = longer[text[longer - length - 1] == context[-length - 1]]
+        if not len(longer):
+            break
+        ends = longer
+        length += 1
+    return ends, length
+
+
+class Source:
+    """A text in which the endings of a context are looked up."""
+
+    def __init__(self, tokens: Sequence[int] = ()) -> None:
+        self.tokens: Tokens = np.array(tokens, dtype=np.int64)
+
+    def extend(self, text: Sequence[int]) -> None:
+        """Append what a growing text has more."""
+        fresh = np.array(text[len(self.tokens) :], dtype=np.int64)
+        self.tokens = np.concatenate((self.tokens, fresh))
+
+    def places_after(self, token: int) -> Tokens:
+        """The places after this token at which the text continues, ascending."""
+        return np.flatnonzero(self.tokens[:-1] == token) + 1
+
+    def match(self, context: Tokens, most: int | None = None) -> tuple[Tokens, int]:
+        """The places after the context's longest suffix that occurs here, of at most `most` tokens,
+        and its length."""
+        places = self.places_after(context[-1])
+        return keep_longest(self.tokens, places, context, most or len(context))
+
 
 class LookupSession(DraftSession):
-    """One request's drafts: an index of where each n-gram of the text last ended."""
-
     proposer: LookupProposer
 
     def __init__(self, proposer: LookupProposer, request: Request) -> None:
         super().__init__(proposer, request)
-        self.ends: dict[tuple[int, ...], int] = {}
-        self.indexed = 0
+        self.text = Source()
 
     def propose(self, k: int) -> Proposal | None:
         match = self.find()
@@ -37,23 +76,16 @@ class LookupSession(DraftSession):
         return point_proposal(self.copy(match[0], k), self.request.target.device)
 
     def find(self, enough: int = 0) -> tuple[int, int] | None:
-        """The place after the last earlier occurrence of the text's longest indexed ending, and the
-        length of that match. A match of `longest` tokens is extended backwards, up to `enough`."""
-        tokens = self.request.tokens
-        shortest, longest = self.proposer.shortest, self.proposer.longest
-        for end in range(self.indexed + 1, len(tokens)):  # n-grams that something follows
-            for n in range(shortest, min(longest, end) + 1):
-                self.ends[tuple(tokens[end - n : end])] = end
-        self.indexed = len(tokens) - 1
-        for n in range(min(longest, len(tokens) - 1), shortest - 1, -1):
-            start = self.ends.get(tuple(tokens[-n:]))
-            if start is None:
-                continue
-            if n == longest:
-                while n < min(enough, start) and tokens[start - n - 1] == tokens[-n - 1]:
-                    n += 1
-            return start, n
-        return None
+        """The place after the last earlier occurrence of the text's longest ending, and the length
+        of that match. A match of `longest` tokens is extended backwards, up to `enough`."""
+        self.text.extend(self.request.tokens)
+        tokens, longest = self.text.tokens, self.proposer.longest
+        ends, length = self.text.match(tokens, longest)
+        if length < self.proposer.shortest:
+            return None
+        if length == longest:
+            length = max(length, keep_longest(tokens, ends[-1:], tokens, enough)[1])
+        return int(ends[-1]), length
 
     def copy(self, start: int, k: int) -> list[int]:
         """k tokens from `start` on; past the end of the text the copy itself is copied."""
@@ -62,16 +94,16 @@ class LookupSession(DraftSession):
         return [tokens[start + i % period] for i in range(k)]
 
 
+@dataclass(eq=False)
 class LookupProposer(Proposer):
     """Proposes copies of K = `draft_tokens` tokens from prompt and output, which follow the longest
     ending of `shortest` to `longest` tokens."""
 
     name = "lookup"
     session = LookupSession
-
-    def __init__(self, draft_tokens: int = 8, longest: int = 3, shortest: int = 1) -> None:
-        self.draft_tokens = self.draft_nodes = draft_tokens
-        self.longest, self.shortest = longest, shortest
+    draft_tokens: int = 8
+    longest: int = 3
+    shortest: int = 1
 
 
 SHORTEST = 3

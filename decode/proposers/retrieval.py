@@ -7,16 +7,15 @@ The source with the longer match drafts; the text itself if both are equal. Law 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from decode.proposers.base import DraftSession, Proposer, Request
-from decode.proposers.suffix_automaton import (
-    ROOT,
-    Continuation,
-    Datastore,
-    SuffixAutomaton,
-    TextAutomaton,
-)
+from decode.proposers.lookup import Source, Tokens
 from decode.speculation.proposal import Proposal, point_proposal
 from decode.speculation.tree_drafts import best_first
 from specalign.common.errors import UserError
@@ -24,68 +23,94 @@ from specalign.common.files import expand_path, read_text
 from specalign.lm.model import Target
 from specalign.rows.tables import kind_of, read_rows
 
+END = -1
+"""Follows each text of a datastore, so that no match extends into the next text."""
+
+
+class Datastore(Source):
+    """Fixed texts, indexed once and shared by all requests."""
+
+    def __init__(self, texts: Iterable[Sequence[int]]) -> None:
+        super().__init__([token for text in texts for token in (*text, END)])
+        places = np.flatnonzero(self.tokens[1:] != END) + 1
+        self.places = places[np.argsort(self.tokens[places - 1], kind="stable")]
+        self.last = self.tokens[self.places - 1]
+
+    def places_after(self, token: int) -> Tokens:
+        first, end = np.searchsorted(self.last, [token, token + 1])
+        return self.places[first:end]
+
+
+def rank_continuations(source: Source, places: Tokens) -> list[tuple[float, int]]:
+    """The tokens at these places, each with ln of its share, the most frequent first; among equals
+    the one that was seen first most recently."""
+    counts = Counter(source.tokens[places].tolist())
+    total = math.log(len(places) or 1)
+    rows = [(math.log(count) - total, token) for token, count in reversed(counts.items())]
+    return sorted(rows, key=lambda row: -row[0])
+
 
 class RetrievalSession(DraftSession):
-    """`text`: the automaton of all its tokens; `match`: state and length of their longest ending in
-    the datastore."""
-
     proposer: RetrievalProposer
 
     def __init__(self, proposer: RetrievalProposer, request: Request) -> None:
         super().__init__(proposer, request)
-        self.datastore = proposer.datastore
-        self.text = TextAutomaton()
-        self.match = (ROOT, 0)
-        self.indexed = 0
+        self.text = Source()
 
     def propose(self, k: int) -> Proposal | None:
-        for token in self.request.tokens[self.indexed :]:
-            self.text.extend(token)
-            if self.datastore is not None:
-                self.match = self.datastore.match(*self.match, token)
-        self.indexed = len(self.request.tokens)
-        source: SuffixAutomaton = self.text
-        state, length = self.text.repeated
-        if self.datastore is not None and self.match[1] > length:
-            source, (state, length) = self.datastore, self.match
+        self.text.extend(self.request.tokens)
+        source, store = self.text, self.proposer.datastore
+        places, length = source.match(self.text.tokens)
+        if store is not None:
+            stored, stored_length = store.match(self.text.tokens)
+            if stored_length > length:
+                source, places, length = store, stored, stored_length
         if length < self.proposer.shortest:
             return None
-        tokens, parents = self._draft(source, state, k)
-        return point_proposal(tokens, self.request.target.device, parents) if tokens else None
+        nodes = self.proposer.tree_nodes
+        drafts, parents = self._rank_paths(source, places, k, nodes or k, nodes or 1)
+        tree = parents if nodes else None
+        return point_proposal(drafts, self.request.target.device, tree) if drafts else None
 
-    def _draft(
-        self, source: SuffixAutomaton, state: int, k: int
-    ) -> tuple[list[int], tuple[int, ...] | None]:
-        """The nodes with the most frequent paths, by the product of their shares; of a chain the
-        most frequent continuation at each step."""
-        ends, shortest = self.request.target.eos_ids, self.proposer.shortest
-        if not self.proposer.tree_nodes:
-            tokens: list[int] = []
-            while len(tokens) < k and (found := source.continuations(state, shortest)):
-                tokens.append(found[0].token)
-                if tokens[-1] in ends:
-                    break
-                state = found[0].state
-            return tokens, None
-        # to `best_first` a node is an index into this, which keeps equal tokens apart
-        nodes: list[Continuation] = []
+    def _rank_paths(
+        self, source: Source, places: Tokens, levels: int, nodes: int, width: int
+    ) -> tuple[list[int], tuple[int, ...]]:
+        """The nodes with the most frequent paths, by the product of their shares, at most `width`
+        after each; of width 1 the most frequent continuation at each step."""
+        # to `best_first` a node is an index into these, which keeps equal tokens apart
+        paths: list[list[int]] = []
+        reached: list[Tokens] = []
 
         def children(level: int, above: Sequence[int | None]) -> list[tuple[list[float], range]]:
             rows = []
             for parent in above:
-                found: list[Continuation] = []
-                if parent is None or nodes[parent].token not in ends:
-                    at = state if parent is None else nodes[parent].state
-                    found = source.continuations(at, shortest)[: self.proposer.tree_nodes]
-                places = range(len(nodes), len(nodes) + len(found))
-                rows.append(([x.log_share for x in found], places))
-                nodes.extend(found)
+                path = [] if parent is None else paths[parent]
+                at = places if parent is None else self._step(source, reached[parent], path)
+                shares: list[float] = []
+                if not path or path[-1] not in self.request.target.eos_ids:
+                    for share, token in rank_continuations(source, at)[:width]:
+                        shares.append(share)
+                        paths.append([*path, token])
+                        reached.append(at)
+                rows.append((shares, range(len(paths) - len(shares), len(paths))))
             return rows
 
-        chosen, parents = best_first(k, self.proposer.tree_nodes, children)
-        return [nodes[i].token for i in chosen], parents
+        chosen, parents = best_first(levels, nodes, children)
+        return [paths[i][-1] for i in chosen], parents
+
+    def _step(self, source: Source, places: Tokens, path: list[int]) -> Tokens:
+        """The places after a path whose last token was found at `places`; if nothing follows there,
+        those after its longest suffix that has a continuation, with the text before it."""
+        after = places[source.tokens[places] == path[-1]] + 1
+        after = after[after < len(source.tokens)]
+        after = after[source.tokens[after] != END]
+        if len(after):
+            return after
+        found, length = source.match(np.append(self.text.tokens, path))
+        return found if length >= self.proposer.shortest else found[:0]
 
 
+@dataclass(eq=False)
 class RetrievalProposer(Proposer):
     """Proposes what followed in prompt and output, or in a datastore.
 
@@ -98,17 +123,13 @@ class RetrievalProposer(Proposer):
 
     name = "retrieval"
     session = RetrievalSession
+    draft_tokens: int = 8
+    shortest: int = 2
+    tree_nodes: int = 0
+    datastore: Datastore | None = None
 
-    def __init__(
-        self,
-        draft_tokens: int = 8,
-        shortest: int = 2,
-        tree_nodes: int = 0,
-        datastore: Datastore | None = None,
-    ) -> None:
-        self.draft_tokens, self.shortest, self.tree_nodes = draft_tokens, shortest, tree_nodes
-        self.draft_nodes = max(draft_tokens, tree_nodes)
-        self.datastore = datastore
+    def __post_init__(self) -> None:
+        self.draft_nodes = max(self.draft_tokens, self.tree_nodes)
 
 
 def read_corpus(file: str, target: Target) -> list[list[int]]:
@@ -129,3 +150,7 @@ def read_corpus(file: str, target: Target) -> list[list[int]]:
     if not tokens:
         raise UserError(f"{path} contains no text")
     return tokens
+
+
+def index_corpus(file: str | None, target: Target) -> Datastore | None:
+    return None if file is None else Datastore(read_corpus(file, target))

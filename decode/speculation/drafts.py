@@ -109,3 +109,14 @@ def rows_at(block_BMV: Tensor, at: Tensor) -> Tensor:
 
 def normalise(weights_BV: Tensor) -> Tensor:
     return weights_BV / weights_BV.sum(-1, keepdim=True)
+
+
+def put_rows(block_BMV: Tensor, at_B: Tensor, rows_BV: Tensor) -> None:
+    """Write row `at_B` of every request of the contiguous `block_BMV`, in its dtype."""
+    B, M, V = block_BMV.shape
+    flat_B = at_B + torch.arange(B, device=at_B.device) * M
+    block_BMV.view(B * M, V).index_copy_(0, flat_B, rows_BV.to(block_BMV.dtype))
+
+
+def pick_tokens(rows_BV: Tensor, tokens_B: Tensor) -> Tensor:
+    return rows_BV.gather(1, tokens_B[:, None])[:, 0]

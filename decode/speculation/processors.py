@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from copy import copy
+from copy import deepcopy
 from functools import lru_cache
 
 import torch
@@ -51,10 +51,7 @@ class History:
 
     def fork(self) -> History:
         """An independent copy."""
-        twin = copy(self)
-        twin.seen_V = None if self.seen_V is None else self.seen_V.clone()
-        twin.written_V = None if self.written_V is None else self.written_V.clone()
-        return twin
+        return deepcopy(self)
 
     def rows(self, tokens_K: Tensor, parents: tuple[int, ...]) -> ProcessorState:
         """The state at each of the K + 1 nodes of a round: the text, and the drafts on the node's

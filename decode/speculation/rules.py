@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decode.speculation.drafts import Drafts, normalise, rows_at
+from decode.speculation.drafts import Drafts, normalise, pick_tokens, put_rows, rows_at
 from decode.speculation.tree import path_masks, visits
 
 
@@ -52,17 +52,6 @@ def fall_back_to_p(weights_BV: Tensor, p_BV: Tensor) -> Tensor:
     return torch.where(weights_BV.sum(-1, keepdim=True) > 0, weights_BV, p_BV)
 
 
-def _put(block_BMV: Tensor, at_B: Tensor, rows_BV: Tensor) -> None:
-    """Write row `at_B` of every request of the contiguous `block_BMV`, in its dtype."""
-    B, M, V = block_BMV.shape
-    flat_B = at_B + torch.arange(B, device=at_B.device) * M
-    block_BMV.view(B * M, V).index_copy_(0, flat_B, rows_BV.to(block_BMV.dtype))
-
-
-def pick_tokens(rows_BV: Tensor, tokens_B: Tensor) -> Tensor:
-    return rows_BV.gather(1, tokens_B[:, None])[:, 0]
-
-
 def verify_in_draw_order(
     p_BMV: Tensor, drafts: Drafts, test: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> Outcomes:
@@ -86,7 +75,7 @@ def verify_in_draw_order(
         stop_BM[batch, above_B] = reached_B * (1 - accept_B)
         if not drafts.whole:
             left_BV = torch.where(live_B[:, None], left_BV, r_BV)
-        _put(rest_BMV, above_B, left_BV)
+        put_rows(rest_BMV, above_B, left_BV)
     return Outcomes(stop_BM, rest_BMV)
 
 
@@ -95,17 +84,18 @@ def point(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     p."""
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
-        token_B1 = drafts.tokens_BN[:, i : i + 1]
-        return _share(r_BV, token_B1), r_BV.scatter(1, token_B1, 0.0)
+        return _try_point(r_BV, drafts.tokens_BN[:, i])
 
     return verify_in_draw_order(p_BMV, drafts, test)
 
 
-def _share(r_BV: Tensor, token_B1: Tensor) -> Tensor:
-    """The token's probability under r, normalised; 0 where r is zero everywhere."""
+def _try_point(r_BV: Tensor, tokens_B: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens' probability under r, normalised (0 where r is zero everywhere); r without
+    them."""
     mass_B = r_BV.sum(1, dtype=torch.float64)
-    p_B = pick_tokens(r_BV, token_B1[:, 0]).double()
-    return torch.where(mass_B > 0, p_B / mass_B, 0.0).clamp(max=1.0)
+    share_B = pick_tokens(r_BV, tokens_B).double() / mass_B
+    accept_B = torch.where(mass_B > 0, share_B, 0.0).clamp(max=1.0)
+    return accept_B, r_BV.scatter(1, tokens_B[:, None], 0.0)
 
 
 def select_path(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
@@ -114,9 +104,9 @@ def select_path(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     path_BN = _most_expected(p_BMV, drafts)
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
-        token_B1, on_B = drafts.tokens_BN[:, i : i + 1], path_BN[:, i]
-        left_BV = torch.where(on_B[:, None], r_BV.scatter(1, token_B1, 0.0), r_BV)
-        return _share(r_BV, token_B1) * on_B, left_BV
+        accept_B, left_BV = _try_point(r_BV, drafts.tokens_BN[:, i])
+        on_B = path_BN[:, i]
+        return accept_B * on_B, torch.where(on_B[:, None], left_BV, r_BV)
 
     return verify_in_draw_order(p_BMV, drafts, test)
 
@@ -140,25 +130,30 @@ def recursive(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     """Accept x with min(1, r/q), r = p at first; rejected: r ← (r − q)₊, normalised."""
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
-        q_BV, tokens_B = drafts.q_BV(i, above_BN), drafts.tokens_BN[:, i]
-        accept_B = accept_probability(pick_tokens(r_BV, tokens_B), pick_tokens(q_BV, tokens_B))
-        sound_B = q_BV.sum(1).isfinite()
-        left_BV = normalise(residual(r_BV, q_BV))
-        return accept_B * sound_B, torch.where(sound_B[:, None], left_BV, r_BV)
+        accept_B, left_BV = try_ratio(r_BV, drafts.q_BV(i, above_BN), drafts.tokens_BN[:, i])
+        return accept_B, normalise(left_BV)
 
     return verify_in_draw_order(p_BMV, drafts, test)
+
+
+def try_ratio(r_BV: Tensor, q_BV: Tensor, tokens_B: Tensor) -> tuple[Tensor, Tensor]:
+    """min(1, r/q) of the tokens, and (r − q)₊. A q with NaN or infinity accepts and removes
+    nothing."""
+    sound_B = q_BV.sum(1).isfinite()
+    accept_B = accept_probability(pick_tokens(r_BV, tokens_B), pick_tokens(q_BV, tokens_B))
+    return accept_B * sound_B, torch.where(sound_B[:, None], residual(r_BV, q_BV), r_BV)
 
 
 def token(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     """`recursive` on chains, all positions at once."""
     if not drafts.chains:
         return recursive(p_BMV, drafts)
-    tested_BN, p_BN, q_BN = _on_chains(p_BMV, drafts)
+    tested_BN, sound_BNV, p_BN, q_BN = _on_chains(p_BMV, drafts)
     accept_BN = accept_probability(p_BN, q_BN) * tested_BN
     one_B1 = torch.ones(len(p_BMV), 1, dtype=torch.float64, device=p_BMV.device)
     stop_BM = torch.cat((one_B1, accept_BN.cumprod(1)), 1) * torch.cat((1 - accept_BN, one_B1), 1)
     rest_BMV = p_BMV.clone()
-    rest_BMV[:, :-1].sub_(_sound(drafts.q(), tested_BN)).clamp_(min=0)  # zeros: `resolve` takes p
+    rest_BMV[:, :-1].sub_(sound_BNV).clamp_(min=0)  # zeros: `resolve` takes p
     return Outcomes(stop_BM, rest_BMV)
 
 
@@ -168,7 +163,7 @@ def block(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     the last i whose own test h_i holds."""
     if not drafts.chains:
         return traversal(p_BMV, drafts)
-    tested_BN, p_BN, q_BN = _on_chains(p_BMV, drafts)
+    tested_BN, sound_BNV, p_BN, q_BN = _on_chains(p_BMV, drafts)
     joint = [torch.ones(len(p_BMV), dtype=torch.float64, device=p_BMV.device)]
     for i in range(drafts.size):
         joint.append(accept_probability(joint[-1] * p_BN[:, i], q_BN[:, i]) * tested_BN[:, i])
@@ -178,7 +173,7 @@ def block(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     # after a token that is not tested all of p is left, whatever P is; where zeros are left
     # `resolve` takes p
     scale_BN1 = torch.where(tested_BN, joint_BM[:, :-1], 1.0)[..., None].to(p_BMV.dtype)
-    left_BNV.mul_(scale_BN1).sub_(_sound(drafts.q(), tested_BN)).clamp_(min=0)
+    left_BNV.mul_(scale_BN1).sub_(sound_BNV).clamp_(min=0)
     mass_BN = left_BNV.sum(-1, dtype=torch.float64)
     below_BN = mass_BN + (1 - joint_BM[:, :-1])  # so: + 1 first would lose a small mass
     # 0/0 only where the rest is accepted for certain: this node is never reached
@@ -191,21 +186,14 @@ def block(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     return Outcomes(hold_BM * open_BM, rest_BMV)
 
 
-def _sound(q_BNV: Tensor, tested_BN: Tensor) -> Tensor:
-    """q, with zeros where it is not tested; not copied on a CPU if all are tested."""
-    if q_BNV.device.type == "cpu" and bool(tested_BN.all()):
-        return q_BNV
-    return torch.where(tested_BN[..., None], q_BNV, 0.0)
-
-
-def _on_chains(p_BMV: Tensor, drafts: Drafts) -> tuple[Tensor, Tensor, Tensor]:
-    """Which tokens are real and have a finite q, bool (B, N); p and q of each token, fp64 (B,
-    N)."""
-    tokens_BN1 = drafts.tokens_BN[..., None]
+def _on_chains(p_BMV: Tensor, drafts: Drafts) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Which tokens are real and have a finite q, bool (B, N); q, zero for others; p and q of each
+    token, fp64 (B, N)."""
+    tokens_BN1, q_BNV = drafts.tokens_BN[..., None], drafts.q()
     p_BN = p_BMV[:, :-1].gather(2, tokens_BN1)[..., 0].double()
-    q_BNV = drafts.q()
     q_BN = q_BNV.gather(2, tokens_BN1)[..., 0].double()
-    return drafts.live() & q_BNV.sum(-1).isfinite(), p_BN, q_BN
+    tested_BN = drafts.live() & q_BNV.sum(-1).isfinite()
+    return tested_BN, torch.where(tested_BN[..., None], q_BNV, 0.0), p_BN, q_BN
 
 
 def k_seq(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
@@ -284,7 +272,7 @@ def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
             rejected_B = tested_B & sound_B
             some_B = rejected_B & (mass_B > 0)
             left_BV.div_(mass_B[:, None].to(p_BV.dtype))
-            _put(rest_BMV, above_B, torch.where(some_B[:, None], left_BV, p_BV))
+            put_rows(rest_BMV, above_B, torch.where(some_B[:, None], left_BV, p_BV))
             denominator_B = mass_B + (1 - a_above_B)
             # 0/0 only where the leaf is accepted for certain: this is never reached
             new_a_B = torch.where(denominator_B > 0, mass_B / denominator_B, 1.0)
@@ -303,10 +291,8 @@ def hybrid(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
         q_BV, tokens_B = drafts.q_BV(i, above_BN), drafts.tokens_BN[:, i]
-        sound_B = q_BV.sum(1).isfinite() | ~by_ratio_BN[:, i]
         one_BV = torch.zeros_like(q_BV).scatter_(1, tokens_B[:, None], 1.0)
         q_BV = torch.where(by_ratio_BN[:, i : i + 1], q_BV, one_BV)
-        accept_B = accept_probability(pick_tokens(r_BV, tokens_B), pick_tokens(q_BV, tokens_B))
-        return accept_B * sound_B, torch.where(sound_B[:, None], residual(r_BV, q_BV), r_BV)
+        return try_ratio(r_BV, q_BV, tokens_B)
 
     return verify_in_draw_order(p_BMV, drafts, test)

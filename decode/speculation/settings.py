@@ -47,7 +47,7 @@ class Sampling:
     multiplied; 1 = off."""
     seed: int | None = None
     """Seed of a request's random generator, 0 to 2**63 - 1: the same seed and settings give the
-    same output, unless drafting depends on timing (`controller=cost`). None: a new seed for each
+    same output, unless drafting depends on timing (the system `duo`). None: a new seed for each
     request, recorded in `Generation.seed`."""
     min_p: float = 0.0
     """Keep tokens whose probability is at least this fraction of the highest one; 0 = all."""

@@ -53,14 +53,6 @@ def best_first(levels: int, nodes: int, children: Children) -> tuple[list[int], 
     return [c.token for c in found], parents
 
 
-def tree_from_marginals(log_q_KV: Tensor, nodes: int) -> Proposal:
-    """The tree of the `nodes` most probable nodes of independent positions, log_q_KV (K, V)."""
-    top = log_q_KV.topk(min(nodes, log_q_KV.shape[1]), dim=-1)
-    rows = list(zip(top.values.tolist(), top.indices.tolist(), strict=True))
-    tokens, parents = best_first(len(rows), nodes, lambda k, above: [rows[k]] * len(above))
-    return point_proposal(tokens, log_q_KV.device, parents)
-
-
 def drawn_tree_parents(nodes: int, depth: int) -> tuple[int, ...]:
     """The parents of a tree for drawn tokens: a chain as deep as allowed, and the rest of the
     `nodes` as siblings of its first and second token in turn."""

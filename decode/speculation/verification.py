@@ -31,8 +31,6 @@ from decode.speculation.verifiers import check_proposal, find, run_verifier
 
 SEEN_AT_ONCE = frozenset({"cpu"})
 """Devices whose values can be read without waiting."""
-TOGETHER, TOGETHER_ON_CPU = 2**24, 2**20
-"""Numbers in the largest block of p. On a CPU a larger one leaves the caches."""
 
 
 class Round(NamedTuple):
@@ -131,16 +129,9 @@ def _group_key(one: Round) -> Hashable:
 
 
 def _verify_group(group: Sequence[Round]) -> list[PendingOutcome]:
-    first = group[0]
-    if not first.by_rule:
-        return _choose_greedily(group) if first.sampling.greedy else _sample_target(group)
-    longest = max(one.logits_MV.numel() for one in group)
-    together = TOGETHER_ON_CPU if first.logits_MV.device.type == "cpu" else TOGETHER
-    count = max(1, together // longest)
-    pending: list[PendingOutcome] = []
-    for i in range(0, len(group), count):
-        pending += _apply_rule(group[i : i + count])
-    return pending
+    if group[0].by_rule:
+        return _apply_rule(group)
+    return _choose_greedily(group) if group[0].sampling.greedy else _sample_target(group)
 
 
 def _apply_rule(group: Sequence[Round]) -> list[PendingOutcome]:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from decode.speculation import rules
-from decode.speculation.drafts import Drafts, rows_at
+from decode.speculation.drafts import Drafts, pick_tokens, rows_at
 from decode.speculation.proposal import LAWS, SIBLINGS, Proposal
 from decode.speculation.rules import Outcomes, Rule
 from decode.speculation.sampling import draw_at, uniform
@@ -141,7 +141,7 @@ def typical(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     batch = torch.arange(len(p_BMV), device=p_BMV.device)
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
-        p_B = rules.pick_tokens(r_BV, drafts.tokens_BN[:, i])
+        p_B = pick_tokens(r_BV, drafts.tokens_BN[:, i])
         return (p_B > least_BM[batch, above_BN[:, i]]).double(), r_BV
 
     return rules.verify_in_draw_order(p_BMV, drafts, test)

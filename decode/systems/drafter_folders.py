@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from decode.systems.parsing import Method, check_drafters
 from decode.systems.registry import AUTOREGRESSIVE, BLOCK, DIFFUSION, LOOKUP, ROLES, VARIABLE_PREFIX
 from specalign.common.errors import UserError, nearest
-from specalign.common.files import expand_path
-from specalign.common.hub import hub_id, is_hub_id, local_path, missing, model_folder
+from specalign.common.hub import is_hub_id, local_path, missing, model_folder
 from specalign.common.provenance import CHECKOUT
 from specalign.common.schema import read_object
 from specalign.formats.kinds import RECORD, kind_of_config, layout_of, made_for
@@ -48,9 +47,8 @@ def read_drafters(text: str | None) -> tuple[NamedDrafter, ...]:
         elif kind not in ROLES:
             raise UserError(f"--drafter: unknown kind {kind!r}{nearest(kind, ROLES)}")
         if folder in NO_FOLDERS:
-            raise UserError(
-                f"--drafter={folder!r}: must be a folder (lookup and plain are methods: --methods)"
-            )
+            hint = "(lookup and plain are methods: --methods)"
+            raise UserError(f"--drafter={folder!r}: must be a folder {hint}")
         if kind != AUTOREGRESSIVE:  # which may be any target: a package or a GGUF file too
             check_there(folder)
         found.append(NamedDrafter(folder, kind or None))
@@ -76,10 +74,8 @@ def drafters_by_kind(
             if (kind in BLOCKS) != (own in BLOCKS) or (kind, own) == (DIFFUSION, AUTOREGRESSIVE):
                 raise UserError(f"--drafter {kind}={folder}: that drafter is of kind {own}")
             if kind == VARIABLE_PREFIX != own:
-                note(
-                    f"note: {folder} was not trained to continue a drafted prefix "
-                    "(recipe=variable_prefix)"
-                )
+                what = "was not trained to continue a drafted prefix (recipe=variable_prefix)"
+                note(f"note: {folder} {what}")
         if kind in found:
             both = f"{found[kind]} and {folder} are both of kind {kind}"
             raise UserError(f"--drafter: {both}: use KIND=FOLDER")
@@ -132,15 +128,8 @@ def kind_of(spec: str) -> str:
 
 def shipped_for(target: str) -> str | None:
     """The shipped drafter's folder, if it is there and was made for this target."""
-    found = is_default(target) and (DEFAULT_DRAFTER / "config.json").is_file()
+    found = target == DEFAULT_TARGET and (DEFAULT_DRAFTER / "config.json").is_file()
     return str(DEFAULT_DRAFTER) if found else None
-
-
-def is_default(target: str) -> bool:
-    """Whether this is the default target: its hub id, its folder in the Hub's cache, or its
-    package."""
-    local = expand_path(target).is_dir()
-    return target == DEFAULT_TARGET or (local and hub_id(target) == DEFAULT_TARGET)
 
 
 def target_of(spec: str) -> str | None:
@@ -148,8 +137,7 @@ def target_of(spec: str) -> str | None:
     folder = local_path(spec)
     files = [folder / name for name in ("config.json", RECORD)]
     config, record = (read_object(file) if file.is_file() else {} for file in files)
-    for values in (config, record):
-        target = values.get("target")
+    for target in (config.get("target"), record.get("target")):
         if isinstance(target, str) and target:
             return target
     return (made_for(folder, config) or None) if layout_of(config) else None
@@ -158,10 +146,11 @@ def target_of(spec: str) -> str | None:
 def target_for(given: str | None, drafter: str) -> str:
     """The target that is asked for, else the one that the drafter's folder names, else the default
     one. Raises UserError where the folder names a target that can't exist here."""
-    named = given or target_of(drafter) or DEFAULT_TARGET
+    if given:
+        return given
+    named = target_of(drafter) or DEFAULT_TARGET
     try:
-        if not given:
-            check_name(named)
+        check_name(named)
     except UserError as error:
         made = f"drafter {drafter!r} was trained for it; use --target to choose another"
         raise UserError(f"{error}; {made}") from None

@@ -1,6 +1,6 @@
-"""Parses methods: a system's name with options.
+"""Parses methods.
 
-specdiff:draft_tokens=16:steps=4          a method: a name, and options after colons
+specdiff:draft_tokens=16:steps=4          a method: a system's name, and options after colons
 --methods a,b:key=value,all               several, or every system whose drafters are given
 --sweep draft_tokens=4,8 steps=1,2        every combination, for the methods that have the options
 """
@@ -28,7 +28,7 @@ class Method:
     @property
     def needs(self) -> tuple[str, ...]:
         """The kinds of its drafters."""
-        return self.system.all_needs
+        return self.system.needs
 
     @property
     def branches(self) -> bool:
@@ -37,6 +37,11 @@ class Method:
     @property
     def verifier(self) -> str:
         return self.system.verifier_name
+
+    @property
+    def open_options(self) -> set[str]:
+        """The options that its system has and that were not typed."""
+        return self.system.limits().keys() - self.given
 
     def typed(self, option: str) -> Any:
         """The value of an option that was typed; None otherwise."""
@@ -48,8 +53,8 @@ class Method:
         return replace(self, system=replace(self.system, **options))
 
     def with_defaults(self, options: Mapping[str, Any]) -> Method:
-        """The method with those of these options that its system has and that were not typed."""
-        known = self.system.limits().keys() - self.given
+        """The method with those of these options that it leaves open."""
+        known = self.open_options
         return self.with_options(**{k: v for k, v in options.items() if k in known})
 
 
@@ -83,7 +88,6 @@ def read_method(text: str) -> Method:
 class MethodList:
     """The option --methods: methods in their order, and whether `all` is among them."""
 
-    text: str
     methods: tuple[Method, ...]
     has_all: bool = False
 
@@ -96,13 +100,12 @@ class MethodList:
         each one that lacks its drafter."""
         methods, missing = list(self.methods), []
         for name, system in SYSTEMS.items():
-            if not self.has_all or not system.in_all:
-                continue
-            kind = find_missing(system.needs, drafters)
-            if kind is None:
-                methods.append(read_method(name))
-            else:
-                missing.append(f"{name}: no drafter of kind {kind} (--drafter {kind}=FOLDER)")
+            if self.has_all and system.in_all:
+                kind = find_missing(system.needs, drafters)
+                if kind is None:
+                    methods.append(read_method(name))
+                else:
+                    missing.append(f"{name}: no drafter of kind {kind} (--drafter {kind}=FOLDER)")
         return methods, missing
 
 
@@ -113,8 +116,7 @@ def read_methods(text: str) -> MethodList:
     for name in names or [""]:
         if name.partition(":")[0] not in known:
             raise UserError(f"--methods: unknown method {name!r}{nearest(name, known)}")
-    methods = tuple(read_method(name) for name in names if name != "all")
-    return MethodList(text, methods, "all" in names)
+    return MethodList(tuple(read_method(name) for name in names if name != "all"), "all" in names)
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Sweep:
 
     def check(self, methods: Sequence[Method]) -> None:
         """Raises UserError for an option that no method has open."""
-        known = {key for m in methods for key in m.system.limits().keys() - m.given}
+        known = {key for method in methods for key in method.open_options}
         for key in self.values:
             if key not in known:
                 hint = nearest(key, known)
@@ -134,8 +136,7 @@ class Sweep:
 
     def of(self, method: Method) -> list[Method]:
         """The method once for each combination of values of the options that it leaves open."""
-        free = method.system.limits().keys() - method.given
-        keys = [key for key in self.values if key in free]
+        keys = [key for key in self.values if key in method.open_options]
         if not keys:
             return [method]
         combinations = itertools.product(*(self.values[key] for key in keys))
@@ -162,14 +163,12 @@ def sweep_methods(methods: Sequence[Method], sweep: Sweep) -> list[Method]:
         return list({method.name: method for method in methods}.values())
     sweep.check(methods)
     found: dict[System, Method] = {}
-    for method in methods:
-        for swept in sweep.of(method):
-            system = swept.system
-            steps, tokens = (getattr(system, key, None) for key in ("steps", "draft_tokens"))
-            if steps and tokens:  # a draft takes no more steps than it has tokens
-                options: JsonObject = {"steps": min(steps, tokens)}
-                system = replace(system, **options)
-            found.setdefault(system, swept)
+    for swept in itertools.chain.from_iterable(sweep.of(method) for method in methods):
+        system = swept.system
+        steps, tokens = (getattr(system, key, None) for key in ("steps", "draft_tokens"))
+        if steps and tokens:  # a draft takes no more steps than it has tokens
+            system = swept.with_options(steps=min(steps, tokens)).system
+        found.setdefault(system, swept)
     return list(found.values())
 
 
@@ -187,9 +186,8 @@ def check_drafters(methods: Sequence[Method], drafters: Mapping[str, Any]) -> No
     """Raises UserError for the first method whose drafter is not given."""
     for method in methods:
         kind = find_missing(method.needs, drafters)
-        if kind is None:
-            continue
-        what = ", and none is shipped for this target" if kind == ANY else f" of kind {kind}"
-        name = "FOLDER" if kind == ANY else f"{kind}=FOLDER"
-        given = f"; given: {', '.join(drafters)}" if drafters else ""
-        raise UserError(f"method {method.name!r} needs a drafter{what} (--drafter {name}{given})")
+        if kind is not None:
+            what = ", and none is shipped for this target" if kind == ANY else f" of kind {kind}"
+            name = "FOLDER" if kind == ANY else f"{kind}=FOLDER"
+            hint = f"(--drafter {name}; given: {', '.join(drafters) or 'none'})"
+            raise UserError(f"method {method.name!r} needs a drafter{what} {hint}")

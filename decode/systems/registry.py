@@ -14,12 +14,10 @@ from specalign.common.files import expand_path
 from specalign.common.schema import JsonObject
 
 PLAIN, LOOKUP, DRAFTER, COMBINED = "plain", "lookup", "drafter", "combined"
-MAIN = DRAFTER
-"""Verdicts begin with it and tables print it in bold."""
+MAIN = DRAFTER  # verdicts begin with it and tables print it in bold
 TITLES = {LOOKUP: "Prompt lookup", DRAFTER: "The drafter", COMBINED: "The drafter with lookup"}
 """What sentences call a system; others go by their names."""
-LOSSY = "lossy"
-"""Prefix of the verifiers that change the output's distribution."""
+LOSSY = "lossy"  # prefix of the verifiers that change the output's distribution
 
 VERIFIERS = (
     "greedy", "point_mass", "self_selection", "token", "block", "recursive", "k_seq", "traversal", "hybrid", "gumbel",
@@ -28,21 +26,14 @@ VERIFIERS = (
 """The keys of `decode.speculation.verifiers.VERIFIERS`."""
 ORDERS = ("left_to_right", "random", "confidence")
 """The order in which masked positions are filled (decode/proposers/diffusion.py)."""
-CONTROLLERS = ("fixed", "adl", "cost")
-"""How the draft length is chosen: fixed; DiffuSpec's adaptive length; most tokens per second."""
 
-BLOCK, VARIABLE_PREFIX, DIFFUSION, AUTOREGRESSIVE = ROLES = (
-    "block",
-    "variable_prefix",
-    "diffusion",
-    "autoregressive",
-)
-"""The kinds of trained drafters: a block drafter, D²SD's second one, a standalone diffusion
-drafter, a causal language model."""
+ROLES = ("block", "variable_prefix", "diffusion", "autoregressive")
+BLOCK, VARIABLE_PREFIX, DIFFUSION, AUTOREGRESSIVE = ROLES
+"""The kinds of drafters: block, D²SD's second one, standalone diffusion, causal language model."""
 ANY = "any"
 """The first drafter given, whatever its kind."""
 
-_FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_NOUNS = {bool: "true or false", int: "a whole number", float: "a number"}
 
 
 @dataclass(frozen=True)
@@ -61,9 +52,8 @@ class Limits:
             return
         if self.choices and value not in self.choices:
             raise UserError(f"{key}={value!r} is unknown{nearest(str(value), self.choices)}")
-        numeric = self.kind in (int, float)
         inside = isinstance(value, int | float) and self.least <= value <= self.most
-        if numeric and not inside:
+        if self.kind in (int, float) and not inside:
             raise UserError(f"{key}={value!r}: must be a number, {self.least:g} to {self.most:g}")
 
     def parse(self, key: str, text: str) -> Any:
@@ -71,10 +61,9 @@ class Limits:
         if text == "none" and self.default is None:
             return None
         try:
-            return _FLAGS[text.lower()] if self.kind is bool else self.kind(text)
+            return {"true": True, "false": False}[text] if self.kind is bool else self.kind(text)
         except (KeyError, ValueError):
-            noun = {bool: "true or false", int: "a whole number"}.get(self.kind, "a number")
-            raise UserError(f"{key}={text!r}: must be {noun}") from None
+            raise UserError(f"{key}={text!r}: must be {_NOUNS[self.kind]}") from None
 
 
 def option(default: Any, kind: type, **limits: Any) -> Any:
@@ -93,18 +82,16 @@ SYSTEMS: dict[str, type[System]] = {}
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A way to decode. A subclass declares one: its docstring is its line in the help.
-
-    Class arguments:
-      needs: the kinds of its drafters, or `ANY`. in_all: whether `all` includes it. grid: values
-          that `--tune` tries.
-    """
+    """A way to decode. A subclass declares one, its docstring being its line in the help, with the
+    kinds of drafters that it needs (or `ANY`), the option values that `--tune` tries, and whether
+    `all` includes it."""
 
     name: ClassVar[str]
     needs: ClassVar[tuple[str, ...]]
     in_all: ClassVar[bool]
     grid: ClassVar[Mapping[str, tuple[int, ...]]]
     drafts: ClassVar[bool] = False
+    own_verifier: ClassVar[str] = "auto"
 
     def __init_subclass__(
         cls,
@@ -119,8 +106,8 @@ class System:
             SYSTEMS[name] = cls
 
     def __post_init__(self) -> None:
-        for name, limits in self.limits().items():
-            limits.check(name, getattr(self, name))
+        for name, value in vars(self).items():
+            self.limits()[name].check(name, value)
 
     @classmethod
     def limits(cls) -> dict[str, Limits]:
@@ -129,21 +116,15 @@ class System:
     @property
     def given(self) -> JsonObject:
         """The options that differ from their defaults."""
-        values = {name: getattr(self, name) for name in self.limits()}
-        return {k: v for k, v in values.items() if v != self.limits()[k].default}
+        return {k: v for k, v in vars(self).items() if v != self.limits()[k].default}
 
     @property
     def verifier_name(self) -> str:
-        return "auto"
+        return getattr(self, "verifier", None) or self.own_verifier
 
     @property
     def branches(self) -> bool:
         return bool(getattr(self, "tree_nodes", 0))
-
-    @property
-    def all_needs(self) -> tuple[str, ...]:
-        """The kinds of its drafters under these options."""
-        return self.needs
 
 
 class DraftingSystem(System):
@@ -152,18 +133,12 @@ class DraftingSystem(System):
 
     drafts = True
     verifier: str | None = option(None, str, choices=("auto", *VERIFIERS))
-    controller: str = option("fixed", str, choices=CONTROLLERS)
     copying: bool = option(False, bool)
-
-    @property
-    def verifier_name(self) -> str:
-        return self.verifier or "auto"
 
     @property
     def own_options(self) -> JsonObject:
         """The options that not every system has."""
-        shared = DraftingSystem.limits()
-        return {name: getattr(self, name) for name in self.limits() if name not in shared}
+        return {k: v for k, v in vars(self).items() if k not in DraftingSystem.limits()}
 
 
 class CorpusSystem(DraftingSystem):
@@ -177,7 +152,21 @@ class CorpusSystem(DraftingSystem):
             raise UserError(f"corpus={self.corpus!r}: no such file")
 
 
-_TO_16, _TO_8 = {"draft_tokens": (2, 4, 8, 16)}, {"draft_tokens": (2, 4, 8)}
+class SizedSystem(DraftingSystem):
+    """A system whose drafter was trained with a block size: the draft tokens if None."""
+
+    draft_tokens: int | None = count_option()
+
+
+_TO_16 = {"draft_tokens": (2, 4, 8, 16)}
+_TO_8 = {"draft_tokens": (2, 4, 8)}
+_TO_4 = {"draft_tokens": (1, 2, 4)}
+_FROM_1 = {"draft_tokens": (1, 2, 4, 8)}
+_NODES = {"tree_nodes": (3, 5, 8, 16)}
+_STEPS = {**_TO_8, "steps": (1, 2)}
+_CANDIDATES = {**_TO_8, "candidates": (2, 4, 8)}
+_BOUNDARIES = {"boundaries": (1, 2, 4)}
+_ROUNDS = {**_TO_8, "rounds": (1, 2)}
 
 
 class Plain(System, name=PLAIN, in_all=False):
@@ -215,54 +204,35 @@ class Retrieval(CorpusSystem, name="retrieval", grid=_TO_16):
     tree_nodes: int = count_option(0, least=0)
 
 
-class Autoregressive(
-    DraftingSystem,
-    name=AUTOREGRESSIVE,
-    needs=(AUTOREGRESSIVE,),
-    grid={"draft_tokens": (1, 2, 4, 8)},
-):
+class Autoregressive(DraftingSystem, name=AUTOREGRESSIVE, needs=(AUTOREGRESSIVE,), grid=_FROM_1):
     """speculative decoding with a smaller causal language model (arXiv 2211.17192, 2302.01318)"""
 
     draft_tokens: int = count_option(4)
 
 
-class BlockSystem(DraftingSystem, name=BLOCK, needs=(BLOCK,), grid=_TO_16):
+class BlockSystem(SizedSystem, name=BLOCK, needs=(BLOCK,), grid=_TO_16):
     """a chain from the block drafter; its confidence head can stop it early"""
 
-    draft_tokens: int | None = count_option()
     confidence: float = option(0.0, float, least=0, most=1)
 
 
-class BlockTree(
-    DraftingSystem, name="block_tree", needs=(BLOCK,), grid={"tree_nodes": (3, 5, 8, 16)}
-):
+class BlockTree(SizedSystem, name="block_tree", needs=(BLOCK,), grid=_NODES):
     """a tree of the block drafter's most probable paths"""
 
-    draft_tokens: int | None = count_option()
     tree_nodes: int = count_option(5, least=0)
 
 
-class SpecDiff(
-    DraftingSystem,
-    name="specdiff",
-    needs=(DIFFUSION,),
-    grid={**_TO_8, "steps": (1, 2), "tree_nodes": (0, 5)},
-):
+class SpecDiff(SizedSystem, name="specdiff", needs=(DIFFUSION,), grid=_STEPS):
     """SpecDiff: masks appended to the text, unmasked in a few steps (arXiv 2408.05636)"""
 
-    draft_tokens: int | None = count_option()
     steps: int = count_option(1)
     order: str = option(ORDERS[0], str, choices=ORDERS)
-    tree_nodes: int = count_option(0, least=0)
 
 
-class SpecDiff2(
-    DraftingSystem, name="specdiff2", needs=(DIFFUSION,), grid={**_TO_8, "candidates": (2, 4, 8)}
-):
+class SpecDiff2(SizedSystem, name="specdiff2", needs=(DIFFUSION,), grid=_CANDIDATES):
     """SpecDiff-2: several one-step drafts, of which the target's p selects one (arXiv
     2511.00606)"""
 
-    draft_tokens: int | None = count_option()
     candidates: int = count_option(8)
     draft_temperature: float | None = option(None, float, least=MIN_TEMPERATURE, most=100)
     keep_q: bool = option(False, bool)
@@ -281,19 +251,13 @@ class DiffuSpec(CorpusSystem, name="diffuspec", needs=(DIFFUSION,), grid=_TO_16)
     2510.02358)"""
 
     draft_tokens: int | None = count_option()
-    path_search: bool = option(True, bool)
-    adaptive_length: bool = option(True, bool)
 
 
-class D2SD(
-    DraftingSystem, name="d2sd", needs=(BLOCK, VARIABLE_PREFIX), grid={"boundaries": (1, 2, 4)}
-):
+class D2SD(SizedSystem, name="d2sd", needs=(BLOCK, VARIABLE_PREFIX), grid=_BOUNDARIES):
     """D²SD: a second block drafter continues after the first one's likeliest mistakes (arXiv
     2606.04446)"""
 
-    draft_tokens: int | None = count_option()
     boundaries: int = count_option(4)
-    keep_q: bool = option(True, bool)
     branches = True
 
 
@@ -302,16 +266,10 @@ class Hierarchical(DraftingSystem, name="hierarchical", needs=(AUTOREGRESSIVE,),
     2510.19705)"""
 
     draft_tokens: int = count_option(4, least=2)  # at 1 the inner one drafts nothing
-    inner: str = option("retrieval", str, choices=("lookup", "retrieval", "diffusion"))
-
-    @property
-    def all_needs(self) -> tuple[str, ...]:
-        return (*self.needs, DIFFUSION) if self.inner == "diffusion" else self.needs
+    inner: str = option("retrieval", str, choices=("lookup", "retrieval"))
 
 
-class Double(
-    CorpusSystem, name="double", needs=(AUTOREGRESSIVE,), grid={"draft_tokens": (1, 2, 4)}
-):
+class Double(CorpusSystem, name="double", needs=(AUTOREGRESSIVE,), grid=_TO_4):
     """Double: retrieval for drafter and target, drafting while the target verifies (arXiv
     2601.05524)"""
 
@@ -323,50 +281,19 @@ class Duo(DraftingSystem, name="duo", needs=(AUTOREGRESSIVE,), grid=_TO_8):
     """DuoDecoding: the smaller model drafts ahead on its own device; the draft length follows
     measured costs (arXiv 2503.00784)"""
 
-    controller: str = option("cost", str, choices=CONTROLLERS)
+    controller: str = option("cost", str, choices=("fixed", "cost"))
     draft_tokens: int = count_option(8)
     device: str | None = option(None, str)
 
 
-class Tolerator(
-    DraftingSystem, name="tolerator", needs=(DIFFUSION,), grid={**_TO_8, "rounds": (1, 2)}
-):
+class Tolerator(SizedSystem, name="tolerator", needs=(DIFFUSION,), grid=_ROUNDS):
     """Tolerator: drafts are filled in, then partly masked again and refined (arXiv 2510.05090)"""
 
-    draft_tokens: int | None = count_option()
     steps: int = count_option(1)
     rounds: int = count_option(2, least=0)
 
 
-class SpecDec(DraftingSystem, name="specdec_lossy", needs=(DIFFUSION,), grid=_TO_8):
+class SpecDec(SizedSystem, name="specdec_lossy", needs=(DIFFUSION,), grid=_TO_8):
     """SpecDec's relaxed verification of a diffusion draft: LOSSY (arXiv 2203.16487)"""
 
-    draft_tokens: int | None = count_option()
-
-    @property
-    def verifier_name(self) -> str:
-        return self.verifier or "lossy_top_beta"
-
-
-def list_systems() -> str:
-    """Every system with its drafters and options, for `--help`."""
-    lines = ["methods, each with its options after colons (specdiff:draft_tokens=16:steps=4):"]
-    for system in SYSTEMS.values():
-        kinds = ", ".join(kind for kind in system.needs if kind != ANY)
-        needed = f" (needs {kinds})" if kinds else ""
-        purpose = " ".join((system.__doc__ or "").split())
-        lines.append(f"  {system.name}: {purpose}{needed}")
-        if issubclass(system, DraftingSystem):
-            options = [f"{key}={_format(value)}" for key, value in system().own_options.items()]
-            lines.append(f"      {', '.join(options)}")
-    lines += [
-        f"  all drafting methods: verifier=auto, controller={'|'.join(CONTROLLERS)} (duo: cost), "
-        "copying=false (combined: true): where the text repeats itself, copy instead of drafting",
-    ]
-    return "\n".join(lines)
-
-
-def _format(value: object) -> str:
-    if value is None:
-        return ""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    own_verifier = "lossy_top_beta"

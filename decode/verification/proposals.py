@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -19,7 +18,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from decode.engine.engine import RequestRunner
-from decode.proposers.suffix_automaton import TextAutomaton
 from decode.speculation import sampling, verification, verifiers
 from decode.speculation.drafts import Drafts, normalise
 from decode.speculation.proposal import DraftProbs, Proposal
@@ -185,20 +183,16 @@ def _snapshot(runner: RequestRunner) -> Callable[[], None]:
     """A function that puts a request's session, those that it wraps, and its random numbers back
     into their present state."""
 
-    def copy(fields: dict[str, object]) -> dict[str, object]:
-        """Automata are changed in place, anything else is replaced."""
-        return {k: deepcopy(v) if isinstance(v, TextAutomaton) else v for k, v in fields.items()}
-
     numbers, states, part = runner.request.generator.get_state(), [], runner.session
     while part is not None and hasattr(part, "__dict__"):
-        states.append((part, copy(vars(part))))
+        states.append((part, dict(vars(part))))
         part = getattr(part, "inner", None)
 
     def restore() -> None:
         runner.request.generator.set_state(numbers)
         for session, fields in states:
             vars(session).clear()
-            vars(session).update(copy(fields))
+            vars(session).update(fields)
 
     return restore
 

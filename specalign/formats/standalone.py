@@ -53,16 +53,12 @@ def save_standalone(drafter: DiffusionDrafter, folder: Path, card: str | None = 
 
 
 def load_standalone(
-    spec: str | Path, target: Target, vocab_size: int | None = None, attention_backend: str = "sdpa"
+    spec: str | Path, target: Target, attention_backend: str = "sdpa", vocab_size: int | None = None
 ) -> DiffusionDrafter:
     """A saved drafter, or a published checkpoint of any known family, in fp32, for `target`. Raises
     UserError for missing or unreadable files, or a vocabulary that is not the target's.
-
-    Args:
-        vocab_size: of the drafter's own tokenizer, if it is not the target's. The network may have
-            more rows.
-        attention_backend: of a DDiT, a name of `specalign.lm.attention.BACKENDS`.
-    """
+    attention_backend: of a DDiT, a name of `specalign.lm.attention.BACKENDS`. vocab_size: of the
+    drafter's own tokenizer, if it is not the target's; the network may have more rows."""
     path = local_path(spec)
     check_checksums(path)
     record = read_object(path / RECORD) if (path / RECORD).is_file() else {}

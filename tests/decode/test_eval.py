@@ -160,9 +160,9 @@ def test_every_system_in_one_table(target: Target, prompts: Path, tmp_path: Path
     assert {r.method for r in records if r.lossy} == {"specdec_lossy"}
     assert {r.verifier for r in records if not r.lossy} == {"", "greedy"}  # what ran
     assert any("d2sd: no drafter of kind block" in line for line in summary.run.skipped)
-    sweep = ["--sweep", "steps=1,2", "tree_nodes=0,4"]
+    sweep = ["--sweep", "candidates=2,3,200"]
     summary, _ = run(
-        *words, "--methods", "specdiff:draft_tokens=4", *sweep, "--out", tmp_path / "q"
+        *words, "--methods", "specdiff2:draft_tokens=4", *sweep, "--out", tmp_path / "q"
     )
-    assert len(summary.overall) == 1 + 3  # plain; trees are of one step
-    assert any("trees need steps=1" in line for line in summary.run.skipped)
+    assert len(summary.overall) == 1 + 2  # plain; one is too large
+    assert any("candidates=200: at most" in line for line in summary.run.skipped)

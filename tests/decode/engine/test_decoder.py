@@ -165,7 +165,6 @@ def test_malformed_prompts(endless: Target, prompt: Any, line: str) -> None:
         ({"stop": ""}, "non-empty strings"),
         ({"temprature": 0.7}, "unknown option 'temprature' .did you mean 'temperature'"),
         ({"max_tokens": 3}, "unknown option 'max_tokens' .did you mean 'max_new_tokens'"),
-        ({"system": "Be brief."}, "'system' is an option of decode.load"),
         ({"temperature": -1}, "temperature=-1"),
         (
             {"temperature": 1, "sampling": Sampling()},

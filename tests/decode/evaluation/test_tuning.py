@@ -23,11 +23,9 @@ def test_what_is_given_stays_and_a_sweep_replaces_the_grid() -> None:
     def names(text: str, sweep: Sequence[str] = ()) -> list[str]:
         return [m.name for m in list_candidates([read_method(text)], read_sweep(sweep))[text]]
 
-    assert names("specdiff:draft_tokens=2:steps=1:tree_nodes=0") == [
-        "specdiff:draft_tokens=2:steps=1:tree_nodes=0"
-    ]
-    assert names("specdiff:draft_tokens=2:tree_nodes=0") == [
-        f"specdiff:draft_tokens=2:tree_nodes=0:steps={t}" for t in (1, 2)
+    assert names("specdiff:draft_tokens=2:steps=1") == ["specdiff:draft_tokens=2:steps=1"]
+    assert names("specdiff:draft_tokens=2") == [
+        f"specdiff:draft_tokens=2:steps={t}" for t in (1, 2)
     ]
     asked = read_method("lookup")
     assert list_candidates([asked], read_sweep([]), fixed=("draft_tokens",)) == {"lookup": [asked]}

@@ -27,7 +27,7 @@ def test_the_cost_aware_length_is_the_best_one(alpha: float, draft: float, verif
     for _ in range(400):
         n = controller.length(most)
         accepted = next((m for m in range(n) if rng.random() > alpha), n)
-        controller.observe(n, accepted, 0.05 + n * draft, 1 + n * verify)
+        controller.observe(n, accepted, 1.05 + n * (draft + verify))
         lengths.append(n)
     assert lengths[:3] == [12, 6, 1] or lengths[:3] == [12, 7, 1]
     settled = lengths[-100:]

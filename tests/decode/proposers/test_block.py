@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from decode import Decoder, Sampling
-from decode.engine.engine import RequestRunner
+from decode.engine.engine import RequestRunner, prefill_batch
 from decode.proposers.block import BlockProposer, BlockProposerSession
 from decode.speculation.sampling import ProcessorState, probs
 from specalign.common.errors import UserError
@@ -74,7 +74,7 @@ def proposals(
     """Many proposals from the same state."""
     runner = RequestRunner(target, PROMPT, 20, sampling, BlockProposer(net), "token")
     with torch.no_grad():
-        runner.begin()
+        prefill_batch([runner])
         assert isinstance(runner.session, BlockProposerSession)
         return runner.session, [runner.session.propose(3) for _ in range(count)]
 

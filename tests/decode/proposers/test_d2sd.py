@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from decode import Sampling
-from decode.engine.engine import RequestRunner
+from decode.engine.engine import RequestRunner, prefill_batch
 from decode.proposers.d2sd import D2SDProposer, D2SDSession
 from decode.speculation.proposal import Proposal
 from decode.speculation.tree import chain
@@ -35,8 +35,7 @@ def target() -> Target:
     return target
 
 
-PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
-    "one network": ({"context": "shared_kv", "markov_rank": 8}, None),
+PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "shared, shared markov": ({"context": "shared_kv"}, {"context": "shared_kv", "markov_rank": 8}),
     "taps, other taps": ({"context": "taps"}, {"context": "taps", "target_layers": [2, 0], "whole": True, "block_layout": "fill_in"}),
     "taps, shared longer": ({"context": "taps", "block_layout": "fill_in"}, {"context": "shared_kv", "size": 6, "whole": True}),
@@ -47,8 +46,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
 def networks(target: Target, name: str, ids: Tensor) -> tuple[BlockDrafter, BlockDrafter]:
     """Made once: drafting changes no network."""
     one, two = PAIRS[name]
-    first = network(target, 1, ids=ids, **one)
-    return first, first if two is None else network(target, 2, ids=ids, **two)
+    return network(target, 1, ids=ids, **one), network(target, 2, ids=ids, **two)
 
 
 def pair(target: Target, name: str, ids: Tensor = IDS, **options: Any) -> D2SDProposer:
@@ -70,7 +68,7 @@ def begun(
         target, PROMPT, 20, sampling, drafter, "greedy" if sampling.greedy else verifier
     )
     with torch.no_grad():
-        runner.begin()
+        prefill_batch([runner])
     assert isinstance(runner.session, D2SDSession)
     return runner.session
 
@@ -86,8 +84,9 @@ def test_the_tree_is_the_first_draft_and_the_seconds_branches(
     target: Target, name: str, k: int
 ) -> None:
     boundaries, wider = [], 0
-    for sampling in (Sampling(), VARIED, Sampling(0.8, seed=3), Sampling(0.2, seed=3)):
-        drafter = pair(target, name, boundaries=2, keep_q=False)
+    for penalty in (1.0, 1.3, 1.7, 2.5):
+        sampling = replace(VARIED, temperature=0.0, repetition_penalty=penalty)
+        drafter = pair(target, name, boundaries=2)
         drafts = begun(target, drafter, sampling)
         tree = drafts.propose(k)
         expected, kept = by_definition(drafts, k)
@@ -97,18 +96,16 @@ def test_the_tree_is_the_first_draft_and_the_seconds_branches(
         assert len(tree) <= drafter.draft_nodes
         boundaries.append(kept)
         wider += len(tree) > k
-    assert wider or (name, k) == ("one network", 1), "no branch ever said anything else"
+    assert wider, "no branch ever said anything else"
     if k == 4:
-        assert any(kept[1] > 2 for kept in boundaries) and (name == "one network") == all(
-            kept[0] > 0 for kept in boundaries
-        )
+        assert any(kept[1] > 1 for kept in boundaries)
 
 
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("k", [1, 3, 4])
 def test_drawn_tokens_come_with_their_q(target: Target, name: str, k: int) -> None:
     for sampling in (Sampling(1.0, seed=3), replace(VARIED, temperature=0.9)):
-        drafter = pair(target, name, boundaries=2, keep_q=True)
+        drafter = pair(target, name, boundaries=2)
         drafts = begun(target, drafter, sampling, "recursive")
         tree = drafts.propose(k)
         assert tree.law == "causal" and tree.q is not None and tree.depth == k
@@ -124,7 +121,7 @@ def test_drawn_tokens_come_with_their_q(target: Target, name: str, k: int) -> No
         )
         starts = [n for n in range(k, len(tree)) if parents[n] != n - 1 or parents[n] < k - 1]
         kept = [parents[n] + 1 for n in starts]
-        assert len(set(kept)) == len(kept) == min(2, k - drafter.lowest) and kept == sorted(kept)
+        assert len(set(kept)) == len(kept) == min(2, k) and kept == sorted(kept)
         for n, i in zip(starts, kept, strict=True):
             draft = [*tokens[:i], *tokens[n : n + k - i]]
             assert parents[n : n + k - i] == (i - 1, *range(n, n + k - i - 1))
@@ -151,12 +148,10 @@ def test_both_contexts_keep_step_with_the_text(
         40
     ):  # a random drafter's acceptance is small and differs from machine to machine
         sampling = Sampling(1.0, top_k=2, seed=seed)
-        # drawn as well as chosen: both keep step
-        drafter.keep_q = bool(seed % 2)
         accepted += sum(
             RequestRunner(target, PROMPT, 8, sampling, drafter, "point_mass").run().accepted
         )
-        if accepted > 3:
+        if accepted > 3 and len(seen) > 5:
             break
     assert accepted > 3 and len(seen) > 5
     for tokens, *states in seen:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
-import decode
-from decode import Decoder, Sampling
-from decode.engine.engine import RequestRunner
+from decode import Sampling
+from decode.engine.engine import RequestRunner, prefill_batch
 from decode.proposers.diffusion import DiffusionProposer
 from decode.systems.registry import ORDERS
-from specalign.common.errors import UserError
-from specalign.formats.standalone import save_standalone
-from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import PROMPT
 from tests.builders import diffusion_drafter as drafter
@@ -28,7 +22,7 @@ def test_q_is_what_each_token_was_drawn_from(target: Target, order: str) -> None
     proposer, sampling = DiffusionProposer(made, 5, 3, order), Sampling(0.9, seed=4)
     runner = RequestRunner(target, PROMPT, 20, sampling, proposer, "point_mass")
     with torch.no_grad():
-        runner.begin()
+        prefill_batch([runner])
         session = runner.session
         assert session is not None
         proposal = session.propose(5)
@@ -61,25 +55,3 @@ def test_what_may_not_come_yet_is_barred_as_far_as_the_last_position(target: Tar
             its = barred if barred is None or barred.dim() == 1 else barred[row]
             ends = [its is not None and bool(its[i]) for i in target.eos_ids]
             assert ends == [count + place < 4] * len(ends)
-
-
-def test_a_vocabulary_of_its_own(target: Target, tmp_path: Path) -> None:
-    """A drafter of another tokenizer, by its folder and the tokenizer's: the output stays the target's."""
-    from tests.tokenizers import byte_level
-
-    tokenizer = byte_level()
-    tokenizer.save_pretrained(str(tmp_path / "t"))
-    other = load_target("debug", dtype="float32", device="cpu")
-    other.vocab_size = len(tokenizer)
-    save_standalone(drafter(other, "ddit"), tmp_path / "d")
-    decoder = decode.load(target, tmp_path / "d", drafter_tokenizer=tmp_path / "t", copying=False)
-    assert decoder.name == "diffusion+translation"
-    for sampling in (Sampling(), Sampling(1.0, seed=3)):
-        out = decoder.generate("Say a word or two.", max_new_tokens=30, sampling=sampling)
-        if sampling.greedy:
-            assert (
-                out.tokens
-                == Decoder(target).generate("Say a word or two.", max_new_tokens=30).tokens
-            )
-    with pytest.raises(UserError, match="its (own )?tokenizer"):
-        decode.load(target, tmp_path / "d")

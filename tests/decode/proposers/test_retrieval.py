@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from decode.proposers.retrieval import RetrievalProposer, RetrievalSession, read_corpus
-from decode.proposers.suffix_automaton import Datastore
+from decode.proposers.lookup import Source
+from decode.proposers.retrieval import (
+    Datastore,
+    RetrievalProposer,
+    RetrievalSession,
+    rank_continuations,
+    read_corpus,
+)
 from decode.speculation.proposal import Proposal
 from decode.speculation.tree import path_to
 from specalign.common.errors import UserError
@@ -75,3 +84,27 @@ def test_texts_of_a_corpus(target: Target, tmp_path: Path) -> None:
         rows.write_text(text + "\n")
         with pytest.raises(UserError, match=says):
             read_corpus(str(rows), target)
+
+
+@pytest.mark.parametrize(("alphabet", "seed"), [(1, 0), (2, 1), (3, 2), (5, 3)])
+def test_matches_and_counts_against_a_search_through_the_tokens(alphabet: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def text(length: int) -> list[int]:
+        return torch.randint(alphabet, (length,), generator=generator).tolist()
+
+    texts = [text(20), text(9), text(1)]
+    for source, own in ((Datastore(texts), texts), (Source(texts[0]), texts[:1])):
+        for length in range(1, 20):
+            context = text(length) if length % 2 else texts[0][:length]
+            for n in range(length, 0, -1):
+                ending = context[length - n :]
+                after = Counter(
+                    t[e] for t in own for e in range(n, len(t)) if t[e - n : e] == ending
+                )
+                if after:
+                    break
+            places, found = source.match(np.array(context))
+            assert found == (n if after else 0)
+            shares = {t: math.exp(s) for s, t in rank_continuations(source, places)}
+            assert shares == pytest.approx({t: c / after.total() for t, c in after.items()})

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decode import Decoder, Sampling
-from decode.engine.engine import RequestRunner
+from decode.engine.engine import RequestRunner, prefill_batch
 from decode.evaluation.divergence import replay
 from decode.proposers.block import BlockProposer, BlockProposerSession
 from decode.speculation.sampling import position_noise
@@ -86,7 +86,7 @@ def test_coupled_drafts_use_the_noise_of_their_positions(target: Target, variant
     net, sampling = network(target, **VARIANTS[variant]), Sampling(1.0, seed=5)
     runner = RequestRunner(target, PROMPT, 20, sampling, BlockProposer(net), "gumbel")
     with torch.no_grad():
-        runner.begin()
+        prefill_batch([runner])
         drafts = runner.session
         assert isinstance(drafts, BlockProposerSession)
         tree = drafts.propose(3)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 import torch
 
 from decode.speculation.proposal import DraftProbs, Proposal, Siblings
 from decode.speculation.sampling import draw
-from decode.speculation.tree import path_to
 from decode.speculation.tree_drafts import (
     draw_tree,
     drawn_tree_parents,
     merge_chains,
     prefix_tree,
-    tree_from_marginals,
 )
 
 CPU = torch.device("cpu")
@@ -23,20 +19,6 @@ CPU = torch.device("cpu")
 
 def rows(K: int, V: int, seed: int) -> torch.Tensor:
     return (torch.randn(K, V, generator=torch.Generator().manual_seed(seed)) * 2).softmax(-1)
-
-
-@pytest.mark.parametrize("nodes", [1, 4, 9, 30])
-def test_from_marginals_takes_the_most_probable_paths(nodes: int) -> None:
-    q_KV = rows(3, 4, nodes).double()
-    tree = tree_from_marginals(q_KV.log(), nodes)
-    assert tree.parents is not None and len(tree) == nodes and tree.law == "point"
-    every = {
-        path: float(torch.stack([q_KV[k, t] for k, t in enumerate(path)]).prod())
-        for n in (1, 2, 3)
-        for path in product(range(4), repeat=n)
-    }
-    found = {tuple(tree.tokens_K[path_to(tree.parents, i + 1)].tolist()) for i in range(nodes)}
-    assert found == set(sorted(every, key=lambda path: -every[path])[:nodes])
 
 
 @pytest.mark.parametrize("siblings", ["iid", "without_replacement"])

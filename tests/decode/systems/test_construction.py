@@ -25,10 +25,8 @@ from tests.target_models import tiny_target
 METHODS = [
     *SYSTEMS,
     "specdiff:draft_tokens=5:steps=3",
-    "specdiff:draft_tokens=4:tree_nodes=6",
     "specdiff2:candidates=3:keep_q=true:verifier=traversal",
-    "diffuspec:path_search=false",
-    "hierarchical:inner=diffusion",
+    "hierarchical:inner=lookup",
     "duo:controller=fixed",
     "specdiff:draft_tokens=5:copying=true",
     "d2sd:copying=true",
@@ -61,8 +59,8 @@ def test_sampled_output_has_the_targets_joint_law(shallow_parts: OpenDrafters, n
 def test_errors_name_the_method(parts: OpenDrafters, target: Target) -> None:
     for text, says in (
         (
-            "specdiff:steps=2:tree_nodes=4",
-            "method 'specdiff:steps=2:tree_nodes=4': tree_nodes=4: trees",
+            "specdiff2:candidates=200:draft_tokens=8",
+            "method 'specdiff2:candidates=200:draft_tokens=8': candidates=200: at most",
         ),
     ):
         with pytest.raises(UserError, match=says):
@@ -92,7 +90,7 @@ def test_draft_tokens(parts: OpenDrafters) -> None:
 def test_targets_whose_drafts_may_not_branch() -> None:
     by_place = load_target("debug-gptneo", dtype="float32", device="cpu")
     parts = OpenDrafters(by_place, {"diffusion": object(), "block": object()})
-    for text in ("specdiff2", "block_tree", "specdiff:tree_nodes=5", "retrieval:tree_nodes=4"):
+    for text in ("specdiff2", "block_tree", "retrieval:tree_nodes=4"):
         with pytest.raises(UserError, match="can't attend along branches, so drafts can't branch"):
             build(read_method(text), parts)
     assert build(read_method("retrieval"), parts).generate(PROMPT, max_new_tokens=4).tokens

@@ -11,8 +11,8 @@ import torch
 import decode
 from decode import Decoder
 from decode.proposers.block import BlockProposer
+from decode.systems import construction as module
 from decode.systems import drafter_folders
-from decode.systems import load as module
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
 from specalign.lm.loading import load_target, reload
@@ -36,7 +36,6 @@ def test_what_is_refused_before_the_target_is_loaded(tmp_path: Path) -> None:
         ({"drafter": str(tmp_path / "missing")}, "no such folder, and not an available hub id"),
         ({"method": "tolerator"}, "diffusion=FOLDER"),
         ({"method": "plain", "steps": 2}, "options after colons: method='plain:steps=2'"),
-        ({"drafter": "lookup", "drafter_tokenizer": "debug"}, "drafter_tokenizer"),
         ({"drafter": "lookup", "tree_nodes": 3}, "tree_nodes"),
         ({"drafter": None, "steps": 2}, "steps and order"),
     ):
@@ -94,7 +93,7 @@ def test_template_switches_and_system_prompt(target: Target, tmp_path: Path) -> 
         UserError, match="has no variable 'enable_thinkin'.*did you mean 'enable_thinking'"
     ):
         decode.load(folder, template_kwargs={"enable_thinkin": False})
-    with pytest.raises(UserError, match="to load_target: the target is already loaded"):
+    with pytest.raises(UserError, match="to load_target: the target is loaded"):
         decode.load(target, system="Be brief.")
 
 

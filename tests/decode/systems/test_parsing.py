@@ -42,7 +42,7 @@ def test_an_option_is_given_once() -> None:
         ("plain:draft_tokens=4", "unknown option 'draft_tokens': plain has none"),
         ("specdiff:steps", "unknown option 'steps'"),
         ("specdiff:steps=two", "steps='two': must be a whole number"),
-        ("diffuspec:path_search=maybe", "path_search='maybe': must be true or false"),
+        ("lookup:copying=maybe", "copying='maybe': must be true or false"),
         ("specdiff2:draft_temperature=x", "draft_temperature='x': must be a number"),
         ("specdiff:steps=1:steps=2", "steps is given twice"),
         (
