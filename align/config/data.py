@@ -90,9 +90,6 @@ class DataConfig(Section):
     retry_seconds: float = option(300.0, "seconds for which a failing request is retried", low=0)
     length: int = option(512, "length of a packed row", low=8, high=2**24)
     validation_fraction: float = option(0.02, "share of samples held out", above=0, high=0.5)
-    near_duplicate_threshold: float = option(
-        0.8, "3-gram overlap of duplicates; above 1 = off", above=0
-    )
     text: list[str] = option(
         [],
         "other text to train on first: files and folders of text, source code, .jsonl, "

@@ -19,7 +19,8 @@ def identity(
 ) -> dict[str, object]:
     """The settings that must be unchanged on resume. They include neither a server's address nor
     its dtype; a target whose weights are not on this machine has no hash."""
-    d, served = recipe.data, recipe.data.server is not None
+    d = recipe.data
+    served = d.server is not None
     return {
         "writer": "server" if served else "target",
         "target": target.spec,
@@ -41,7 +42,6 @@ def identity(
         "turns": "last" if d.prompts is None else d.turns,
         "max_answer_tokens": d.max_answer_tokens,
         "batch_size": d.batch_size,
-        "near_duplicate_threshold": d.near_duplicate_threshold,
         "date": template.date,
         "template_seed": template.seed,
         "rendered_sha256": template.rendered_sha256,

@@ -3,8 +3,6 @@ killed."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -12,12 +10,9 @@ from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 
-import torch
-
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.identity import identity, is_same
-from align.data.near_duplicates import NearDuplicates
 from align.data.prompts import read_prompts
 from align.data.shards import Manifest, Samples
 from align.writing.generation import Writer
@@ -63,8 +58,7 @@ class Synthesis:
         fresh = {**settings, **counts, "dropped": {}, "finished": False, "sha256": []}
         self.manifest: Manifest = {**fresh, **found}
         self.plan = Plan(recipe, target, template, self.prompts)
-        self.prefix = list(template.prefix)
-        self.seen = NearDuplicates(d.near_duplicate_threshold)
+        self.seen = set[int]()
         if not quiet:
             note_readings(target, str(folder), template.date)
         if d.server is not None and not exists:
@@ -87,7 +81,6 @@ class Synthesis:
         """End running requests."""
         if "source" in vars(self):
             self.source.close()
-        self.seen.close()
 
     @property
     def done(self) -> bool:
@@ -99,16 +92,13 @@ class Synthesis:
         which nothing is kept."""
         manifest, folder = self.manifest, self.folder
         dropped = Counter[str](manifest["dropped"])
-        room = self.recipe.data.samples - manifest["samples"]
-        samples = self.write_batch(manifest["shards"], room, dropped, progress)
+        samples = self._write_batch(manifest["shards"], manifest, dropped, progress)
         if samples is None:
             manifest["ended"] = True
             data.write_manifest(folder, manifest)
             return False
-        sha256 = data.write_shard(folder, manifest["shards"], samples)
         manifest["shards"] += 1
         manifest["dropped"] = dict(sorted(dropped.items()))
-        _count(manifest, samples, sha256)
         manifest |= self.source.about
         manifest["finished"] = self.done
         data.write_manifest(folder, manifest)
@@ -117,17 +107,23 @@ class Synthesis:
         if self.fruitless == FRUITLESS_BATCHES:
             raise UserError(
                 f"{folder}: no sample of {FRUITLESS_BATCHES} batches in a row was kept (dropped so "
-                f"far: {_list_counts(dropped)}); change data.near_duplicate_threshold, "
-                "data.prompt_temperature, data.max_prompt_tokens or data.writer, or give "
-                "prompts (data.prompts); delete the folder before retrying"
+                f"far: {_list_counts(dropped)}); change data.prompt_temperature, "
+                "data.max_prompt_tokens or data.writer, or give prompts (data.prompts); delete "
+                "the folder before retrying"
             )
         return True
 
-    def write_batch(
-        self, number: int, room: int, dropped: Counter[str], progress: Progress = ignore_progress
+    def _write_batch(
+        self,
+        number: int,
+        manifest: Manifest,
+        dropped: Counter[str],
+        progress: Progress = ignore_progress,
     ) -> Samples | None:
-        """At most `room` samples of a batch, after those of earlier batches, without broken rows
-        and near duplicates; None after the last prompt. `dropped` counts why rows are left out."""
+        """Write a batch as a shard, without broken rows and samples that were there before, and
+        count it in the manifest; None after the last prompt. `dropped` counts why rows are left
+        out."""
+        room = self.recipe.data.samples - manifest["samples"]
         rows = self.source.write(number, room, progress)
         if rows is None:
             return None
@@ -135,8 +131,8 @@ class Synthesis:
         for row in rows:
             if row.broken:
                 dropped[row.broken] += 1
-            elif not self.seen.add(self._text_key(row.tokens, row.answer_start, row.text_start)):
-                dropped["near-duplicate"] += 1
+            elif self._is_duplicate(row.tokens):
+                dropped["duplicate"] += 1
             elif len(chosen) < room:
                 chosen.append(row)
         samples = data.from_lists(
@@ -144,57 +140,42 @@ class Synthesis:
             [row.answer_start for row in chosen],
             [row.answer_temperature for row in chosen],
         )
-        starts = [row.text_start for row in chosen]
-        if any(start != len(self.prefix) for start in starts):
-            samples.text_start = torch.tensor(starts)
+        _count(manifest, samples, data.write_shard(self.folder, number, samples))
         return samples
 
-    def _text_key(self, tokens: list[int], answer_start: int, text_start: int) -> list[int]:
-        """The key for near-duplicate detection: the prompt from the first user text on, or a base
-        text's first 64 tokens. Prompts after different system prompts or tools are never near."""
-        end = answer_start if answer_start > text_start else text_start + 64
-        lead, text = tokens[:text_start], tokens[text_start:end]
-        if lead == self.prefix:
-            return text
-        digest = hashlib.sha256(json.dumps(lead).encode()).digest()
-        mask = int.from_bytes(digest[:4], "little") % (1 << 20)
-        return [token ^ mask for token in text]
+    def _is_duplicate(self, tokens: list[int]) -> bool:
+        """Whether a sample with these tokens was there before."""
+        key = hash(tuple(tokens))
+        is_known = key in self.seen
+        self.seen.add(key)
+        return is_known
 
     def _restore(self) -> None:
-        """Write missing and damaged shards again; near duplicates of all texts are dropped."""
+        """Write missing and damaged shards again, and remember the samples of the others."""
         manifest = self.manifest
-        found: list[Samples | None] = []
-        for number, sha256 in enumerate(manifest["sha256"]):
-            path = data.shard_path(self.folder, number)
-            try:
-                found.append(data.read_shard(path, sha256, self.plan.target.vocab_size))
-            except UserError as error:
-                found.append(None)
-                if not self.quiet:
-                    say(f"regenerating: {error}")
+        found = [self._read_shard(number) for number in range(manifest["shards"])]
         if self.done and None not in found:
             return
         restored = {**manifest, "samples": 0, "tokens": 0, "answer_tokens": 0, "sha256": []}
         for number, samples in enumerate(found):
-            sha256 = manifest["sha256"][number]
             if samples is None:
-                room = self.recipe.data.samples - restored["samples"]
-                samples = self.write_batch(number, room, Counter())
-                assert samples is not None  # it was written before
-                sha256 = data.write_shard(self.folder, number, samples)
-            else:
-                self._remember(samples)
-            _count(restored, samples, sha256)
+                self._write_batch(number, restored, Counter())
+                continue
+            for i in range(len(samples)):
+                self._is_duplicate(samples[i].tolist())
+            _count(restored, samples, manifest["sha256"][number])
         manifest |= restored
         if None in found:
             data.write_manifest(self.folder, manifest)
 
-    def _remember(self, samples: Samples) -> None:
-        for i in range(len(samples)):
-            starts = samples.text_start
-            text_start = len(self.prefix) if starts is None else int(starts[i])
-            key = self._text_key(samples[i].tolist(), int(samples.answer_start[i]), text_start)
-            self.seen.add(key)
+    def _read_shard(self, number: int) -> Samples | None:
+        """A shard; None if it is missing or damaged."""
+        path, sha256 = data.shard_path(self.folder, number), self.manifest["sha256"][number]
+        try:
+            return data.read_shard(path, sha256, self.plan.target.vocab_size)
+        except UserError as error:
+            say(f"regenerating: {error}", error=True)
+            return None
 
 
 def _check_settings(folder: Path, found: Manifest, wanted: Mapping[str, object]) -> None:

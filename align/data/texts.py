@@ -15,9 +15,9 @@ from typing import TypedDict
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.identity import is_same
-from align.data.overlap import Passages, read_excluded
+from align.data.overlap import read_excluded
 from align.data.shards import Manifest
-from align.data.text_sources import UNUSED_COLUMN, HubOptions, read_documents
+from align.data.text_sources import UNUSED_COLUMN, read_documents
 from align.writing.outline import TargetInfo
 from align.writing.template import first_tokens
 from specalign.common.commands import command
@@ -43,7 +43,7 @@ class SourceRecord(TypedDict):
 
 
 class TextFields(TypedDict):
-    """The fields of a manifest that are read; `_SETTINGS` come to them."""
+    """The fields of a manifest without which no text can be read."""
 
     sources: list[SourceRecord]
     left_out: dict[str, int]
@@ -65,16 +65,17 @@ def read_text_manifest(folder: Path) -> Manifest:
 
 def open_text(recipe: Recipe, target: TargetInfo) -> data.ShardSamples:
     """Opens what `read_texts` wrote. Raises UserError if it was read with other settings."""
-    manifest = _check_settings(recipe, target)
-    return data.read_samples(text_folder(recipe), target.vocab_size, manifest)
+    return data.read_samples(
+        text_folder(recipe), target.vocab_size, _check_settings(recipe, target)
+    )
 
 
 def _check_settings(recipe: Recipe, target: TargetInfo) -> Manifest:
     """The manifest. Raises UserError if the text was read with other settings."""
     folder = text_folder(recipe)
-    manifest, wanted = read_text_manifest(folder), _make_manifest(recipe, target)
+    manifest = read_text_manifest(folder)
     found = {**manifest, "sources": [record["source"] for record in manifest["sources"]]}
-    wanted["sources"] = list(recipe.data.text)
+    wanted = {**_make_manifest(recipe, target), "sources": list(recipe.data.text)}
     for key in _SETTINGS:
         if not is_same(found, key, wanted[key]):
             raise UserError(
@@ -97,7 +98,7 @@ def is_read(recipe: Recipe) -> bool:
 def _make_manifest(recipe: Recipe, target: TargetInfo) -> Manifest:
     """The manifest of a folder before anything is read."""
     d = recipe.data
-    options = HubOptions(d.text_column, d.text_split, d.text_config, d.text_revision)
+    options = ("column", "split", "config", "revision")
     sources = [{"source": name, "documents": 0, "tokens": 0, "ended": False} for name in d.text]
     return {
         "unchecked": {},
@@ -109,7 +110,7 @@ def _make_manifest(recipe: Recipe, target: TargetInfo) -> Manifest:
         "target_sha256": target.hash,
         "length": d.length,
         "mixture": list(d.mixture) or [1.0] * len(d.text),
-        "options": vars(options),
+        "options": {name: getattr(d, f"text_{name}") for name in options},
         "exclude": list(d.exclude),
         "sources": sources,
         "sha256": [],
@@ -118,20 +119,19 @@ def _make_manifest(recipe: Recipe, target: TargetInfo) -> Manifest:
 
 
 class _TextReader:
-    """Reads all sources of a manifest: the one that is furthest behind its weight comes next.
-    `records`: of the sources, which count what is read of them."""
+    """Reads all sources of a manifest: the one that is furthest behind its weight comes next."""
 
-    def __init__(self, target: TargetInfo, manifest: Manifest, passages: Passages) -> None:
-        self.target, self.passages = target, passages
+    def __init__(self, recipe: Recipe, target: TargetInfo, manifest: Manifest) -> None:
+        self.target = target
         self.records: list[SourceRecord] = manifest["sources"]
         self.mixture: list[float] = manifest["mixture"]
+        self.passages, manifest["unchecked"] = read_excluded(recipe.data.exclude)
         self.first = first_tokens(target)
-        self.piece_length = manifest["length"] - len(self.first)
-        self.left_out = [Counter[str]() for _ in self.records]
+        self.piece_length = recipe.data.length - len(self.first)
         self.seen = set[bytes]()
-        options = HubOptions(**manifest["options"])
+        self.left_out = [Counter[str]() for _ in self.records]
         self.documents = [
-            read_documents(record["source"], options, left_out)
+            read_documents(record["source"], recipe.data, left_out)
             for record, left_out in zip(self.records, self.left_out, strict=True)
         ]
 
@@ -140,7 +140,7 @@ class _TextReader:
         counts = {}
         for record, left_out in zip(self.records, self.left_out, strict=True):
             of = f" of {record['source']}" if len(self.records) > 1 else ""
-            counts.update({f"{reason}{of}": count for reason, count in left_out.items()})
+            counts.update({f"{reason}{of}": count for reason, count in left_out.items() if count})
         return dict(sorted(counts.items()))
 
     def read_shard(self, limit: int) -> data.Samples:
@@ -148,13 +148,12 @@ class _TextReader:
         pieces: list[list[int]] = []
         count = 0
         while count < limit:
-            shares = zip(self.records, self.mixture, strict=True)
-            progress = [record["tokens"] / weight for record, weight in shares]
             unread = [i for i, record in enumerate(self.records) if not record["ended"]]
             if not unread:
                 break
-            number = min(unread, key=progress.__getitem__)
-            record, document = self.records[number], next(self.documents[number], None)
+            number = min(unread, key=lambda i: self.records[i]["tokens"] / self.mixture[i])
+            record = self.records[number]
+            document = next(self.documents[number], None)
             if document is None:
                 record["ended"] = True
                 continue
@@ -168,7 +167,7 @@ class _TextReader:
 
     def _tokenize(self, document: str, left_out: Counter[str]) -> list[list[int]]:
         """A document as samples of at most a row's length; none if it is left out."""
-        digest = hashlib.sha256(document.encode()).digest()[:8]
+        digest = hashlib.sha256(document.encode(errors="surrogatepass")).digest()[:8]
         if digest in self.seen:
             left_out["documents that were there before"] += 1
             return []
@@ -180,7 +179,7 @@ class _TextReader:
         try:
             tokens = text_ids(tokenizer, document, size, "a document", verbose=False)
         except UserError:
-            left_out["documents with tokens that the target lacks"] += 1
+            left_out["documents that the target can't tokenize"] += 1
             return []
         step = self.piece_length
         parts = [tokens[i : i + step] for i in range(0, len(tokens), step)]
@@ -194,7 +193,7 @@ def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> Manif
     """Read `data.text` up to `data.text_tokens` tokens into `text_folder` unless it has them;
     returns the manifest. Raises UserError: a folder that was read with other settings, a source
     that can't be read, or no text."""
-    d, folder = recipe.data, text_folder(recipe)
+    wanted, folder = recipe.data.text_tokens, text_folder(recipe)
     if (folder / "manifest.json").exists():
         _check_settings(recipe, target)
         try:
@@ -204,31 +203,28 @@ def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> Manif
         except UserError as error:
             say(f"rereading: {error}", error=True)
     manifest = _make_manifest(recipe, target)
-    passages, manifest["unchecked"] = read_excluded(d.exclude)
+    reader = _TextReader(recipe, target, manifest)
     if manifest["unchecked"] and not quiet:
         names = ", ".join(manifest["unchecked"])
         say(f"warning: data.text is not checked against {names}: unavailable here", error=True)
-    reader = _TextReader(target, manifest, passages)
-    while manifest["tokens"] < d.text_tokens:
-        samples = reader.read_shard(min(SHARD_TOKENS, d.text_tokens - manifest["tokens"]))
+    while manifest["tokens"] < wanted:
+        samples = reader.read_shard(min(SHARD_TOKENS, wanted - manifest["tokens"]))
         if not len(samples):
             break
         manifest["sha256"].append(data.write_shard(folder, manifest["shards"], samples))
         manifest["shards"] += 1
         manifest["samples"] += len(samples)
-        manifest["tokens"] += samples.token_count
+        manifest["tokens"] += len(samples.tokens)
     manifest["left_out"] = reader.count_left_out()
     counts = [f"{count} {reason}" for reason, count in manifest["left_out"].items()]
     left_out = ", ".join(counts) or "nothing"
     if not manifest["samples"]:
-        raise UserError(f"data.text={list(d.text)}: no text in it ({left_out} left out)")
-    manifest["finished"] = manifest["tokens"] >= d.text_tokens
+        raise UserError(f"data.text={list(recipe.data.text)}: no text in it ({left_out} left out)")
+    manifest["finished"] = manifest["tokens"] >= wanted
     data.write_manifest(folder, manifest)  # last: text without it is read again
     if not quiet:
         sources = ", ".join(f"{s['source']} {s['tokens']}" for s in manifest["sources"])
         hint = " (data.text_column chooses the column)" if UNUSED_COLUMN in left_out else ""
-        say(
-            f"{manifest['tokens']} tokens of text in {folder} ({sources}); left out: "
-            f"{left_out}{hint}"
-        )
+        said = f"{manifest['tokens']} tokens of text in {folder} ({sources})"
+        say(f"{said}; left out: {left_out}{hint}")
     return manifest

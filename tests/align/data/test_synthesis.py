@@ -1,4 +1,4 @@
-"""Generated data: resumable after a kill, near duplicates and wrong settings, whole conversations."""
+"""Generated data: resumable after a kill, duplicates and wrong settings, whole conversations."""
 
 from __future__ import annotations
 
@@ -52,16 +52,12 @@ def test_written_prompts_begin_as_asked(tmp_path: Path, target: Target) -> None:
         write(target, tmp_path / "more", *words, f"data.prompt_openings=['{'a b ' * 40}']")
 
 
-def test_near_duplicates_are_dropped(tmp_path: Path, target: Target) -> None:
-    """The same question after another system prompt is none."""
-    question = {"role": "user", "content": "Summarise the document above please."}
-    texts = ("about rain", "about snow", "about rain")
-    talks = [[{"role": "system", "content": text}, question] for text in texts]
-    path = tmp_path / "p.jsonl"
-    path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
-    words = [f"data.prompts={path}", "data.max_prompt_tokens=200", "data.answer_temperatures=[1]"]
+def test_samples_that_were_there_before_are_dropped(tmp_path: Path, target: Target) -> None:
+    path = tmp_path / "p.txt"
+    path.write_text("rain\nsnow\nrain\n")
+    words = [f"data.prompts={path}", "data.batch_size=2", "data.answer_temperatures=[0]"]
     manifest = write(target, tmp_path / "data", *words)
-    assert manifest["samples"] == 2 and manifest["dropped"] == {"near-duplicate": 1}
+    assert manifest["samples"] == 2 and manifest["dropped"] == {"duplicate": 1}
 
 
 def test_other_settings_are_refused(tmp_path: Path) -> None:
@@ -176,7 +172,7 @@ def test_a_folder_keeps_its_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     target.tokenizer.chat_template = clock + target.tokenizer.chat_template
     monkeypatch.setattr("align.writing.template.today", lambda: "2026-11-28")
     (tmp_path / "p.txt").write_text("".join(f"{i} words\n" for i in range(6)))
-    words = [f"data.prompts={tmp_path}/p.txt", "data.near_duplicate_threshold=2"]
+    words = [f"data.prompts={tmp_path}/p.txt"]
     words.append("data.batch_size=3")
     first = write(target, tmp_path / "a", *words, "data.samples=3")
     assert first["date"] == "2026-11-28" and first["rendered_sha256"]

@@ -12,15 +12,15 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from align.data.text_sources import HubOptions
+from align.config.data import DataConfig
 from align.data.text_sources import read_documents as documents
 from specalign.common.errors import UserError
 
 
-def read(source: Path | str, options: HubOptions | None = None) -> tuple[list[str], dict[str, int]]:
+def read(source: Path | str, data: DataConfig | None = None) -> tuple[list[str], dict[str, int]]:
     left_out = Counter[str]()
-    found = list(documents(str(source), options or HubOptions(), left_out))
-    return found, dict(left_out)
+    found = list(documents(str(source), data or DataConfig(), left_out))
+    return found, dict(+left_out)
 
 
 def test_a_folder_in_the_order_of_its_names(tmp_path: Path) -> None:
@@ -73,7 +73,8 @@ def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     monkeypatch.setattr("specalign.rows.hub_rows.hub_reachable", lambda: True)
-    assert read("owner/name", HubOptions("body", "train", "en", "v1"))[0] == ["one", "two"]
+    options = DataConfig(text_column="body", text_config="en", text_revision="v1")
+    assert read("owner/name", options)[0] == ["one", "two"]
     assert asked == [("owner/name", "en", "train", "v1", True)]
     with pytest.raises(UserError, match="data.text='owner/name': no column 'text'"):
         read("owner/name")
