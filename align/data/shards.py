@@ -119,16 +119,21 @@ Manifest = JsonObject
 """The values of a folder's manifest.json: `ManifestFields`, and the settings of `identity`."""
 
 
-class ManifestFields(TypedDict):
-    """The fields of a manifest without which no folder can be read."""
+class FolderFields(TypedDict):
+    """The fields of a manifest without which no folder of shards can be read."""
 
     shards: int
     samples: int
     tokens: int
+    sha256: list[str]
+
+
+class ManifestFields(FolderFields):
+    """The fields of a generated folder's manifest that a run needs."""
+
     seed: int
     prompt_temperature: float
     answer_temperatures: list[float]
-    sha256: list[str]
 
 
 def shard_path(folder: Path, index: int) -> Path:
@@ -168,8 +173,8 @@ def read_shard(path: Path, sha256: str, vocabulary: int | None = None) -> Sample
         return samples
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise UserError(
-            f"{path}: not a readable data shard ({error}); rerun align.synthesize with the same "
-            "arguments to write it again"
+            f"{path}: not a readable data shard ({error}); delete {path.parent}, or choose another "
+            "data.path"
         ) from None
 
 

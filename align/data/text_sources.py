@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -16,18 +16,16 @@ from specalign.common.files import check_ordinary, expand_path, read_text
 from specalign.common.hub import is_hub_id, missing
 from specalign.rows.folders import choose_files, visible_files
 from specalign.rows.hub_rows import hub_rows
-from specalign.rows.shapes import CONVERSATIONS, NAMES
-from specalign.rows.splits import split_of
+from specalign.rows.shapes import NAMES
 from specalign.rows.tables import check_plain_text, kind_of, read_rows, suffix_of
 
 TABLES = (".jsonl", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv")
 """Files of rows in a folder, where .json may be anything; a single .json file is read."""
-TEXTS = tuple(
-    f".{suffix}"
-    for suffix in (
-        "txt md rst tex html org py pyi c h cc cpp hpp cu rs go java kt scala js jsx ts tsx rb php "
-        "pl sh sql r jl lua hs ml swift cs css toml yaml yml"
-    ).split()
+TEXTS = (
+    *(".txt", ".md", ".rst", ".tex", ".html", ".org"),
+    *(".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".rs", ".go", ".java", ".kt"),
+    *(".scala", ".js", ".jsx", ".ts", ".tsx", ".rb", ".php", ".pl", ".sh", ".sql", ".r", ".jl"),
+    *(".lua", ".hs", ".ml", ".swift", ".cs", ".css", ".toml", ".yaml", ".yml"),
 )
 UNUSED_COLUMN = "values of column"
 """How `left_out` counts what the columns without the text hold."""
@@ -35,10 +33,6 @@ SEARCHED_ROWS = 1000
 """Of a table or a Hub data set, without a text, after which it lacks the column."""
 MOST_CHARACTERS = 200_000
 """Longer texts are split at line ends, so that little is tokenised at a time."""
-
-
-class NoColumn(UserError):
-    """A table lacks the column of texts."""
 
 
 def check_sources(data: DataConfig) -> None:
@@ -70,7 +64,9 @@ def read_documents(source: str, data: DataConfig, left_out: Counter[str]) -> Ite
     check_text_source(source)
     path = expand_path(source, "data.text")
     if path.is_dir():
-        texts = _read_folder(path, data, left_out)
+        texts = chain.from_iterable(
+            _read_file(file, data, left_out) for file in _list_files(path, data, left_out)
+        )
     elif path.is_file():
         texts = _read_file(path, data, left_out)
     else:
@@ -82,6 +78,19 @@ def read_documents(source: str, data: DataConfig, left_out: Counter[str]) -> Ite
             yield from _split_text(text)
         else:
             left_out["empty documents"] += 1
+
+
+def _list_files(folder: Path, data: DataConfig, left_out: Counter[str]) -> list[Path]:
+    """The readable files in the order of their names; of tables, those of the split."""
+    files = visible_files(folder)
+    readable = [file for file in files if suffix_of(file) in TABLES + TEXTS]
+    tables = [file for file in readable if suffix_of(file) in TABLES]
+    chosen = tables
+    if tables:
+        chosen = choose_files(folder, tables, data.text_split, data.text_config, "data.text")
+    left_out["files of other kinds"] += len(files) - len(readable)
+    left_out["files of other splits"] += len(tables) - len(chosen)
+    return [file for file in readable if file not in tables or file in chosen]
 
 
 def _read_file(path: Path, data: DataConfig, left_out: Counter[str]) -> Iterator[str]:
@@ -97,55 +106,26 @@ def _read_file(path: Path, data: DataConfig, left_out: Counter[str]) -> Iterator
     yield read_text(path)
 
 
-def _read_folder(folder: Path, data: DataConfig, left_out: Counter[str]) -> Iterator[str]:
-    """The visible files in the order of their names; of tables and .txt files, those of the
-    split."""
-    files = visible_files(folder)
-    readable = [file for file in files if suffix_of(file) in TABLES + TEXTS]
-    split = [file for file in readable if suffix_of(file) in (*TABLES, ".txt")]
-    chosen = readable
-    if any(suffix_of(f) in TABLES or split_of(f.relative_to(folder)) for f in split):
-        of_split = choose_files(folder, split, data.text_split, data.text_config, "data.text")
-        chosen = [file for file in readable if file not in split or file in of_split]
-    left_out["files of other kinds"] += len(files) - len(readable)
-    left_out["files of other splits"] += len(readable) - len(chosen)
-    for path in chosen:
-        try:
-            yield from _read_file(path, data, left_out)
-        except NoColumn:
-            left_out[f"tables without column {data.text_column!r}"] += 1
-        except UserError:
-            if suffix_of(path) in TABLES:
-                raise
-            left_out["files that can't be read as text"] += 1
-
-
 def _read_column(
     rows: Iterable[object], source: str, column: str, left_out: Counter[str]
 ) -> Iterator[str]:
-    """The text of each row that has one; a row that is a string is one. Raises NoColumn if none of
+    """The text of each row that has one; a row that is a string is one. Raises UserError if none of
     the first `SEARCHED_ROWS` has the column."""
     rows = iter(rows)
     first = list(islice(rows, SEARCHED_ROWS))
     if first and not any(isinstance(r, str) or isinstance(r, dict) and column in r for r in first):
-        raise NoColumn(f"data.text={source!r}: {_describe_columns(first, column)}")
+        columns = {str(name) for row in first if isinstance(row, dict) for name in row}
+        hint = nearest(column, columns)
+        raise UserError(f"data.text={source!r}: no column {column!r} (data.text_column){hint}")
     for row in chain(first, rows):
-        columns = row if isinstance(row, dict) else {column: row}
-        text = columns.get(column)
+        values = row if isinstance(row, dict) else {column: row}
+        text = values.get(column)
         if isinstance(text, str):
-            filled = {str(k) for k, v in columns.items() if v not in (None, "", [], {})}
+            filled = {str(k) for k, v in values.items() if v not in (None, "", [], {})}
             left_out.update(f"{UNUSED_COLUMN} {k!r}" for k in filled - {column, *NAMES})
             yield text
         else:
             left_out[f"rows without text in column {column!r}"] += 1
-
-
-def _describe_columns(rows: Sequence[object], column: str) -> str:
-    """What rows without the column have."""
-    columns = dict.fromkeys(str(name) for row in rows if isinstance(row, dict) for name in row)
-    if {name.strip().casefold() for name in columns} & {*CONVERSATIONS}:
-        return f"no column {column!r}: its rows are conversations, which data.prompts reads"
-    return f"no column {column!r} (data.text_column){nearest(column, columns)}"
 
 
 def _split_text(text: str) -> Iterator[str]:

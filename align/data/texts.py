@@ -14,9 +14,9 @@ from typing import TypedDict
 
 from align.config.recipe import Recipe
 from align.data import shards as data
-from align.data.identity import is_same
+from align.data.identity import check_same
 from align.data.overlap import read_excluded
-from align.data.shards import Manifest
+from align.data.shards import FolderFields, Manifest
 from align.data.text_sources import UNUSED_COLUMN, read_documents
 from align.writing.outline import TargetInfo
 from align.writing.template import first_tokens
@@ -42,15 +42,10 @@ class SourceRecord(TypedDict):
     ended: bool
 
 
-class TextFields(TypedDict):
+class TextFields(FolderFields):
     """The fields of a manifest without which no text can be read."""
 
     sources: list[SourceRecord]
-    left_out: dict[str, int]
-    shards: int
-    samples: int
-    tokens: int
-    sha256: list[str]
 
 
 def text_folder(recipe: Recipe) -> Path:
@@ -65,24 +60,12 @@ def read_text_manifest(folder: Path) -> Manifest:
 
 def open_text(recipe: Recipe, target: TargetInfo) -> data.ShardSamples:
     """Opens what `read_texts` wrote. Raises UserError if it was read with other settings."""
-    return data.read_samples(
-        text_folder(recipe), target.vocab_size, _check_settings(recipe, target)
-    )
-
-
-def _check_settings(recipe: Recipe, target: TargetInfo) -> Manifest:
-    """The manifest. Raises UserError if the text was read with other settings."""
     folder = text_folder(recipe)
     manifest = read_text_manifest(folder)
     found = {**manifest, "sources": [record["source"] for record in manifest["sources"]]}
     wanted = {**_make_manifest(recipe, target), "sources": list(recipe.data.text)}
-    for key in _SETTINGS:
-        if not is_same(found, key, wanted[key]):
-            raise UserError(
-                f"{folder}/manifest.json: {key} is {found.get(key)!r}, this recipe says "
-                f"{wanted[key]!r}; use the keys that it was read with, or another data.path"
-            )
-    return manifest
+    check_same(folder / "manifest.json", found, {key: wanted[key] for key in _SETTINGS})
+    return data.read_samples(folder, target.vocab_size, manifest)
 
 
 def is_read(recipe: Recipe) -> bool:
@@ -129,19 +112,8 @@ class _TextReader:
         self.first = first_tokens(target)
         self.piece_length = recipe.data.length - len(self.first)
         self.seen = set[bytes]()
-        self.left_out = [Counter[str]() for _ in self.records]
-        self.documents = [
-            read_documents(record["source"], recipe.data, left_out)
-            for record, left_out in zip(self.records, self.left_out, strict=True)
-        ]
-
-    def count_left_out(self) -> dict[str, int]:
-        """Counts of what was left out, by reason, and by source if there are several."""
-        counts = {}
-        for record, left_out in zip(self.records, self.left_out, strict=True):
-            of = f" of {record['source']}" if len(self.records) > 1 else ""
-            counts.update({f"{reason}{of}": count for reason, count in left_out.items() if count})
-        return dict(sorted(counts.items()))
+        self.left_out = Counter[str]()
+        self.documents = [read_documents(s, recipe.data, self.left_out) for s in recipe.data.text]
 
     def read_shard(self, limit: int) -> data.Samples:
         """The next documents, `limit` tokens or a little more; nothing after the last one."""
@@ -157,7 +129,7 @@ class _TextReader:
             if document is None:
                 record["ended"] = True
                 continue
-            read = self._tokenize(document, self.left_out[number])
+            read = self._tokenize(document)
             size = sum(map(len, read))
             record["documents"] += 1
             record["tokens"] += size
@@ -165,27 +137,27 @@ class _TextReader:
             pieces += read
         return data.from_lists(pieces, [1] * len(pieces), [data.NOT_WRITTEN] * len(pieces))
 
-    def _tokenize(self, document: str, left_out: Counter[str]) -> list[list[int]]:
+    def _tokenize(self, document: str) -> list[list[int]]:
         """A document as samples of at most a row's length; none if it is left out."""
         digest = hashlib.sha256(document.encode(errors="surrogatepass")).digest()[:8]
         if digest in self.seen:
-            left_out["documents that were there before"] += 1
+            self.left_out["documents that were there before"] += 1
             return []
         self.seen.add(digest)
         if self.passages.occur_in(document):
-            left_out["documents that contain a passage of data.exclude"] += 1
+            self.left_out["documents that contain a passage of data.exclude"] += 1
             return []
         tokenizer, size = self.target.tokenizer, self.target.vocab_size
         try:
             tokens = text_ids(tokenizer, document, size, "a document", verbose=False)
         except UserError:
-            left_out["documents that the target can't tokenize"] += 1
+            self.left_out["documents that the target can't tokenize"] += 1
             return []
         step = self.piece_length
         parts = [tokens[i : i + step] for i in range(0, len(tokens), step)]
         pieces = [[*self.first, *part] for part in parts if len(part) >= LEAST_TOKENS]
         if len(pieces) < max(len(parts), 1):
-            left_out[f"pieces of fewer than {LEAST_TOKENS} tokens"] += 1
+            self.left_out[f"pieces of fewer than {LEAST_TOKENS} tokens"] += 1
         return pieces
 
 
@@ -195,13 +167,9 @@ def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> Manif
     that can't be read, or no text."""
     wanted, folder = recipe.data.text_tokens, text_folder(recipe)
     if (folder / "manifest.json").exists():
-        _check_settings(recipe, target)
-        try:
-            open_text(recipe, target)
-            if is_read(recipe):
-                return read_text_manifest(folder)
-        except UserError as error:
-            say(f"rereading: {error}", error=True)
+        open_text(recipe, target)
+        if is_read(recipe):
+            return read_text_manifest(folder)
     manifest = _make_manifest(recipe, target)
     reader = _TextReader(recipe, target, manifest)
     if manifest["unchecked"] and not quiet:
@@ -215,7 +183,7 @@ def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> Manif
         manifest["shards"] += 1
         manifest["samples"] += len(samples)
         manifest["tokens"] += len(samples.tokens)
-    manifest["left_out"] = reader.count_left_out()
+    manifest["left_out"] = dict(sorted((+reader.left_out).items()))
     counts = [f"{count} {reason}" for reason, count in manifest["left_out"].items()]
     left_out = ", ".join(counts) or "nothing"
     if not manifest["samples"]:
@@ -225,6 +193,6 @@ def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> Manif
     if not quiet:
         sources = ", ".join(f"{s['source']} {s['tokens']}" for s in manifest["sources"])
         hint = " (data.text_column chooses the column)" if UNUSED_COLUMN in left_out else ""
-        said = f"{manifest['tokens']} tokens of text in {folder} ({sources})"
-        say(f"{said}; left out: {left_out}{hint}")
+        described = f"{manifest['tokens']} tokens of text in {folder} ({sources})"
+        say(f"{described}; left out: {left_out}{hint}")
     return manifest
