@@ -20,7 +20,7 @@ from typing import Any
 from decode.engine.decoder import Decoder
 from specalign.lm.model import Target
 
-FAULTS = ("429", "500", "dropped", "wrong ids", "slow", "truncated", "no choices")
+FAULTS = ("429", "500", "dropped", "slow")
 """What may befall a request in place of its answer."""
 SLOW = 2.5
 """Seconds that a slow reply takes."""
@@ -33,8 +33,7 @@ class Loopback:
     Args:
         target: which it serves, under the name `model`.
         fault: what befalls the n-th completion request, from 0 on; None = nothing.
-        ids: token ids are taken and returned; else texts alone, as TGI has it.
-        strict: fields that are none of OpenAI's are refused.
+        ids: token ids are returned.
         key: the API key that it asks for.
         limit: the longest text that it takes.
         alter: status and body of a reply → those that are sent.
@@ -44,7 +43,6 @@ class Loopback:
     model: str = "debug"
     fault: Callable[[int], str | None] = lambda number: None
     ids: bool = True
-    strict: bool = False
     key: str | None = None
     limit: int = 512
     alter: Callable[[int, bytes], tuple[int, bytes]] = lambda status, body: (status, body)
@@ -97,17 +95,11 @@ class Loopback:
         """Why a request is not taken."""
         if body["model"] != self.model:
             return f"The model {body['model']!r} does not exist."
-        if not self.ids and not isinstance(body["prompt"], str):
-            return "prompt: expected a string"
-        if self.strict and (other := body.keys() - _OPENAI):
-            return f"Unrecognized request argument supplied: {min(other)}"
         return None
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         """The reply to a request."""
         tokenizer, prompt = self.target.tokenizer, body["prompt"]
-        if isinstance(prompt, str):
-            prompt = list(tokenizer(prompt, add_special_tokens=False)["input_ids"])
         ends = {*self.target.eos_ids, *body.get("stop_token_ids", ())}
         asked = {k: v for k, v in body.items() if k != "return_token_ids"}
         key = json.dumps([prompt, asked], sort_keys=True)
@@ -124,7 +116,7 @@ class Loopback:
             "index": 0, "text": tokenizer.decode(tokens, skip_special_tokens=True),
             "finish_reason": "stop" if ended else "length", "stop_reason": None,
         }  # fmt: skip
-        if self.ids and not self.strict and body.get("return_token_ids"):
+        if self.ids and body.get("return_token_ids"):
             choice |= {"token_ids": tokens, "prompt_token_ids": prompt}
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}
         reply = {
@@ -134,23 +126,6 @@ class Loopback:
             "usage": usage,
         }
         return reply
-
-
-def wrong(target: Target, tokens: list[int]) -> list[int]:
-    """The tokens with one that reads otherwise; without the last one, where bytes that are no text hide every other change."""
-    text = target.tokenizer.decode(tokens, skip_special_tokens=True)
-    for place in range(len(tokens)):
-        other = [*tokens[:place], 40 + tokens[place] % 40, *tokens[place + 1 :]]
-        read = target.tokenizer.decode(other, skip_special_tokens=True)
-        if read.replace("\ufffd", "").strip() != text.replace("\ufffd", "").strip():
-            return other
-    return tokens[:-1]
-
-
-_OPENAI = {
-    "model", "prompt", "max_tokens", "temperature", "top_p", "seed", "n", "stream", "presence_penalty", "frequency_penalty",
-    "stop",
-}  # fmt: skip
 
 
 class _Quiet(ThreadingHTTPServer):
@@ -202,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def _complete(self, body: dict[str, Any], fault: str | None) -> None:
-        if fault in ("429", "500"):
+        if fault in ("404", "429", "500"):
             self._send(int(fault), {"error": {"message": "planted"}}, {"Retry-After": "0"})
             return
         if fault == "dropped":
@@ -214,22 +189,12 @@ class _Handler(BaseHTTPRequestHandler):
         reply = self.app.answer(body)
         if fault == "slow":
             time.sleep(SLOW)
-        if fault == "no choices":
-            reply["choices"] = []
-        if fault == "wrong ids" and "token_ids" in reply["choices"][0]:
-            choice = reply["choices"][0]
-            choice["token_ids"] = wrong(self.app.target, choice["token_ids"])
-        self._send(200, reply, cut=fault == "truncated")
+        self._send(200, reply)
 
     def _send(
-        self,
-        status: int,
-        content: dict[str, Any],
-        more: dict[str, str] | None = None,
-        cut: bool = False,
+        self, status: int, content: dict[str, Any], more: dict[str, str] | None = None
     ) -> None:
         data = json.dumps(content).encode()
-        data = data[: len(data) // 2] if cut else data
         plain = status, data
         status, data = self.app.alter(status, data)
         if (status, data) != plain:

@@ -21,7 +21,7 @@ from tests.row_shapes import CALL, GPT, HI, TALK
 
 SMALL = (
     "recipe=debug_block", "data.batch_size=4", "data.max_answer_tokens=8",
-    "data.near_duplicate_threshold=2", "data.answer_temperatures=[1]",
+    "data.answer_temperatures=[1]",
 )  # fmt: skip
 ROWS: list[dict[str, Any]] = [
     {"messages": TALK},

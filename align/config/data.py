@@ -74,8 +74,8 @@ class DataConfig(Section):
     )
     long_prompts: Literal["drop", "cut"] = option(
         "drop",
-        "prompts of data.prompts that are longer: drop them, or cut the oldest turns, then "
-        "the start of the longest message (without a chat template: the end of the text)",
+        "prompts of data.prompts that are longer: drop them, or cut the oldest turns (without a "
+        "chat template: the end of the text)",
     )
     turns: Literal["last", "all"] = option("last", "which answers of a conversation to generate")
     max_answer_tokens: int = option(160, "longest answer, in tokens", low=1, high=2**24)
@@ -83,16 +83,9 @@ class DataConfig(Section):
     writer: str = option("target", "target = in this process; openai:URL = a server")
     concurrency: int = option(64, "requests in flight to a server", low=1, high=65536)
     served_model: str | None = option(None, "the target's name on the server; null = target.name")
-    server_check: Literal["auto", "never"] = option(
-        "auto", "auto = compare the server's answers with the target's own, if its weights fit"
-    )
     reply_seconds: float = option(600.0, "request timeout in seconds", above=0)
-    retry_seconds: float = option(300.0, "seconds for which a failing request is retried", low=0)
     length: int = option(512, "length of a packed row", low=8, high=2**24)
     validation_fraction: float = option(0.02, "share of samples held out", above=0, high=0.5)
-    near_duplicate_threshold: float = option(
-        0.8, "3-gram overlap of duplicates; above 1 = off", above=0
-    )
     text: list[str] = option(
         [],
         "other text to train on first: files and folders of text, source code, .jsonl, "

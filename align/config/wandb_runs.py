@@ -29,7 +29,7 @@ RUN_ID_FILE = "wandb-run-id"
 _OFFLINE = ("offline", "dryrun", "disabled")
 _TRAINING_ONLY = (
     "path", "write", "length", "validation_fraction", "text_share", "concurrency",
-    "server_check", "reply_seconds", "retry_seconds",
+    "reply_seconds",
 )  # fmt: skip
 """Keys of `data` that do not change generated text."""
 _TARGET_KEYS = ("name", "revision", "dtype", "trust_remote_code")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from align.config.recipe import Recipe
 from align.data.shards import Manifest
 from align.writing.outline import TargetInfo
 from align.writing.template import Template, chat_template
+from specalign.common.errors import UserError
 from specalign.lm.model import Target
 from specalign.rows.conversation import Conversation
 
@@ -19,7 +21,8 @@ def identity(
 ) -> dict[str, object]:
     """The settings that must be unchanged on resume. They include neither a server's address nor
     its dtype; a target whose weights are not on this machine has no hash."""
-    d, served = recipe.data, recipe.data.server is not None
+    d = recipe.data
+    served = d.server is not None
     return {
         "writer": "server" if served else "target",
         "target": target.spec,
@@ -41,7 +44,6 @@ def identity(
         "turns": "last" if d.prompts is None else d.turns,
         "max_answer_tokens": d.max_answer_tokens,
         "batch_size": d.batch_size,
-        "near_duplicate_threshold": d.near_duplicate_threshold,
         "date": template.date,
         "template_seed": template.seed,
         "rendered_sha256": template.rendered_sha256,
@@ -63,6 +65,16 @@ def find_differences(manifest: Manifest, recipe: Recipe, target: Target) -> list
     wanted = identity(recipe, target, chat_template(target, manifest.get("date")), None)
     ignored = ("prompts_sha256", "target")
     return [k for k, v in wanted.items() if k not in ignored and not is_same(manifest, k, v)]
+
+
+def check_same(path: Path, found: Mapping[str, object], wanted: Mapping[str, object]) -> None:
+    """Raises UserError if a manifest's settings differ from the wanted ones."""
+    for key, value in wanted.items():
+        if not is_same(found, key, value):
+            raise UserError(
+                f"{path}: {key} is {found.get(key)!r}, this recipe says {value!r}; use the data.… "
+                "keys that it was written with, or another data.path"
+            )
 
 
 def is_same(manifest: Mapping[str, object], key: str, value: object) -> bool:

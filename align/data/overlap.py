@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from html import unescape
 
@@ -17,10 +16,8 @@ from specalign.suites.sources import read_place
 GRAM = 13
 """Words in a row that two texts must share, as for GPT-3 (arXiv 2005.14165, appendix C)."""
 SHORTEST = 8
-"""Shorter texts are too common to search for; texts of fewer than `GRAM` words count as a whole."""
-QUESTION = 5
-"""The same for a question."""
-_HEAD = 4
+"""Texts of fewer words are too common to search for; those of fewer than `GRAM` count whole."""
+_SHORTEST_QUESTION = 5
 _WORD = re.compile(r"[^\W_]+")
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|[abfnrtv])")
 _TAG = re.compile(r"</?[a-zA-Z][^<>]{0,300}>")
@@ -35,36 +32,28 @@ def split_words(text: str) -> list[str]:
     return _WORD.findall(unicodedata.normalize("NFKC", text).lower())
 
 
-def _hash(words: list[str], start: int, size: int) -> int:
-    return hash(tuple(words[start : start + size]))
-
-
 class Passages:
-    """The word n-grams of benchmark texts, as 64-bit hashes. `texts`: each counts by its runs of
-    `GRAM` words; one of `SHORTEST` (a question: `QUESTION`) to `GRAM` words as a whole; a shorter
-    one not at all."""
+    """The word n-grams of benchmark texts, as 64-bit hashes by n: runs of `GRAM` words, and whole
+    texts of fewer."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        self._grams: set[int] = set()
-        self._sizes: defaultdict[int, set[int]] = defaultdict(set)  # of short texts, by their head
+        self._grams: dict[int, set[int]] = {}
         for text in texts:
             words = split_words(text)
             size = min(GRAM, len(words))
-            if size < (QUESTION if text.rstrip().endswith("?") else SHORTEST):
-                continue
-            for i in range(len(words) - size + 1):
-                self._grams.add(_hash(words, i, size))
-                if size < GRAM:
-                    self._sizes[_hash(words, i, _HEAD)].add(size)
+            if size >= (_SHORTEST_QUESTION if text.rstrip().endswith("?") else SHORTEST):
+                self._grams.setdefault(size, set()).update(_hash_grams(words, size))
 
     def occur_in(self, text: str) -> bool:
         """Whether a passage occurs in the text."""
         words = split_words(text) if self._grams else []
-        for i in range(len(words) - QUESTION + 1):
-            sizes = (GRAM, *self._sizes.get(_hash(words, i, _HEAD), ()))
-            if any(_hash(words, i, size) in self._grams for size in sizes):
-                return True
-        return False
+        return any(
+            not grams.isdisjoint(_hash_grams(words, size)) for size, grams in self._grams.items()
+        )
+
+
+def _hash_grams(words: list[str], size: int) -> Iterator[int]:
+    return (hash(tuple(words[i : i + size])) for i in range(len(words) - size + 1))
 
 
 def check_excluded(source: str) -> None:

@@ -2,9 +2,8 @@
 
 A data folder holds `shard-00000.safetensors …` and `manifest.json`. Tensors of a shard: tokens
 (N,), uint16 if all of them fit, else int32; offsets (M+1,) int64; answer_start (M,) int32, counted
-within the sample; temperature (M,) float32; for given conversations text_start (M,) int32. Sample i
-is `tokens[offsets[i]:offsets[i+1]]`; its answer begins at `answer_start[i]`, its first user text at
-`text_start[i]`.
+within the sample; temperature (M,) float32. Sample i is `tokens[offsets[i]:offsets[i+1]]`; its
+answer begins at `answer_start[i]`.
 """
 
 from __future__ import annotations
@@ -32,14 +31,12 @@ NOT_WRITTEN = -1.0
 
 @dataclass
 class Samples:
-    """M samples end to end: tokens (N,), offsets (M+1,), answer_start (M,), temperature (M,), and
-    text_start (M,), None if all user texts begin after the bare template's prefix."""
+    """M samples end to end: tokens (N,), offsets (M+1,), answer_start (M,), temperature (M,)."""
 
     tokens: Tensor
     offsets: Tensor
     answer_start: Tensor
     temperature: Tensor
-    text_start: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -52,10 +49,6 @@ class Samples:
     def lengths(self) -> Tensor:
         """Tokens of each sample, (M,)."""
         return self.offsets.diff()
-
-    @property
-    def token_count(self) -> int:
-        return len(self.tokens)
 
 
 @dataclass(eq=False)
@@ -126,31 +119,21 @@ Manifest = JsonObject
 """The values of a folder's manifest.json: `ManifestFields`, and the settings of `identity`."""
 
 
-class _RequiredFields(TypedDict):
+class FolderFields(TypedDict):
+    """The fields of a manifest without which no folder of shards can be read."""
+
     shards: int
     samples: int
     tokens: int
-    seed: int
-    prompt_temperature: float
-    answer_temperatures: list[float]
     sha256: list[str]
 
 
-class ManifestFields(_RequiredFields, total=False):
-    """The fields of a manifest that are read.
+class ManifestFields(FolderFields):
+    """The fields of a generated folder's manifest that a run needs."""
 
-    ended: no prompt is left. target_sha256: None if only a server had the weights.
-    """
-
-    answer_tokens: int
-    batch_size: int
-    dropped: dict[str, int]
-    ended: bool
-    target: str
-    target_sha256: str | None
-    writer: str
-    top_p: float
-    top_k: int
+    seed: int
+    prompt_temperature: float
+    answer_temperatures: list[float]
 
 
 def shard_path(folder: Path, index: int) -> Path:
@@ -166,8 +149,6 @@ def write_shard(folder: Path, index: int, samples: Samples) -> str:
         "answer_start": samples.answer_start.to(torch.int32),
         "temperature": samples.temperature.float(),
     }
-    if samples.text_start is not None:
-        tensors["text_start"] = samples.text_start.to(torch.int32)
     path = shard_path(folder, index)
     write_atomically(path, lambda part: save_file(tensors, str(part)))
     return sha256_file(path)
@@ -185,7 +166,6 @@ def read_shard(path: Path, sha256: str, vocabulary: int | None = None) -> Sample
             tensors["offsets"].long(),
             tensors["answer_start"].long(),
             tensors["temperature"].float(),
-            tensors["text_start"].long() if "text_start" in tensors else None,
         )
         largest = int(samples.tokens.long().max()) if len(samples.tokens) else 0
         if vocabulary is not None and largest >= vocabulary:
@@ -193,8 +173,8 @@ def read_shard(path: Path, sha256: str, vocabulary: int | None = None) -> Sample
         return samples
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise UserError(
-            f"{path}: not a readable data shard ({error}); rerun align.synthesize with the same "
-            "arguments to write it again"
+            f"{path}: not a readable data shard ({error}); delete {path.parent}, or choose another "
+            "data.path"
         ) from None
 
 

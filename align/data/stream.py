@@ -16,17 +16,16 @@ TEXT = 1 << 40
 
 
 class RowStream(Protocol):
-    """The rows that training reads."""
+    """The rows that training reads: `key(place)` of the row at each place 0, 1, 2, … and the row of
+    a key."""
 
-    def key(self, place: int) -> int:
-        """The key of the row at a place, 0, 1, 2, …"""
+    def key(self, place: int) -> int: ...
 
-    def row(self, key: int) -> PackedRow:
-        """The row of that key."""
+    def row(self, key: int) -> PackedRow: ...
 
 
 @lru_cache(maxsize=4)  # a step may span two epochs
-def seeded_permutation(size: int, *seed: int) -> np.ndarray:
+def _permutation(size: int, *seed: int) -> np.ndarray:
     return np.random.default_rng(seed).permutation(size)
 
 
@@ -38,7 +37,7 @@ class Shuffled:
 
     def key(self, place: int) -> int:
         epoch, index = divmod(place, len(self.rows))
-        return int(seeded_permutation(len(self.rows), self.seed, self.number, epoch)[index])
+        return int(_permutation(len(self.rows), self.seed, self.number, epoch)[index])
 
     def row(self, key: int) -> PackedRow:
         return self.rows[key]

@@ -99,24 +99,19 @@ def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
     samples = read_samples(folder, target.vocab_size)
     manifest = data.read_manifest(folder)
     _check_writer(folder, manifest, samples, target)
-    if not quiet and main_process():
-        _note_differences(folder, manifest, recipe, target)
-    training, validation = split_validation(samples, d.validation_fraction)
-    return Supply(folder, manifest, training, validation, text, text_manifest)
-
-
-def _note_differences(folder: Path, manifest: Manifest, recipe: Recipe, target: Target) -> None:
     different = [
         f"data.{key}={short(manifest.get(key), 60)}"
         for key in find_differences(manifest, recipe, target)
         if key not in _SAME_TEXTS
     ]
-    if different:
+    if different and not quiet and main_process():
         say(
             f"note: {folder} was generated with {', '.join(different)}; its texts are used "
             "unchanged (choose another data.path to generate others)",
             error=True,
         )
+    training, validation = split_validation(samples, d.validation_fraction)
+    return Supply(folder, manifest, training, validation, text, text_manifest)
 
 
 def _check_writer(folder: Path, manifest: Manifest, samples: ShardSamples, target: Target) -> None:
@@ -125,10 +120,9 @@ def _check_writer(folder: Path, manifest: Manifest, samples: ShardSamples, targe
     known = manifest.get("target_sha256")
     if known is None and manifest.get("writer") == "server":
         chosen = (samples.temperature == 0).nonzero()[: len(PROBES), 0].tolist()
-        starts = [int(samples.answer_start[i]) for i in chosen]
-        texts = [samples[i].tolist() for i in chosen]
-        prompts = [text[:start] for text, start in zip(texts, starts, strict=True)]
-        answers = [text[start:] for text, start in zip(texts, starts, strict=True)]
+        parts = [(samples[i].tolist(), int(samples.answer_start[i])) for i in chosen]
+        prompts = [text[:start] for text, start in parts]
+        answers = [text[start:] for text, start in parts]
         check_answers(target, prompts, answers, f"{folder}: the model that wrote it")
     elif known != target.hash:
         other = " (another sha256)" if manifest.get("target") == target.spec else ""
@@ -172,8 +166,6 @@ def is_missing(recipe: Recipe, target: Target) -> bool:
     if not (folder / "manifest.json").exists():
         return True
     manifest = data.read_manifest(folder)
-    if not manifest["samples"]:
-        return True
-    if manifest["samples"] >= recipe.data.samples or manifest.get("ended"):
+    if manifest["samples"] >= recipe.data.samples or manifest.get("ended") and manifest["samples"]:
         return False
-    return not find_differences(manifest, recipe, target)
+    return not manifest["samples"] or not find_differences(manifest, recipe, target)

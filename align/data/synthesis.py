@@ -3,28 +3,21 @@ killed."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 
-import torch
-
 from align.config.recipe import Recipe
 from align.data import shards as data
-from align.data.identity import identity, is_same
-from align.data.near_duplicates import NearDuplicates
+from align.data.identity import check_same, identity
 from align.data.prompts import read_prompts
-from align.data.shards import Manifest, Samples
+from align.data.shards import Manifest
 from align.writing.generation import Writer
-from align.writing.journal import forget_until
 from align.writing.outline import TargetInfo
 from align.writing.prompts import TOO_LONG
-from align.writing.rows import Plan, Progress, Row, Source, ignore_progress
+from align.writing.rows import Plan, Row, Source
 from align.writing.template import chat_template
 from specalign.common.errors import UserError
 from specalign.common.text import plural, say
@@ -56,22 +49,19 @@ class Synthesis:
             )
         settings = identity(recipe, target, template, self.prompts)
         if exists:
-            _check_settings(folder, found, settings)
+            check_same(folder / "manifest.json", found, settings)
         if found.get("target_sha256") is None:
             found["target_sha256"] = settings["target_sha256"]
         counts = {"shards": 0, "samples": 0, "tokens": 0, "answer_tokens": 0}
         fresh = {**settings, **counts, "dropped": {}, "finished": False, "sha256": []}
         self.manifest: Manifest = {**fresh, **found}
         self.plan = Plan(recipe, target, template, self.prompts)
-        self.prefix = list(template.prefix)
-        self.seen = NearDuplicates(d.near_duplicate_threshold)
+        self.seen = set[int]()
         if not quiet:
             note_readings(target, str(folder), template.date)
-        if d.server is not None and not exists:
-            _ = self.source  # it has to be reachable before anything is written
-            data.write_manifest(folder, self.manifest)  # settings of the first stored answers
-        self._restore()
-        forget_until(folder, self.manifest["shards"] - 1)  # a kill may have come before this
+        if self.manifest["samples"] and not self.done:
+            written = data.read_samples(folder, target.vocab_size)
+            self.seen = {hash(tuple(written[i].tolist())) for i in range(len(written))}
 
     @cached_property
     def source(self) -> Source:
@@ -79,7 +69,7 @@ class Synthesis:
         if self.recipe.data.server is not None:
             from align.writing.served import Served  # imports the client, which is slow
 
-            return Served(self.plan, self.folder, self.quiet)
+            return Served(self.plan, self.quiet)
         assert isinstance(self.plan.target, Target)
         return Writer(self.plan.target, self.plan)
 
@@ -87,130 +77,59 @@ class Synthesis:
         """End running requests."""
         if "source" in vars(self):
             self.source.close()
-        self.seen.close()
 
     @property
     def done(self) -> bool:
         """Whether all samples are written."""
         return bool(self.manifest["samples"] >= self.recipe.data.samples)
 
-    def write_shard(self, progress: Progress = ignore_progress) -> bool:
-        """Write the next shard; False if the prompts have ended. Raises UserError: settings under
-        which nothing is kept."""
-        manifest, folder = self.manifest, self.folder
-        dropped = Counter[str](manifest["dropped"])
-        room = self.recipe.data.samples - manifest["samples"]
-        samples = self.write_batch(manifest["shards"], room, dropped, progress)
-        if samples is None:
+    def write_shard(self) -> bool:
+        """Write the next shard, without broken rows and samples that were there before; False if
+        the prompts have ended. Raises UserError: settings under which nothing is kept."""
+        manifest, folder, number = self.manifest, self.folder, self.manifest["shards"]
+        rows = self.source.write(number)
+        if rows is None:
             manifest["ended"] = True
             data.write_manifest(folder, manifest)
             return False
-        sha256 = data.write_shard(folder, manifest["shards"], samples)
-        manifest["shards"] += 1
-        manifest["dropped"] = dict(sorted(dropped.items()))
-        _count(manifest, samples, sha256)
-        manifest |= self.source.about
-        manifest["finished"] = self.done
-        data.write_manifest(folder, manifest)
-        forget_until(folder, manifest["shards"] - 1)
-        self.fruitless = 0 if len(samples) or self.prompts else self.fruitless + 1
-        if self.fruitless == FRUITLESS_BATCHES:
-            raise UserError(
-                f"{folder}: no sample of {FRUITLESS_BATCHES} batches in a row was kept (dropped so "
-                f"far: {_list_counts(dropped)}); change data.near_duplicate_threshold, "
-                "data.prompt_temperature, data.max_prompt_tokens or data.writer, or give "
-                "prompts (data.prompts); delete the folder before retrying"
-            )
-        return True
-
-    def write_batch(
-        self, number: int, room: int, dropped: Counter[str], progress: Progress = ignore_progress
-    ) -> Samples | None:
-        """At most `room` samples of a batch, after those of earlier batches, without broken rows
-        and near duplicates; None after the last prompt. `dropped` counts why rows are left out."""
-        rows = self.source.write(number, room, progress)
-        if rows is None:
-            return None
+        dropped = Counter[str](manifest["dropped"])
         chosen = list[Row]()
         for row in rows:
-            if row.broken:
-                dropped[row.broken] += 1
-            elif not self.seen.add(self._text_key(row.tokens, row.answer_start, row.text_start)):
-                dropped["near-duplicate"] += 1
-            elif len(chosen) < room:
+            key = hash(tuple(row.tokens))
+            if row.broken or key in self.seen:
+                dropped[row.broken or "duplicate"] += 1
+            elif len(chosen) < self.recipe.data.samples - manifest["samples"]:
                 chosen.append(row)
+                self.seen.add(key)
         samples = data.from_lists(
             [row.tokens for row in chosen],
             [row.answer_start for row in chosen],
             [row.answer_temperature for row in chosen],
         )
-        starts = [row.text_start for row in chosen]
-        if any(start != len(self.prefix) for start in starts):
-            samples.text_start = torch.tensor(starts)
-        return samples
-
-    def _text_key(self, tokens: list[int], answer_start: int, text_start: int) -> list[int]:
-        """The key for near-duplicate detection: the prompt from the first user text on, or a base
-        text's first 64 tokens. Prompts after different system prompts or tools are never near."""
-        end = answer_start if answer_start > text_start else text_start + 64
-        lead, text = tokens[:text_start], tokens[text_start:end]
-        if lead == self.prefix:
-            return text
-        digest = hashlib.sha256(json.dumps(lead).encode()).digest()
-        mask = int.from_bytes(digest[:4], "little") % (1 << 20)
-        return [token ^ mask for token in text]
-
-    def _restore(self) -> None:
-        """Write missing and damaged shards again; near duplicates of all texts are dropped."""
-        manifest = self.manifest
-        found: list[Samples | None] = []
-        for number, sha256 in enumerate(manifest["sha256"]):
-            path = data.shard_path(self.folder, number)
-            try:
-                found.append(data.read_shard(path, sha256, self.plan.target.vocab_size))
-            except UserError as error:
-                found.append(None)
-                if not self.quiet:
-                    say(f"regenerating: {error}")
-        if self.done and None not in found:
-            return
-        restored = {**manifest, "samples": 0, "tokens": 0, "answer_tokens": 0, "sha256": []}
-        for number, samples in enumerate(found):
-            sha256 = manifest["sha256"][number]
-            if samples is None:
-                room = self.recipe.data.samples - restored["samples"]
-                samples = self.write_batch(number, room, Counter())
-                assert samples is not None  # it was written before
-                sha256 = data.write_shard(self.folder, number, samples)
-            else:
-                self._remember(samples)
-            _count(restored, samples, sha256)
-        manifest |= restored
-        if None in found:
-            data.write_manifest(self.folder, manifest)
-
-    def _remember(self, samples: Samples) -> None:
-        for i in range(len(samples)):
-            starts = samples.text_start
-            text_start = len(self.prefix) if starts is None else int(starts[i])
-            key = self._text_key(samples[i].tolist(), int(samples.answer_start[i]), text_start)
-            self.seen.add(key)
-
-
-def _check_settings(folder: Path, found: Manifest, wanted: Mapping[str, object]) -> None:
-    for key, value in wanted.items():
-        if not is_same(found, key, value):
+        manifest["sha256"].append(data.write_shard(folder, number, samples))
+        manifest["shards"] += 1
+        manifest["samples"] += len(samples)
+        manifest["tokens"] += len(samples.tokens)
+        manifest["answer_tokens"] += len(samples.tokens) - int(samples.answer_start.sum())
+        manifest["dropped"] = dict(sorted(dropped.items()))
+        manifest |= self.source.about
+        manifest["finished"] = self.done
+        data.write_manifest(folder, manifest)
+        self.fruitless = 0 if len(samples) or self.prompts else self.fruitless + 1
+        if self.fruitless == FRUITLESS_BATCHES:
             raise UserError(
-                f"{folder}/manifest.json: {key} is {found.get(key)!r}, this recipe says {value!r}; "
-                "use the data.… keys that it was generated with, or another data.path"
+                f"{folder}: no sample of {FRUITLESS_BATCHES} batches in a row was kept (dropped so "
+                f"far: {_list_counts(dropped)}); change data.prompt_temperature, "
+                "data.max_prompt_tokens or data.writer, or give prompts (data.prompts); delete "
+                "the folder before retrying"
             )
+        return True
 
 
 def synthesize(recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = False) -> Manifest:
     """Write `recipe.data.samples` samples into `folder`, resuming from what is there; returns the
-    manifest. Missing or damaged shards are written again first: their content depends on the seed
-    and their number alone. Raises UserError: a folder written with other settings, prompts that
-    can't be read, or settings under which nothing is kept."""
+    manifest. Raises UserError: a folder written with other settings, prompts that can't be read,
+    or settings under which nothing is kept."""
     d = recipe.data
     with closing(Synthesis(recipe, target, folder, quiet)) as writing:
         manifest = writing.manifest
@@ -223,10 +142,12 @@ def synthesize(recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = F
         if writing.done:
             return manifest
         written = manifest["tokens"]
-        start = time.monotonic()
-        progress = ignore_progress if quiet else _make_progress(writing)
-        while not writing.done and writing.write_shard(progress):
-            pass
+        start = printed = time.monotonic()
+        while not writing.done and writing.write_shard():
+            if not quiet and time.monotonic() - printed >= LINE_EVERY:
+                printed = time.monotonic()
+                rate = (manifest["tokens"] - written) / (printed - start)
+                say(f"{manifest['samples']}/{d.samples} samples, {rate:.0f} kept tokens/s")
     dropped = _list_counts(manifest["dropped"])
     if TOO_LONG in manifest["dropped"] and writing.prompts is not None:
         dropped += (
@@ -246,32 +167,6 @@ def synthesize(recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = F
         if manifest["samples"] < d.samples:
             say(f"note: there were prompts for only {manifest['samples']} of {d.samples} samples")
     return manifest
-
-
-def _make_progress(writing: Synthesis) -> Progress:
-    """A callback that prints a line now and then."""
-    wanted = writing.recipe.data.samples
-    total = min(wanted, len(writing.prompts or range(wanted)))
-    start = printed = time.monotonic()
-    written = 0
-
-    def count(tokens: int) -> None:
-        nonlocal written, printed
-        written += tokens
-        now = time.monotonic()
-        if now - printed >= LINE_EVERY:
-            printed = now
-            done = f"{writing.manifest['samples']}/{total} samples"
-            say(f"{done}, {written:,} tokens at {written / (now - start):.0f} tokens/s")
-
-    return count
-
-
-def _count(manifest: Manifest, samples: Samples, sha256: str) -> None:
-    manifest["sha256"].append(sha256)
-    manifest["samples"] += len(samples)
-    manifest["tokens"] += len(samples.tokens)
-    manifest["answer_tokens"] += len(samples.tokens) - int(samples.answer_start.sum())
 
 
 def _list_counts(dropped: dict[str, int]) -> str:

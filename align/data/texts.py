@@ -14,10 +14,10 @@ from typing import TypedDict
 
 from align.config.recipe import Recipe
 from align.data import shards as data
-from align.data.identity import is_same
-from align.data.overlap import Passages, read_excluded
-from align.data.shards import Manifest
-from align.data.text_sources import UNUSED_COLUMN, HubOptions, read_documents
+from align.data.identity import check_same
+from align.data.overlap import read_excluded
+from align.data.shards import FolderFields, Manifest
+from align.data.text_sources import UNUSED_COLUMN, read_documents
 from align.writing.outline import TargetInfo
 from align.writing.template import first_tokens
 from specalign.common.commands import command
@@ -42,15 +42,10 @@ class SourceRecord(TypedDict):
     ended: bool
 
 
-class TextFields(TypedDict):
-    """The fields of a manifest that are read; `_SETTINGS` come to them."""
+class TextFields(FolderFields):
+    """The fields of a manifest without which no text can be read."""
 
     sources: list[SourceRecord]
-    left_out: dict[str, int]
-    shards: int
-    samples: int
-    tokens: int
-    sha256: list[str]
 
 
 def text_folder(recipe: Recipe) -> Path:
@@ -65,23 +60,12 @@ def read_text_manifest(folder: Path) -> Manifest:
 
 def open_text(recipe: Recipe, target: TargetInfo) -> data.ShardSamples:
     """Opens what `read_texts` wrote. Raises UserError if it was read with other settings."""
-    manifest = _check_settings(recipe, target)
-    return data.read_samples(text_folder(recipe), target.vocab_size, manifest)
-
-
-def _check_settings(recipe: Recipe, target: TargetInfo) -> Manifest:
-    """The manifest. Raises UserError if the text was read with other settings."""
     folder = text_folder(recipe)
-    manifest, wanted = read_text_manifest(folder), _make_manifest(recipe, target)
+    manifest = read_text_manifest(folder)
     found = {**manifest, "sources": [record["source"] for record in manifest["sources"]]}
-    wanted["sources"] = list(recipe.data.text)
-    for key in _SETTINGS:
-        if not is_same(found, key, wanted[key]):
-            raise UserError(
-                f"{folder}/manifest.json: {key} is {found.get(key)!r}, this recipe says "
-                f"{wanted[key]!r}; use the keys that it was read with, or another data.path"
-            )
-    return manifest
+    wanted = {**_make_manifest(recipe, target), "sources": list(recipe.data.text)}
+    check_same(folder / "manifest.json", found, {key: wanted[key] for key in _SETTINGS})
+    return data.read_samples(folder, target.vocab_size, manifest)
 
 
 def is_read(recipe: Recipe) -> bool:
@@ -97,7 +81,7 @@ def is_read(recipe: Recipe) -> bool:
 def _make_manifest(recipe: Recipe, target: TargetInfo) -> Manifest:
     """The manifest of a folder before anything is read."""
     d = recipe.data
-    options = HubOptions(d.text_column, d.text_split, d.text_config, d.text_revision)
+    options = ("column", "split", "config", "revision")
     sources = [{"source": name, "documents": 0, "tokens": 0, "ended": False} for name in d.text]
     return {
         "unchecked": {},
@@ -109,7 +93,7 @@ def _make_manifest(recipe: Recipe, target: TargetInfo) -> Manifest:
         "target_sha256": target.hash,
         "length": d.length,
         "mixture": list(d.mixture) or [1.0] * len(d.text),
-        "options": vars(options),
+        "options": {name: getattr(d, f"text_{name}") for name in options},
         "exclude": list(d.exclude),
         "sources": sources,
         "sha256": [],
@@ -118,47 +102,34 @@ def _make_manifest(recipe: Recipe, target: TargetInfo) -> Manifest:
 
 
 class _TextReader:
-    """Reads all sources of a manifest: the one that is furthest behind its weight comes next.
-    `records`: of the sources, which count what is read of them."""
+    """Reads all sources of a manifest: the one that is furthest behind its weight comes next."""
 
-    def __init__(self, target: TargetInfo, manifest: Manifest, passages: Passages) -> None:
-        self.target, self.passages = target, passages
+    def __init__(self, recipe: Recipe, target: TargetInfo, manifest: Manifest) -> None:
+        self.target = target
         self.records: list[SourceRecord] = manifest["sources"]
         self.mixture: list[float] = manifest["mixture"]
+        self.passages, manifest["unchecked"] = read_excluded(recipe.data.exclude)
         self.first = first_tokens(target)
-        self.piece_length = manifest["length"] - len(self.first)
-        self.left_out = [Counter[str]() for _ in self.records]
+        self.piece_length = recipe.data.length - len(self.first)
         self.seen = set[bytes]()
-        options = HubOptions(**manifest["options"])
-        self.documents = [
-            read_documents(record["source"], options, left_out)
-            for record, left_out in zip(self.records, self.left_out, strict=True)
-        ]
-
-    def count_left_out(self) -> dict[str, int]:
-        """Counts of what was left out, by reason, and by source if there are several."""
-        counts = {}
-        for record, left_out in zip(self.records, self.left_out, strict=True):
-            of = f" of {record['source']}" if len(self.records) > 1 else ""
-            counts.update({f"{reason}{of}": count for reason, count in left_out.items()})
-        return dict(sorted(counts.items()))
+        self.left_out = Counter[str]()
+        self.documents = [read_documents(s, recipe.data, self.left_out) for s in recipe.data.text]
 
     def read_shard(self, limit: int) -> data.Samples:
         """The next documents, `limit` tokens or a little more; nothing after the last one."""
         pieces: list[list[int]] = []
         count = 0
         while count < limit:
-            shares = zip(self.records, self.mixture, strict=True)
-            progress = [record["tokens"] / weight for record, weight in shares]
             unread = [i for i, record in enumerate(self.records) if not record["ended"]]
             if not unread:
                 break
-            number = min(unread, key=progress.__getitem__)
-            record, document = self.records[number], next(self.documents[number], None)
+            number = min(unread, key=lambda i: self.records[i]["tokens"] / self.mixture[i])
+            record = self.records[number]
+            document = next(self.documents[number], None)
             if document is None:
                 record["ended"] = True
                 continue
-            read = self._tokenize(document, self.left_out[number])
+            read = self._tokenize(document)
             size = sum(map(len, read))
             record["documents"] += 1
             record["tokens"] += size
@@ -166,27 +137,27 @@ class _TextReader:
             pieces += read
         return data.from_lists(pieces, [1] * len(pieces), [data.NOT_WRITTEN] * len(pieces))
 
-    def _tokenize(self, document: str, left_out: Counter[str]) -> list[list[int]]:
+    def _tokenize(self, document: str) -> list[list[int]]:
         """A document as samples of at most a row's length; none if it is left out."""
-        digest = hashlib.sha256(document.encode()).digest()[:8]
+        digest = hashlib.sha256(document.encode(errors="surrogatepass")).digest()[:8]
         if digest in self.seen:
-            left_out["documents that were there before"] += 1
+            self.left_out["documents that were there before"] += 1
             return []
         self.seen.add(digest)
         if self.passages.occur_in(document):
-            left_out["documents that contain a passage of data.exclude"] += 1
+            self.left_out["documents that contain a passage of data.exclude"] += 1
             return []
         tokenizer, size = self.target.tokenizer, self.target.vocab_size
         try:
             tokens = text_ids(tokenizer, document, size, "a document", verbose=False)
         except UserError:
-            left_out["documents with tokens that the target lacks"] += 1
+            self.left_out["documents that the target can't tokenize"] += 1
             return []
         step = self.piece_length
         parts = [tokens[i : i + step] for i in range(0, len(tokens), step)]
         pieces = [[*self.first, *part] for part in parts if len(part) >= LEAST_TOKENS]
         if len(pieces) < max(len(parts), 1):
-            left_out[f"pieces of fewer than {LEAST_TOKENS} tokens"] += 1
+            self.left_out[f"pieces of fewer than {LEAST_TOKENS} tokens"] += 1
         return pieces
 
 
@@ -194,41 +165,34 @@ def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> Manif
     """Read `data.text` up to `data.text_tokens` tokens into `text_folder` unless it has them;
     returns the manifest. Raises UserError: a folder that was read with other settings, a source
     that can't be read, or no text."""
-    d, folder = recipe.data, text_folder(recipe)
+    wanted, folder = recipe.data.text_tokens, text_folder(recipe)
     if (folder / "manifest.json").exists():
-        _check_settings(recipe, target)
-        try:
-            open_text(recipe, target)
-            if is_read(recipe):
-                return read_text_manifest(folder)
-        except UserError as error:
-            say(f"rereading: {error}", error=True)
+        open_text(recipe, target)
+        if is_read(recipe):
+            return read_text_manifest(folder)
     manifest = _make_manifest(recipe, target)
-    passages, manifest["unchecked"] = read_excluded(d.exclude)
+    reader = _TextReader(recipe, target, manifest)
     if manifest["unchecked"] and not quiet:
         names = ", ".join(manifest["unchecked"])
         say(f"warning: data.text is not checked against {names}: unavailable here", error=True)
-    reader = _TextReader(target, manifest, passages)
-    while manifest["tokens"] < d.text_tokens:
-        samples = reader.read_shard(min(SHARD_TOKENS, d.text_tokens - manifest["tokens"]))
+    while manifest["tokens"] < wanted:
+        samples = reader.read_shard(min(SHARD_TOKENS, wanted - manifest["tokens"]))
         if not len(samples):
             break
         manifest["sha256"].append(data.write_shard(folder, manifest["shards"], samples))
         manifest["shards"] += 1
         manifest["samples"] += len(samples)
-        manifest["tokens"] += samples.token_count
-    manifest["left_out"] = reader.count_left_out()
+        manifest["tokens"] += len(samples.tokens)
+    manifest["left_out"] = dict(sorted((+reader.left_out).items()))
     counts = [f"{count} {reason}" for reason, count in manifest["left_out"].items()]
     left_out = ", ".join(counts) or "nothing"
     if not manifest["samples"]:
-        raise UserError(f"data.text={list(d.text)}: no text in it ({left_out} left out)")
-    manifest["finished"] = manifest["tokens"] >= d.text_tokens
+        raise UserError(f"data.text={list(recipe.data.text)}: no text in it ({left_out} left out)")
+    manifest["finished"] = manifest["tokens"] >= wanted
     data.write_manifest(folder, manifest)  # last: text without it is read again
     if not quiet:
         sources = ", ".join(f"{s['source']} {s['tokens']}" for s in manifest["sources"])
         hint = " (data.text_column chooses the column)" if UNUSED_COLUMN in left_out else ""
-        say(
-            f"{manifest['tokens']} tokens of text in {folder} ({sources}); left out: "
-            f"{left_out}{hint}"
-        )
+        described = f"{manifest['tokens']} tokens of text in {folder} ({sources})"
+        say(f"{described}; left out: {left_out}{hint}")
     return manifest

@@ -3,7 +3,6 @@ so that later epochs skip the target's forward pass."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,10 +16,9 @@ from torch import Tensor
 from align.config.trainer import TrainerConfig
 from align.losses.divergence_gradients import TargetPlaces, target_places
 from specalign.common.batch import Batch, Step
-from specalign.common.errors import UserError, system_number
+from specalign.common.errors import UserError
 from specalign.common.files import write_atomically, write_json
 from specalign.common.schema import JsonObject, read_object
-from specalign.common.text import say
 from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
 from specalign.models.target_features import Features, TargetFeatures, target_features
@@ -30,7 +28,6 @@ Row = dict[str, Tensor]
 at its L places."""
 RowKey = tuple[str, float]
 """A hash of a row's text and layout, and the temperature of p."""
-_OTHER = "give another trainer.features_path"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -115,21 +112,10 @@ def count_bytes(row: Row) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in row.values())
 
 
-def describe_outputs(target: Target, config: BlockConfig | None, dtype: str) -> JsonObject:
-    """Describes which model and settings the stored outputs belong to."""
-    return {
-        "target_sha256": target.hash,
-        "target_dtype": target.dtype_name,
-        "context": None if config is None else config.context,
-        "layers": [] if config is None else list(config.target_layer_ids),
-        "dtype": dtype,
-    }
-
-
 class OutputStore:
     """Rows on disk, up to a limit of bytes; further rows are not stored. A safetensors file per
-    row, named by its content and written under another name first, so a kill leaves no half row,
-    and rows serve every run that packs them. `manifest.json` describes what they are outputs of.
+    row, named by its content and written atomically, so that rows serve every run that packs them.
+    `manifest.json` describes what they are outputs of.
 
     Args:
         folder: created with the first row; UserError if it holds outputs of something else.
@@ -144,16 +130,13 @@ class OutputStore:
         sizes = [path.stat().st_size for path in folder.glob("row-*.safetensors")]
         self.count, self.bytes = len(sizes), sum(sizes)
         self.limit = self.bytes + (int(gigabytes * 1e9) - self.bytes) // writers
-        if self.manifest.exists():
-            found = read_object(self.manifest)
-            for key, value in description.items():
-                if found.get(key) != value:
-                    differs = f"{key} is {found.get(key)!r}, this run needs {value!r}"
-                    raise UserError(f"{self.manifest}: {differs}; {_OTHER}")
-        elif sizes:
-            raise UserError(
-                f"{self.manifest} is missing: delete the outputs in that folder, or {_OTHER}"
-            )
+        found = read_object(self.manifest) if sizes or self.manifest.exists() else description
+        for key, value in description.items():
+            if found.get(key) != value:
+                raise UserError(
+                    f"{self.manifest}: {key} is {found.get(key)!r}, this run needs {value!r}; give "
+                    "another trainer.features_path"
+                )
 
     def _path(self, key: RowKey) -> Path:
         digest, temperature = key
@@ -163,18 +146,14 @@ class OutputStore:
         return self._path(key).exists()
 
     def get(self, key: RowKey, device: torch.device) -> Row | None:
-        """A row, or None; a damaged one is removed. Raises OSError: not readable now."""
+        """A row, or None. Raises UserError for a damaged one."""
         path = self._path(key)
         if not path.exists():
             return None
         try:
             return {name: tensor.to(device) for name, tensor in load_file(path).items()}
-        except (SafetensorError, OSError) as error:
-            if system_number(error) not in (None, errno.ENOENT):  # too many open files, for example
-                raise
-            say(f"warning: {path} is damaged ({error}) and will be recomputed", error=True)
-            path.unlink(missing_ok=True)
-            return None
+        except SafetensorError as error:
+            raise UserError(f"{path}: not readable ({error}); delete it if damaged") from None
 
     def put(self, key: RowKey, row: Row) -> None:
         """Store a row if there is room, else set `full`."""
@@ -213,8 +192,14 @@ class TargetOutputCache:
         self.room = int(options.keep_features_gb * 1e9)
         self.store = None
         if options.features_gb and folder is not None:
-            about = describe_outputs(target, config, options.features_dtype)
-            self.store = OutputStore(folder, about, options.features_gb, writers)
+            description = {
+                "target_sha256": target.hash,
+                "target_dtype": target.dtype_name,
+                "context": None if config is None else config.context,
+                "layers": [] if config is None else list(config.target_layer_ids),
+                "dtype": options.features_dtype,
+            }
+            self.store = OutputStore(folder, description, options.features_gb, writers)
         self._rows: dict[RowKey, Row] = {}
         self.run: Features = target_features
         self.missing: Callable[[bool], bool] = bool

@@ -45,7 +45,6 @@ def check_answers(
     if share < _LEAST_SHARE:
         raise UserError(
             f"{who} is not target.name={target.spec!r}: the target would choose {share:.0%} of its "
-            f"greedy tokens, but at least {_LEAST_SHARE:.0%} are required (data.server_check=never "
-            "skips this check)"
+            f"greedy tokens, but at least {_LEAST_SHARE:.0%} are required"
         )
     return share

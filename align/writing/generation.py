@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from align.writing.rows import Plan, Progress, Row, Source, batch_seed, ignore_progress
+from align.writing.rows import Plan, Row, Source, batch_seed
 from align.writing.template import common_start
 from specalign.lm.cache import KVCache
 from specalign.lm.model import Target
@@ -80,21 +80,19 @@ class Writer(Source):
         self.prefix = list(plan.template.prefix)
         self.capacity = min(plan.capacity, target.context_limit)
 
-    def write(self, number: int, needed: int, progress: Progress) -> list[Row] | None:
+    def write(self, number: int) -> list[Row] | None:
         rows = self.plan.rows(number)
         if not rows:
             return None
         generator = torch.Generator().manual_seed(batch_seed(self.plan.recipe.seed, number))
         remaining = [row for row in rows if not row.done]
         while remaining:
-            self.write_rows(remaining, generator, progress)
+            self.write_rows(remaining, generator)
             remaining = [row for row in remaining if self.plan.advance(row)]
         return rows
 
-    def write_rows(
-        self, rows: list[Row], generator: torch.Generator, progress: Progress = ignore_progress
-    ) -> None:
-        """Write all rows to their ends, in place. `progress` gets the tokens of each step."""
+    def write_rows(self, rows: list[Row], generator: torch.Generator) -> None:
+        """Write all rows to their ends, in place."""
         target = self.target
         shared = self._shared_start(rows)
         capacity = min(self.capacity, self._longest(rows, shared))
@@ -108,7 +106,6 @@ class Writer(Source):
             uniforms.uniform_(generator=generator)
             tokens = self._choose(alive, logits, uniforms[active])
             keep = [i for i, row in enumerate(alive) if not row.done]
-            progress(len(keep))
             if not keep:
                 return
             if len(keep) <= 0.8 * len(alive):
@@ -195,10 +192,11 @@ class Writer(Source):
         full = written >= self.data.max_answer_tokens or len(row.tokens) >= self.capacity
         row.done = ended or full
         if ended and written == 1:
-            row.broken = "empty answer"
+            row.drop("empty answer")
 
     def _extend_prompt(self, row: Row, token: int) -> None:
-        turn = self.plan.turn
+        template = self.plan.template
+        turn = () if template.joined else template.turn  # a joined one is rendered first
         written = len(row.tokens) - len(self.prefix)
         too_long = written >= self.plan.longest_prompt
         if token in self.plan.prompt_ends and not turn:
@@ -210,12 +208,10 @@ class Writer(Source):
             if not row.forced:
                 row.answer_start = len(row.tokens)
             if written == 0:
-                row.done = True
-                row.broken = "empty prompt"
+                row.drop("empty prompt")
         elif not turn and (too_long or len(row.tokens) >= self.capacity):
             row.done = True
         else:
             row.tokens.append(token)
             if too_long:
-                row.done = True
-                row.broken = "prompt too long"
+                row.drop("prompt too long")

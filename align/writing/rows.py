@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from align.config.recipe import Recipe
 from align.writing.outline import TargetInfo
-from align.writing.prompts import REFUSED, TOO_LONG, PromptReader, first_turn
+from align.writing.prompts import TOO_LONG, Dropped, PromptReader, first_turn
 from align.writing.template import Template
 from specalign.common.errors import UserError
-from specalign.folder.rendering import TemplateRefusal
 from specalign.folder.tokenizer import text_ids
 from specalign.rows.conversation import Conversation, Message
 
@@ -28,7 +27,6 @@ class Row:
         opening: tokens that its written prompt has to begin with.
         answer_start: where the answer begins in `tokens`; -1 before it does.
         broken: why the row is dropped; "" = it is not.
-        text_start: where its first user text begins in `tokens`.
         conversation: what is answered, if it is known as text.
         later: given messages after the answer.
         turn: the number of answers before this one.
@@ -44,19 +42,14 @@ class Row:
     answer_start: int = -1
     done: bool = False
     broken: str = ""
-    text_start: int = 0
     conversation: Conversation | None = None
     later: tuple[Message, ...] = ()
     turn: int = 0
     prompt_ended: bool = False
 
-
-Progress = Callable[[int], object]
-"""Called with the number of tokens that were drawn or fed."""
-
-
-def ignore_progress(tokens: int) -> None:
-    """A progress callback that does nothing."""
+    def drop(self, reason: str) -> None:
+        self.broken = reason
+        self.done = True
 
 
 class Source:
@@ -64,9 +57,8 @@ class Source:
 
     about: Mapping[str, str] = {}
 
-    def write(self, number: int, needed: int, progress: Progress) -> list[Row] | None:
-        """The finished rows of a batch; None after the last prompt. `needed` samples are still
-        missing, so later batches may be started meanwhile."""
+    def write(self, number: int) -> list[Row] | None:
+        """The finished rows of a batch; None after the last prompt."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -101,11 +93,6 @@ class Plan:
         return min(bare + d.prompt_limit + after, self.target.context_limit)
 
     @cached_property
-    def turn(self) -> tuple[int, ...]:
-        """Tokens that the writer puts after a written prompt; () if it is rendered first."""
-        return () if self.template.joined else self.template.turn
-
-    @cached_property
     def prompt_ends(self) -> frozenset[int]:
         """Tokens that end a written prompt."""
         return frozenset(self.target.eos_ids) | self.template.ends
@@ -119,8 +106,7 @@ class Plan:
             given = [i for i in indices if i < len(self.prompts)]
             return [self._prompted_row(i, self.prompts[i]) for i in given]
         writes_prompt = bool(self.template.turn or self.template.stop)
-        start = len(self.template.prefix)
-        rows = [Row(i, self._temperature(i), [], writes_prompt, text_start=start) for i in indices]
+        rows = [Row(i, self._temperature(i), [], writes_prompt) for i in indices]
         openings = self._openings() if writes_prompt else []
         for row in rows if openings else ():  # each opening meets every answer temperature
             number = row.index // len(d.answer_temperatures)
@@ -133,18 +119,14 @@ class Plan:
 
     def _prompted_row(self, index: int, conversation: Conversation) -> Row:
         row = Row(index, self._temperature(index), [], writes_prompt=False)
-        prompt = self.reader.read(conversation.prompt, f"data.prompts, prompt {index + 1}")
-        if prompt.broken:
-            row.done = True
-            row.broken = prompt.broken
-            return row
-        row.text_start = self.reader.text_start(prompt)
-        row.conversation = prompt.conversation
-        row.forced = prompt.ids
-        if self.recipe.data.turns == "all":
-            asked, row.later = first_turn(prompt.conversation.messages)
-            row.conversation = Conversation(asked, prompt.conversation.tools)
-            self._ask(row)
+        where = f"data.prompts, prompt {index + 1}"
+        try:
+            row.conversation, row.forced = self.reader.read(conversation.prompt, where)
+            if self.recipe.data.turns == "all":
+                asked, row.later = first_turn(row.conversation.messages)
+                self._ask(row, Conversation(asked, row.conversation.tools))
+        except Dropped as reason:
+            row.drop(str(reason))
         return row
 
     def advance(self, row: Row) -> bool:
@@ -155,21 +137,24 @@ class Plan:
         """
         if row.broken:
             return False
-        if row.answer_start < 0:
-            return self._ask_written(row)
-        if row.writes_prompt and self.template.turn:
-            return self._ask_again(row)
-        if not row.later or row.conversation is None:
+        try:
+            if row.answer_start < 0:
+                return self._ask(row, self._read_written(row))
+            if row.writes_prompt and self.template.turn:
+                return self._ask_again(row)
+            if not row.later or row.conversation is None:
+                return False
+            answer = {"role": "assistant", "content": self._text(row.tokens[row.answer_start :])}
+            asked, row.later = first_turn(row.later)
+            messages = (*row.conversation.messages, answer, *asked)
+            row.turn += 1
+            return self._ask(row, Conversation(messages, row.conversation.tools))
+        except Dropped as reason:
+            row.drop(str(reason))
             return False
-        answer = {"role": "assistant", "content": self._text(row.tokens[row.answer_start :])}
-        asked, row.later = first_turn(row.later)
-        messages = (*row.conversation.messages, answer, *asked)
-        row.conversation = Conversation(messages, row.conversation.tools)
-        row.turn += 1
-        return self._ask(row)
 
-    def _ask_written(self, row: Row) -> bool:
-        """Render the row's written prompt with the template. False if it is unusable."""
+    def _read_written(self, row: Row) -> Conversation:
+        """The row's written prompt. Raises Dropped."""
         text = self._text(row.tokens[len(self.template.prefix) :])
         ended = row.prompt_ended
         if self.template.stop:
@@ -178,13 +163,10 @@ class Plan:
         if self.template.joined:
             text = text.strip()
         if not ended:
-            row.broken = TOO_LONG
-        elif not text.strip():
-            row.broken = EMPTY_PROMPT
-        if row.broken:
-            return False
-        row.conversation = Conversation.from_text(text)
-        return self._ask(row)
+            raise Dropped(TOO_LONG)
+        if not text.strip():
+            raise Dropped(EMPTY_PROMPT)
+        return Conversation.from_text(text)
 
     def _ask_again(self, row: Row) -> bool:
         """Have a written prompt answered again if serving feeds other tokens. False if it does
@@ -192,31 +174,23 @@ class Plan:
         prompt = row.tokens[: row.answer_start]
         text = self._text(prompt[len(self.template.prefix) : len(prompt) - len(self.template.turn)])
         row.conversation = Conversation.from_text(text)
-        try:
-            if self.reader.tokens(row.conversation) == prompt:
-                return False
-        except TemplateRefusal:
-            row.broken = REFUSED
+        if self.reader.tokens(row.conversation) == prompt:
             return False
         if not text.strip():
-            row.broken = EMPTY_PROMPT
-            return False
-        return self._ask(row)
+            raise Dropped(EMPTY_PROMPT)
+        return self._ask(row, row.conversation)
 
-    def _ask(self, row: Row) -> bool:
-        """Have the row's conversation answered. False if it is unusable."""
-        assert row.conversation is not None
+    def _ask(self, row: Row, conversation: Conversation) -> bool:
+        """Have a conversation answered. Raises Dropped if it is unusable."""
+        row.conversation = conversation
         row.tokens = []
         row.answer_start = -1
         row.writes_prompt = False
-        try:
-            row.forced = self.reader.tokens(row.conversation)
-        except TemplateRefusal:
-            row.broken = REFUSED
-        if len(row.forced) - self.template.bare > self.reader.limit:
-            row.broken = TOO_LONG
-        row.done = bool(row.broken)
-        return not row.done
+        row.forced = self.reader.tokens(conversation)
+        if not self.reader.fits(row.forced):
+            raise Dropped(TOO_LONG)
+        row.done = False
+        return True
 
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self.target.tokenizer.decode(list(tokens), skip_special_tokens=True))

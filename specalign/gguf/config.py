@@ -58,8 +58,6 @@ def complete_config(path: Path, header: Header, config: Any) -> None:
         largest = config.num_hidden_layers == _LARGEST.get(header.architecture)
         per_head = config.hidden_size // config.num_attention_heads
         config.query_pre_attn_scalar = per_head if largest else config.head_dim
-    if header.architecture == "gemma3" and not header.get("attention.sliding_window"):
-        config.layer_types = ["full_attention"] * config.num_hidden_layers
     rope = getattr(config, "rope_parameters", None)
     if isinstance(rope, dict):
         _complete_rope(path, header, rope, config.max_position_embeddings)

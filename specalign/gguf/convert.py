@@ -44,14 +44,12 @@ def converted_folder(path: Path) -> Path:
     header = read_header(path)
     check_header(path, header)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(f"{folder}{UNFINISHED}")
     with FileLock(f"{folder}.lock"):
         if is_unchanged(folder):  # converted by another process meanwhile
             return folder
-        if folder.exists():
-            say(f"{folder}: has changed since it was converted", error=True)
-            shutil.rmtree(folder)
-        unfinished = Path(f"{folder}{UNFINISHED}")
-        shutil.rmtree(unfinished, ignore_errors=True)  # of a killed conversion
+        for old in (folder, unfinished):  # changed since, or of a killed conversion
+            shutil.rmtree(old, ignore_errors=True)
         unfinished.mkdir()
         try:
             _convert(path, header, unfinished)
@@ -143,12 +141,11 @@ def _load_model(
             tensors[name] = tensor.contiguous()
             pointers.add(tensor.data_ptr())
     architecture = header.architecture
-    for name in sorted(report["missing_keys"]):
-        raise UserError(f"{path}: lacks {name!r} of a {architecture} model")
-    for name in sorted(key[0] for key in report["mismatched_keys"]):
+    differing = [*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])]
+    if differing:
         raise UserError(
-            f"{path}: {name!r} has a different shape than in a {architecture} model with this "
-            f"metadata; {HINT}"
+            f"{path}: lacks {min(differing)!r} of a {architecture} model, or has it in another "
+            f"shape; {HINT}"
         )
     stored = sum(
         math.prod(tensor.shape)

@@ -6,7 +6,6 @@ import math
 import mmap
 import re
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,7 +192,7 @@ class _HeaderReader:
 
 def check_header(path: Path, header: Header) -> None:
     """Check that transformers can turn the file into the model it describes. Raises UserError:
-    unknown architecture, truncated file, or metadata that the tensors contradict."""
+    unknown architecture, truncated file, or what no config can express."""
     architecture = header.architecture
     if architecture not in ARCHITECTURES:
         hint = nearest(architecture, ARCHITECTURES)
@@ -201,8 +200,29 @@ def check_header(path: Path, header: Header) -> None:
             f"{path}: GGUF architecture {architecture!r} is not supported{hint}; {HINT}"
         )
     _check_tensors(path, header)
-    for problem in _find_contradictions(header):
-        raise UserError(f"{path}: {problem}")
+    for name in ("block_count", "embedding_length", "context_length"):
+        value = header.get(name)
+        if type(value) is not int or value < 1:
+            key = f"{header.key(name)}={short(value, 40)}"
+            raise UserError(f"{path}: {key}: must be a positive integer")
+    embedding = header.tensors.get(EMBEDDING)
+    tokens = len(header.values.get("tokenizer.ggml.tokens", ()))
+    if embedding is None or len(embedding.shape) != 2 or embedding.shape[0] < tokens:
+        raise UserError(f"{path}: has no tensor {EMBEDDING!r} with a row for each of its tokens")
+    layers = len({name.split(".")[1] for name in header.tensors if name.startswith("blk.")})
+    sizes = (header.get("block_count"), header.get("embedding_length"))
+    if sizes != (layers, embedding.shape[1]):
+        raise UserError(
+            f"{path}: says {sizes[0]} layers of width {sizes[1]}, but has tensors of {layers} "
+            f"layers of width {embedding.shape[1]}"
+        )
+    for name in ("rope_factors_long.weight", "rope_factors_short.weight", ROPE_FACTORS):
+        if name in header.tensors and (name, architecture) != (ROPE_FACTORS, "llama"):
+            raise UserError(f"{path}: rotary factors {name!r} are not supported; {HINT}")
+    kind = header.get("rope.scaling.type")
+    if rope_scale(header) != 1 and kind not in (None, "linear"):
+        key = header.key("rope.scaling.type")
+        raise UserError(f"{path}: {key}={short(kind, 40)}: not supported; {HINT}")
 
 
 def _check_tensors(path: Path, header: Header) -> None:
@@ -216,48 +236,12 @@ def _check_tensors(path: Path, header: Header) -> None:
             raise UserError(f"{file}: tensor {name!r} is of unknown type {tensor.kind}")
         elements, block_bytes = block_sizes[tensor.kind]
         end = tensor.start + math.prod(tensor.shape) // elements * block_bytes
-        if end > file.stat().st_size:
+        size = file.stat().st_size
+        if end > size:
             raise UserError(
-                f"{file}: truncated: tensor {name!r} ends at byte {end}, but the file has "
-                f"{file.stat().st_size} bytes"
+                f"{file}: truncated: tensor {name!r} ends at byte {end}, but the file has {size} "
+                "bytes"
             )
-
-
-def _find_contradictions(header: Header) -> Iterator[str]:
-    """Metadata that contradict the tensors, or that no config can express."""
-    for name in ("block_count", "embedding_length", "context_length"):
-        value = header.get(name)
-        if type(value) is not int or value < 1:
-            yield f"{_shown(header, name)}: must be a positive integer"
-    layers = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}
-    if len(layers) != header.get("block_count"):
-        yield f"{_shown(header, 'block_count')}: has tensors of {len(layers)} layers"
-    tensor = header.tensors.get(EMBEDDING)
-    if tensor is None or len(tensor.shape) != 2:
-        yield f"has no two-dimensional tensor {EMBEDDING!r}, so it does not contain a model"
-        return
-    rows, width = tensor.shape
-    if header.get("embedding_length") != width:
-        yield f"{_shown(header, 'embedding_length')}: {EMBEDDING} has width {width}"
-    tokens = header.values.get("tokenizer.ggml.tokens", range(rows))
-    if len(tokens) > rows:
-        yield f"tokenizer.ggml.tokens lists {len(tokens)} tokens, {EMBEDDING} has {rows} rows"
-    for name in ("bos", "eos", "eot", "eom", "padding", "unknown"):
-        key = f"tokenizer.ggml.{name}_token_id"
-        value = header.values.get(key, 0)
-        if type(value) is not int or not 0 <= value < len(tokens):
-            yield f"{key}={short(value, 40)}: must be a token id below {len(tokens)}"
-    for name in ("rope_factors_long.weight", "rope_factors_short.weight", ROPE_FACTORS):
-        is_known = name == ROPE_FACTORS and header.architecture == "llama"
-        if name in header.tensors and not is_known:
-            yield f"rotary factors ({name!r}) of {header.architecture!r} are not supported; {HINT}"
-    kind = header.get("rope.scaling.type")
-    if rope_scale(header) != 1 and kind not in (None, "linear"):
-        yield f"{_shown(header, 'rope.scaling.type')}: not supported; {HINT}"
-
-
-def _shown(header: Header, name: str) -> str:
-    return f"{header.key(name)}={short(header.get(name), 40)}"
 
 
 def rope_scale(header: Header) -> float:

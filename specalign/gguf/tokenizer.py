@@ -73,27 +73,11 @@ def _ends_by_text(metadata: JsonObject) -> list[int]:
     return [index for index, token in enumerate(tokens) if token in _ENDS and index != unknown]
 
 
-def chat_templates(metadata: JsonObject) -> str | dict[str, str] | None:
-    """The chat template; all of them by name if there are named ones."""
-    prefix = "tokenizer.chat_template"
-    default = metadata.get(prefix)
-    named = {
-        key.removeprefix(f"{prefix}."): text
-        for key, text in metadata.items()
-        if key.startswith(f"{prefix}.")
-    }
-    if not named:
-        return default
-    return {"default": default, **named} if default else named
-
-
 def complete_tokenizer(tokenizer: Any, metadata: JsonObject) -> None:
-    """Add what transformers' reader leaves out: special end tokens, named chat templates, BOS."""
+    """Add what transformers' reader leaves out: special end tokens, BOS."""
     tokens = metadata["tokenizer.ggml.tokens"]
-    tokenizer.add_tokens(
-        _added([tokens[i] for i in _ends_by_text(metadata)], True), special_tokens=True
-    )
-    tokenizer.chat_template = chat_templates(metadata)
+    ends = _added([tokens[i] for i in _ends_by_text(metadata)], True)
+    tokenizer.add_tokens(ends, special_tokens=True)
     if tokenizer.add_bos_token != adds_bos(metadata):
         tokenizer.add_bos_token = adds_bos(metadata)
 
@@ -123,7 +107,7 @@ def make_tokenizer(metadata: JsonObject) -> PreTrainedTokenizerFast:
     ids = {f"{name}_token": special_id(metadata, key) for name, key in names.items()}
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        chat_template=chat_templates(metadata),
+        chat_template=metadata.get("tokenizer.chat_template"),
         clean_up_tokenization_spaces=False,
         add_bos_token=adds_bos(metadata),
         **{name: None if index is None else tokens[index] for name, index in ids.items()},

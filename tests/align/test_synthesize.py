@@ -80,6 +80,7 @@ def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
         synthesize.main([DEBUG, f"output={tmp_path}/out", "data.writer=openai:http://127.0.0.1:9"])
     assert stop.value.code == 2
     check_line(
-        capsys.readouterr().err, ("http://127.0.0.1:9/v1/models: no answer", "is the server up?")
+        capsys.readouterr().err,
+        ("http://127.0.0.1:9/v1/models: no usable answer", "is the server up?"),
     )
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -108,7 +108,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("texts") / "data"
     prompts = folder.with_name("prompts.txt")
     prompts.write_text("".join(f"{i} words\n" for i in range(200)))
-    words = [*WRITTEN, f"data.prompts={prompts}", "data.near_duplicate_threshold=2"]
+    words = [*WRITTEN, f"data.prompts={prompts}"]
     recipe = load_recipe(["recipe=debug_block", *words])
     synthesize(recipe, load_target("debug"), folder, quiet=True)
     return folder

@@ -30,7 +30,7 @@ TRIALS: dict[str, dict[str, Any]] = {
     "nested twice": {"objective": {"terms": {"forward_kl": 1.0, "streak": 0.5}}, "drafter": {"init_from_target": True}},
     "mapping and lists": {"objective.terms": {"streak": 2}, "trainer.betas": [0.8, 0.99], "data.answer_temperatures": [0.0, 1]},
     "texts": {"data.system": "a=b, 'c' \"d\": {e}", "output": "runs/a b", "data.prompt_openings": ["it's", "two words", "a\nb", "ä☃"]},
-    "negative and text in notation": {"trainer.learning_rate": "1e-4", "data.near_duplicate_threshold": 1.5},
+    "negative and text in notation": {"trainer.learning_rate": "1e-4", "data.reply_seconds": 1.5},
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ def recipe_of(folder: Path, *words: str) -> Recipe:
     prompts = folder.parent / "prompts.txt"
     prompts.write_text("".join(f"{i} words\n" for i in range(40)))
     first = ["recipe=debug_block", f"output={folder}", f"data.prompts={prompts}"]
-    first += ["data.near_duplicate_threshold=2", "data.max_answer_tokens=8", "data.length=48"]
+    first += ["data.max_answer_tokens=8", "data.length=48"]
     keyed = ["data.samples=8", "data.batch_size=4", *words]
     return load_recipe([*first, *{word.partition("=")[0]: word for word in keyed}.values()])
 

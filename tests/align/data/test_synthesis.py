@@ -1,8 +1,7 @@
-"""Generated data: resumable after a kill, near duplicates and wrong settings, whole conversations."""
+"""Generated data: resumable after a kill, duplicates and wrong settings, whole conversations."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,6 @@ def write(target: Target, folder: Path, *words: str) -> dict[str, Any]:
     return synthesize(load_recipe([*SHORT, *words]), target, folder, quiet=True)
 
 
-def shards(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("shard-*")}
-
-
 def test_written_prompts_begin_as_asked(tmp_path: Path, target: Target) -> None:
     words = ["data.samples=24", "data.answer_temperatures=[0.0, 1.0]"]
     write(target, tmp_path / "data", *words, "data.prompt_openings=['', 'ab', 'xyz']")
@@ -52,16 +47,12 @@ def test_written_prompts_begin_as_asked(tmp_path: Path, target: Target) -> None:
         write(target, tmp_path / "more", *words, f"data.prompt_openings=['{'a b ' * 40}']")
 
 
-def test_near_duplicates_are_dropped(tmp_path: Path, target: Target) -> None:
-    """The same question after another system prompt is none."""
-    question = {"role": "user", "content": "Summarise the document above please."}
-    texts = ("about rain", "about snow", "about rain")
-    talks = [[{"role": "system", "content": text}, question] for text in texts]
-    path = tmp_path / "p.jsonl"
-    path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
-    words = [f"data.prompts={path}", "data.max_prompt_tokens=200", "data.answer_temperatures=[1]"]
+def test_samples_that_were_there_before_are_dropped(tmp_path: Path, target: Target) -> None:
+    path = tmp_path / "p.txt"
+    path.write_text("rain\nsnow\nrain\n")
+    words = [f"data.prompts={path}", "data.batch_size=2", "data.answer_temperatures=[0]"]
     manifest = write(target, tmp_path / "data", *words)
-    assert manifest["samples"] == 2 and manifest["dropped"] == {"near-duplicate": 1}
+    assert manifest["samples"] == 2 and manifest["dropped"] == {"duplicate": 1}
 
 
 def test_other_settings_are_refused(tmp_path: Path) -> None:
@@ -78,19 +69,6 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
         write(target, tmp_path, *words, "data.system=Be long.")
     with pytest.raises(UserError, match="template_kwargs is {'enable_thinking': False}"):
         write(target, tmp_path, words[0], system)
-
-
-def test_damaged_and_missing_shards_are_written_again(tmp_path: Path, target: Target) -> None:
-    words = ["data.samples=12", "data.batch_size=4"]
-    manifest = write(target, tmp_path, *words)
-    before = shards(tmp_path)
-    data.shard_path(tmp_path, 0).unlink()
-    torn = data.shard_path(tmp_path, 1)
-    torn.write_bytes(torn.read_bytes()[:-1] + b"\x07")
-    with pytest.raises(UserError, match="shard-00000"):
-        read_samples(tmp_path)
-    assert write(target, tmp_path, *words) == manifest == data.read_manifest(tmp_path)
-    assert shards(tmp_path) == before
 
 
 def test_settings_under_which_nothing_is_kept(
@@ -113,10 +91,9 @@ CHAT = [
 ]
 
 
-def talk(i: int, more: str = "") -> Conversation:
+def talk(i: int) -> Conversation:
     messages = [dict(m) for m in CHAT]
     messages[1]["content"] = "".join(chr(97 + (7 * i + j * (i + 1)) % 26) for j in range(30))
-    messages[3]["content"] += more
     return as_conversation(messages)
 
 
@@ -156,8 +133,9 @@ def test_long_prompts_are_left_out_or_cut(
     given: list[Conversation],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    given += [talk(0, "x" * 300), as_conversation("Hi"), as_conversation("Why so?")]
-    recipe = load_recipe([*SHORT, "data.prompts=p", "data.batch_size=2"])
+    given += [talk(0), as_conversation("Hi"), as_conversation("Why so?")]
+    limit = ["data.prompts=p", "data.max_prompt_tokens=110"]
+    recipe = load_recipe([*SHORT, *limit, "data.batch_size=2"])
     dropped = synthesize(recipe, target, tmp_path / "a")["dropped"]
     assert dropped["prompt too long"] == 1
     out = capsys.readouterr().out
@@ -165,23 +143,22 @@ def test_long_prompts_are_left_out_or_cut(
         "texts left out: 1 prompt too long (of 3 prompts; the limit is data.max_prompt_tokens="
         in out
     )
-    cut = write(target, tmp_path / "b", "data.prompts=p", "data.long_prompts=cut")
+    cut = write(target, tmp_path / "b", *limit, "data.long_prompts=cut")
     assert "prompt too long" not in cut["dropped"]
 
 
 def test_a_folder_keeps_its_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples and repaired shards of a later day have the date of the first one."""
+    """Samples of a later day have the date of the first one."""
     target = switching_target()
     clock = "{{ strftime_now('%d %b %Y') }}"
     target.tokenizer.chat_template = clock + target.tokenizer.chat_template
     monkeypatch.setattr("align.writing.template.today", lambda: "2026-11-28")
     (tmp_path / "p.txt").write_text("".join(f"{i} words\n" for i in range(6)))
-    words = [f"data.prompts={tmp_path}/p.txt", "data.near_duplicate_threshold=2"]
+    words = [f"data.prompts={tmp_path}/p.txt"]
     words.append("data.batch_size=3")
     first = write(target, tmp_path / "a", *words, "data.samples=3")
     assert first["date"] == "2026-11-28" and first["rendered_sha256"]
     write(target, tmp_path / "whole", *words, "data.samples=6")
     monkeypatch.setattr("align.writing.template.today", lambda: "2026-11-29")
-    data.shard_path(tmp_path / "a", 0).unlink()
     again = write(target, tmp_path / "a", *words, "data.samples=6")
     assert again == data.read_manifest(tmp_path / "whole")

@@ -12,15 +12,15 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from align.data.text_sources import HubOptions
+from align.config.data import DataConfig
 from align.data.text_sources import read_documents as documents
 from specalign.common.errors import UserError
 
 
-def read(source: Path | str, options: HubOptions | None = None) -> tuple[list[str], dict[str, int]]:
+def read(source: Path | str, data: DataConfig | None = None) -> tuple[list[str], dict[str, int]]:
     left_out = Counter[str]()
-    found = list(documents(str(source), options or HubOptions(), left_out))
-    return found, dict(left_out)
+    found = list(documents(str(source), data or DataConfig(), left_out))
+    return found, dict(+left_out)
 
 
 def test_a_folder_in_the_order_of_its_names(tmp_path: Path) -> None:
@@ -31,24 +31,18 @@ def test_a_folder_in_the_order_of_its_names(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"text": ["four", "five"]}), tmp_path / "e.parquet")
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "z.txt").write_text("hidden")
-    (tmp_path / "f.txt").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "g.bin").write_bytes(b"\x00")
     found, left_out = read(tmp_path)
     assert found == ["one\n\ntwo", "x = 1\n", "three", "four", "five"]
     assert left_out == {
-        "files that can't be read as text": 1,
         "files of other kinds": 1,
         "rows without text in column 'text'": 1,
     }
 
 
-MESSAGES = '{"messages": [{"role": "user", "content": "a"}]}\n'
-
-
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.jsonl", MESSAGES.encode(), "which data.prompts reads"),
         ("a.jsonl", b'{"txt": "x"}\n', r"no column 'text' \(data.text_column\).*'txt'"),
         ("a.txt", b"\xff\xff", "is not UTF-8 text"),
         ("d/a.bin", b"x", "contains no text, source code, .jsonl or .parquet"),
@@ -73,7 +67,8 @@ def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     monkeypatch.setattr("specalign.rows.hub_rows.hub_reachable", lambda: True)
-    assert read("owner/name", HubOptions("body", "train", "en", "v1"))[0] == ["one", "two"]
+    options = DataConfig(text_column="body", text_config="en", text_revision="v1")
+    assert read("owner/name", options)[0] == ["one", "two"]
     assert asked == [("owner/name", "en", "train", "v1", True)]
     with pytest.raises(UserError, match="data.text='owner/name': no column 'text'"):
         read("owner/name")
@@ -86,7 +81,8 @@ def test_rows_and_tables_without_the_column(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d/a.jsonl").write_text('{"content": "second"}\n')
     (tmp_path / "d/b.jsonl").write_text('{"text": "first"}\n')
-    assert read(tmp_path / "d") == (["first"], {"tables without column 'text'": 1})
+    with pytest.raises(UserError, match="a.jsonl': no column 'text'"):
+        read(tmp_path / "d")
 
 
 def test_what_other_columns_hold_is_counted(tmp_path: Path) -> None:
@@ -109,11 +105,10 @@ def test_a_folders_card_and_a_note_tell_the_split(
 
 
 def test_a_folder_gives_rows_of_one_split(tmp_path: Path) -> None:
-    """Whole words of names tell, of rows and plain text; source code has no splits."""
+    """Whole words of names tell; texts and source code have no splits."""
     for name in ("train.jsonl", "test.jsonl", "validity.jsonl"):
         (tmp_path / name).write_text(json.dumps({"text": name}) + "\n")
-    (tmp_path / "test.txt").write_text("plain test")
     (tmp_path / "test_train.py").write_text("code")
     texts, left_out = read(tmp_path)
     assert texts == ["code", "train.jsonl", "validity.jsonl"]
-    assert left_out == {"files of other splits": 2}
+    assert left_out == {"files of other splits": 1}

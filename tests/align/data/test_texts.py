@@ -49,9 +49,8 @@ def test_mixed_by_weight_without_what_is_excluded(
     manifest = texts.read_texts(recipe, target, quiet=True)
     prose, code = (s["tokens"] for s in manifest["sources"])
     assert 1000 <= manifest["tokens"] < 1100 and 2.7 < prose / code < 3.3
-    of = f"of {sources[0]}"
-    assert manifest["left_out"][f"documents that contain a passage of data.exclude {of}"] == 1
-    assert manifest["left_out"][f"documents that were there before {of}"] == 1
+    assert manifest["left_out"]["documents that contain a passage of data.exclude"] == 1
+    assert manifest["left_out"]["documents that were there before"] == 1
     samples = texts.open_text(recipe, target)
     assert {int(samples[i][0]) for i in range(len(samples))} == {*first_tokens(target)}
     assert bool((samples.answer_start == 1).all())
@@ -78,19 +77,19 @@ def test_a_killed_reading_is_read_again(
     assert contents(texts.text_folder(whole)) == contents(texts.text_folder(killed))
 
 
-def test_other_settings_are_refused_and_damaged_text_is_read_again(
-    tmp_path: Path, sources: list[str], target: Target, capsys: pytest.CaptureFixture[str]
+def test_other_settings_and_damaged_text_are_refused(
+    tmp_path: Path, sources: list[str], target: Target
 ) -> None:
-    texts.read_texts(recipe_of(tmp_path, sources, "data.text_tokens=400"), target, quiet=True)
+    recipe = recipe_of(tmp_path, sources, "data.text_tokens=400")
+    texts.read_texts(recipe, target, quiet=True)
     with pytest.raises(UserError, match="length is 96, this recipe says 64"):
         texts.read_texts(recipe_of(tmp_path, sources, "data.length=64"), target)
     with pytest.raises(UserError, match="sources is .*this recipe says .*or another data.path"):
         texts.open_text(recipe_of(tmp_path, sources[::-1]), target)
-    shard = data.shard_path(texts.text_folder(recipe_of(tmp_path, sources)), 0)
-    before = shard.read_bytes()
-    shard.write_bytes(before[:-1])
-    texts.read_texts(recipe_of(tmp_path, sources, "data.text_tokens=400"), target)
-    assert shard.read_bytes() == before and "rereading: " in capsys.readouterr().err
+    shard = data.shard_path(texts.text_folder(recipe), 0)
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(UserError, match="not a readable data shard"):
+        texts.read_texts(recipe, target)
     (tmp_path / "empty.txt").touch()
     empty = f"data.text=[{tmp_path}/empty.txt]"
     words = ["recipe=debug_block", f"output={tmp_path}/e", empty, "data.exclude=[]"]

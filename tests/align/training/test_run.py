@@ -97,7 +97,6 @@ def test_text_then_own_words(tmp_path: Path, at: int) -> None:
     words = ["recipe=debug_block", f"data.text=[{tmp_path}/text.txt]", "data.exclude=[]"]
     words += [
         f"data.prompts={tmp_path}/prompts.txt",
-        "data.near_duplicate_threshold=2",
         "data.samples=20",
     ]
     words += ["data.batch_size=5", "data.length=48", "trainer.checkpoint_every=2"]
@@ -123,7 +122,7 @@ def test_a_target_in_bf16(tmp_path: Path, recipe: str) -> None:
     """What machines with fast bf16 do by themselves: before the first step, and whether views are kept or not."""
     (tmp_path / "prompts.txt").write_text("".join(f"{i} words\n" for i in range(20)))
     common = [f"recipe={recipe}", "target.dtype=bfloat16", f"data.path={tmp_path / 'data'}"]
-    common += [f"data.prompts={tmp_path}/prompts.txt", "data.near_duplicate_threshold=2"]
+    common += [f"data.prompts={tmp_path}/prompts.txt"]
     common += ["data.samples=20", "data.max_answer_tokens=8", "data.length=48"]
     synthesize(
         load_recipe(common), load_target("debug", dtype="bfloat16"), tmp_path / "data", quiet=True

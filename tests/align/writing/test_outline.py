@@ -11,7 +11,6 @@ from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.supply import open_supply
 from align.data.synthesis import synthesize
-from align.writing import outline as module
 from align.writing.outline import Outline, open_writer, outline
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
@@ -34,20 +33,10 @@ def recipe_of(name: Path | str, *words: str) -> Recipe:
     return load_recipe([*own, "data.max_answer_tokens=6", *words])
 
 
-def test_weights_are_loaded_where_they_are_here_and_fit(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_to_a_server_no_weights_are_loaded(folder: Path) -> None:
     served = "data.writer=openai:http://127.0.0.1:9"
     assert isinstance(open_writer(recipe_of(folder)), Target)
-    assert isinstance(open_writer(recipe_of(folder, served)), Target)
-    assert isinstance(open_writer(recipe_of(folder, served, "data.server_check=never")), Outline)
-    monkeypatch.setattr(module, "memory_bytes", lambda: 1000)
     assert isinstance(open_writer(recipe_of(folder, served)), Outline)
-    for path in folder.iterdir():
-        if path.suffix == ".json":
-            (tmp_path / path.name).write_bytes(path.read_bytes())
-    monkeypatch.undo()
-    assert isinstance(open_writer(recipe_of(tmp_path, served)), Outline)
     with pytest.raises(UserError, match="has no variable 'thinking'"):
         outline(recipe_of(folder, "data.template_kwargs.thinking=true"))
 
@@ -57,7 +46,7 @@ def test_what_is_written_without_weights_is_compared_where_they_are(
 ) -> None:
     """By its greedy answers, when training opens it."""
     target = load_target(str(folder))
-    words = ["data.server_check=never", f"data.path={tmp_path}", "data.answer_temperatures=[0.0]"]
+    words = [f"data.path={tmp_path}", "data.answer_temperatures=[0.0]"]
     with Loopback(target) as server:
         recipe = recipe_of(folder, *words, f"data.writer=openai:{server.url}")
         found = synthesize(recipe, outline(recipe), tmp_path, quiet=True)

@@ -8,7 +8,7 @@ import pytest
 
 from align.config.parser import load_recipe
 from align.writing.generation import Writer
-from align.writing.rows import Plan, Row, ignore_progress
+from align.writing.rows import Plan, Row
 from align.writing.template import chat_template
 from specalign.folder.chat import Chat
 from specalign.lm.model import Target
@@ -51,7 +51,7 @@ def test_given_prompts_are_trained_on_as_they_are_served(kind: str, shape: str) 
         as_conversation(talk),
     ]
     plan = plan_of(target, "data.max_prompt_tokens=200", prompts=prompts)
-    rows = Writer(target, plan).write(0, 8, ignore_progress)
+    rows = Writer(target, plan).write(0)
     assert rows and not any(row.broken not in ("", "empty answer") for row in rows)
     for row, conversation in zip(rows, prompts, strict=True):
         assert row.tokens[: row.answer_start] == served(target, conversation.prompt), shape
@@ -74,7 +74,7 @@ def test_written_prompts_are_answered_as_they_are_served(kind: str, shape: str) 
             assert [*template.prefix, *ids, *template.turn] == whole
     if template.joined:
         words = "data.batch_size=6", "data.max_answer_tokens=2", "data.max_prompt_tokens=16"
-        rows = Writer(target, plan_of(target, *words)).write(0, 6, ignore_progress)
+        rows = Writer(target, plan_of(target, *words)).write(0)
         assert rows
         for row in rows:
             if row.conversation is not None and not row.broken.startswith("prompt"):

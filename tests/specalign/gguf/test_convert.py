@@ -109,9 +109,7 @@ def test_rotary_factors_and_scale(
 
 
 @pytest.mark.parametrize("damage", ["flip", "missing", "no checksums"])
-def test_a_changed_copy_is_converted_again(
-    damage: str, plain: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_copy_is_converted_again(damage: str, plain: Target, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_gguf(path, plain)
     folder = Path(resolve_folder(str(path)))
@@ -123,7 +121,6 @@ def test_a_changed_copy_is_converted_again(
     else:
         (folder / ("tokenizer.json" if damage == "missing" else CHECKSUMS)).unlink()
     assert resolve_folder(str(path)) == folder
-    assert "has changed since it was converted" in capsys.readouterr().err
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == good
 
 

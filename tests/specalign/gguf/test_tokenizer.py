@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerFast
 from specalign.gguf.tokenizer import (
     adds_bos,
     answer_ends,
-    chat_templates,
     complete_tokenizer,
     make_tokenizer,
 )
@@ -149,15 +148,6 @@ def test_an_answer_ends_as_in_llama_cpp(names: str, keys: dict[str, int], ends: 
     fields = {f"tokenizer.ggml.{name}_token_id": index for name, index in keys.items()}
     fields |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens}  # type: ignore[dict-item]
     assert {tokens[i] for i in answer_ends(fields)} == ends
-
-
-def test_named_chat_templates_are_kept() -> None:
-    key = "tokenizer.chat_template"
-    assert chat_templates({}) is None and chat_templates({key: "a"}) == "a"
-    assert chat_templates({f"{key}.rag": "b"}) == {"rag": "b"}
-    named = {key: "a", f"{key}.tool_use": "b", "tokenizer.chat_templates": ["tool_use"]}
-    assert chat_templates(named) == {"default": "a", "tool_use": "b"}
-    assert make_tokenizer({**piece_fields(), **named}).get_chat_template(tools=[{}]) == "b"
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
