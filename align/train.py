@@ -11,7 +11,6 @@ import time
 from functools import partial
 
 from align.config.hardware import (
-    adopt_slurm,
     is_launched,
     main_process,
     run_processes,
@@ -29,7 +28,6 @@ from specalign.common.errors import UserError, cli
 @cli
 def main(argv: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if argv is None else argv
-    adopt_slurm()
     recipe = parse_command(arguments, "align.train", __doc__ or "")
     if recipe is None:
         return

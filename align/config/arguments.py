@@ -9,12 +9,12 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from align.config.recipe import GROUPS, keys
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
-from specalign.common.schema import SHORT_DTYPES, convert, parse_json, read_object, type_name
+from specalign.common.schema import convert, parse_json, read_object, type_name
 from specalign.common.strict_yaml import parse_yaml
 from specalign.common.text import short
 
@@ -107,17 +107,12 @@ def read_value(key: str, text: str) -> Any:
 
 
 def convert_value(value: object, kind: object, name: str, where: str) -> object:
-    """`value` as `kind`; a text may stand for a list of texts, a short for a long dtype, and a
-    whole float (`6.0`, `1e3`) for an integer. Raises UserError."""
+    """`value` as `kind`; a text may stand for a list of texts, and a whole float (`6.0`, `1e3`) for
+    an integer. Raises UserError."""
     value = _with_integers(value, kind)
-    choices = get_args(kind)
-    if isinstance(value, str):
-        if any(get_origin(k) is list and str in get_args(k) for k in (kind, *choices)):
-            value = _split_list(value, are_paths=name in _PATHS)
-        elif get_origin(kind) is Literal and value not in choices:
-            long_to_short = {long: short for short, long in SHORT_DTYPES.items()}
-            other = (SHORT_DTYPES | long_to_short).get(value)
-            value = other if other in choices else value
+    is_list = any(get_origin(k) is list and str in get_args(k) for k in (kind, *get_args(kind)))
+    if isinstance(value, str) and is_list:
+        value = _split_list(value, are_paths=name in _PATHS)
     return convert(value, kind, name, where)
 
 

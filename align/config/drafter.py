@@ -78,7 +78,6 @@ class DrafterConfig(Section):
     time_input: Literal["sigma", "zero", "none"] = option(
         "sigma", "ddit: conditioned on the noise (SEDD), on zero (MDLM), or without adaLN (RADD)"
     )
-    graph: str = option("absorbing", "standalone: noise process; absorbing = masks tokens")
     schedule: Literal["loglinear", "geometric", "cosine"] = option("loglinear", "noise schedule")
     prediction: Literal["log_score", "logits"] = option(
         "log_score", "standalone: the network's output: SEDD's log-score or MDLM's logits"
@@ -98,17 +97,14 @@ class DrafterConfig(Section):
         return self.kind in ("ddit", "masked_lm")
 
     def validate(self) -> None:
-        is_block = self.kind == "block"
-        is_ddit = self.kind == "ddit"
         has_init = self.init is not None
-        for name in ("confidence_head", "convolution", "markov", "block_layout"):
+        for name in ("confidence_head", "convolution", "markov", "block_layout", "attention_bias"):
             value = getattr(self, name)
             given = f"drafter.{name}={str(value).lower()}"
-            require(is_block or not value, f"{given} needs drafter.kind=block")
-        require(
-            self.attention_bias is None or (is_block and not has_init),
-            "drafter.attention_bias needs drafter.kind=block without drafter.init",
-        )
+            is_default = value is None or value is False
+            require(self.kind == "block" or is_default, f"{given} needs drafter.kind=block")
+        bias = "drafter.attention_bias: drafter.init has its own"
+        require(self.attention_bias is None or not has_init, bias)
         markov = f"drafter.markov={self.markov} needs drafter.markov_rank above 0"
         require(self.markov is None or self.markov_rank > 0, markov)
         require(
@@ -116,27 +112,28 @@ class DrafterConfig(Section):
             "drafter.train=confidence_head needs drafter.confidence_head=true and drafter.init, a "
             "trained drafter: all else is frozen",
         )
-        graph = f"drafter.graph={self.graph}: such a drafter cannot draft"
-        require(self.graph == "absorbing", f"{graph}; use drafter.graph=absorbing")
-        is_fresh_radd = is_ddit and not has_init and self.time_input == "none"
+        lora = "drafter.lora_rank needs drafter.kind=masked_lm"
+        require(self.lora_rank == 0 or self.kind == "masked_lm", lora)
+        if self.kind == "ddit":
+            self._validate_ddit()
+        has_full = self.kind == "ddit" and self.attention == "full"
+        flash = "drafter.attention_backend=flash_attn needs drafter.kind=ddit with "
+        require(self.attention_backend == "sdpa" or has_full, f"{flash}drafter.attention=full")
+        if self.target_layers is not None:
+            is_shared = self.kind == "block" and self.context == "shared_kv"
+            require(
+                self.target_layers and (not is_shared or len(self.target_layers) == self.layers),
+                f"drafter.target_layers={self.target_layers} must name at least one layer; for "
+                f"shared_kv drafter.layers={self.layers} layers",
+            )
+
+    def _validate_ddit(self) -> None:
+        is_fresh_radd = self.init is None and self.time_input == "none"
         radd = "drafter.time_input=none needs drafter.prediction=logits (RADD)"
         require(not is_fresh_radd or self.prediction == "logits", radd)
         width = f"drafter.hidden_size={self.hidden_size} must be a multiple of twice "
         is_even = self.hidden_size % (2 * self.heads) == 0
-        require(not is_ddit or is_even, f"{width}drafter.heads={self.heads}")
-        is_flash = self.attention_backend == "flash_attn"
-        flash = "drafter.attention_backend=flash_attn needs drafter.kind=ddit with "
-        has_full = is_ddit and self.attention == "full"
-        require(not is_flash or has_full, f"{flash}drafter.attention=full")
-        lora = "drafter.lora_rank needs drafter.kind=masked_lm"
-        require(self.lora_rank == 0 or self.kind == "masked_lm", lora)
-        if self.target_layers is not None:
-            count = self.layers if is_block and self.context == "shared_kv" else None
-            require(
-                self.target_layers and count in (None, len(self.target_layers)),
-                f"drafter.target_layers={self.target_layers} must name at least one layer; for "
-                f"shared_kv drafter.layers={self.layers} layers",
-            )
+        require(is_even, f"{width}drafter.heads={self.heads}")
 
 
 @dataclass
@@ -174,16 +171,9 @@ class ObjectiveConfig(Section):
     annealing: int = option(
         0, "standalone, without drafter.init: steps until noisy tokens attend to the right", low=0
     )
-    block_lengths: list[float] = option(
-        [], "standalone: probabilities of the block lengths 1..K; empty = K always", low=0
-    )
 
     def validate(self) -> None:
         require(self.terms, f"objective.terms must name at least one loss{nearest('', LOSS_NAMES)}")
         for name in self.terms:
             near = nearest(name, LOSS_NAMES)
             require(name in LOSS_NAMES, f"objective.terms.{name}: unknown loss{near}")
-        require(
-            not self.block_lengths or sum(self.block_lengths) > 0,
-            "objective.block_lengths must not all be 0",
-        )

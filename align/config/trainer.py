@@ -66,11 +66,8 @@ class TrainerConfig(Section):
         for name in self.logger:
             near = nearest(name, LOGGERS)
             require(name in LOGGERS, f"trainer.logger: unknown logger {name!r}{near}")
-        require(
-            self.warmup_steps <= self.max_steps,
-            f"trainer.warmup_steps={self.warmup_steps} must be at most "
-            f"trainer.max_steps={self.max_steps}: give both",
-        )
+        warmup = f"trainer.warmup_steps={self.warmup_steps} must be at most trainer.max_steps="
+        require(self.warmup_steps <= self.max_steps, f"{warmup}{self.max_steps}")
         require(len(self.betas) == 2, f"trainer.betas={self.betas} must be two numbers")
         require(self.resume.strip(), "trainer.resume must be auto, never or a checkpoint's path")
 
@@ -85,7 +82,7 @@ class LaunchConfig(Section):
         "auto", "auto = ddp on several devices, fsdp = FSDP2, deepspeed_N = ZeRO-N"
     )
     offload: bool = option(
-        False, "keep optimizer states in host memory, with deepspeed_3 and fsdp also the weights"
+        False, "DeepSpeed: optimizer states in host memory, with deepspeed_3 also the weights"
     )
     devices: int = option(1, "processes on this machine; auto = one per GPU, else 1", low=1)
     accelerator: Literal["auto", "cpu", "gpu"] = option("auto", "hardware to run on")
@@ -93,8 +90,5 @@ class LaunchConfig(Section):
     timeout: float = option(600.0, "seconds to wait for other processes", low=1)
 
     def validate(self) -> None:
-        require(
-            not self.offload or self.strategy not in ("auto", "ddp"),
-            f"launch.offload=true: launch.strategy={self.strategy} has every weight in every "
-            "process (fsdp, deepspeed_N)",
-        )
+        sharded = f"launch.offload=true needs launch.strategy=deepspeed_N, not {self.strategy}"
+        require(not self.offload or self.strategy.startswith("deepspeed"), sharded)

@@ -6,8 +6,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
 
 import lightning
 import torch
@@ -26,10 +25,9 @@ from align.outputs.cache import (
 )
 from align.training.metrics import TrainingProgress, ValidationSums
 from align.training.optimizer import EMA, learning_rate, make_optimizer, set_rate
-from align.training.parallel.sharded import AbsentTarget, Sharded, SharedTarget
-from align.training.parallel.strategies import Zero
+from align.training.strategies import Sharded, SharedTarget, Zero
 from specalign.common.batch import Step
-from specalign.common.rng import random_state, seed_global, set_random_state
+from specalign.common.rng import seed_global
 from specalign.common.schema import JsonObject
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
@@ -66,18 +64,15 @@ class DrafterModule(lightning.LightningModule, ABC):
         self.final_weights: dict[str, Tensor] = {}
         self.progress = TrainingProgress()
         self.validation_numbers: dict[str, float] = {}
-        self.first_numbers: dict[str, float] = {}  # with `trainer.validate_first`
         self.target_cache: TargetOutputCache | None = None
         if t.keep_features_gb or t.features_gb:
-            folder, writers = recipe.features_folder, recipe.processes
             self.target_cache = TargetOutputCache(
-                drafter.target, self.conditioning, t, folder, writers
+                drafter.target, self.conditioning, t, recipe.features_folder, recipe.processes
             )
-        self.shared_target: SharedTarget | AbsentTarget | None = None
+        self.shared_target: SharedTarget | None = None
         self._is_sharded = False
         self._last_step_ended = 0.0  # on the monotonic clock
         self._sums = ValidationSums(drafter.config.block_size)
-        self._resumed_rng: dict[str, object] | None = None
 
     # ---- one step ----
 
@@ -164,9 +159,6 @@ class DrafterModule(lightning.LightningModule, ABC):
 
     def on_train_start(self) -> None:
         self._last_step_ended = time.monotonic()
-        if self._resumed_rng is not None:
-            set_random_state(self._resumed_rng)
-            self._resumed_rng = None
 
     @torch.no_grad()
     def _count(self, step: Step, *sums: Tensor) -> None:
@@ -223,29 +215,13 @@ class DrafterModule(lightning.LightningModule, ABC):
             self._reduce(self._sums.vector().to(device)).cpu()
         )
 
-    @torch.no_grad()
-    def validate_now(self) -> None:
-        """Validate outside of Lightning's loop, before the first step."""
-        trainer: Any = self.trainer
-        self.eval()
-        self.on_validation_epoch_start()
-        for i, step in enumerate(trainer.datamodule.val_dataloader()):
-            with self.trainer.precision_plugin.val_step_context():
-                self.validation_step(step.to(self.device), i)
-        self.on_validation_epoch_end()
-        self.train()
-
     # ---- sharding ----
 
     def configure_model(self) -> None:
         """Shard target and drafter, once the processes are connected."""
-        strategy, how = self.trainer.strategy, self.recipe.target.parallel
-        if how != "replicate" and self.shared_target is None:
-            target, device = self.drafter.target, strategy.root_device
-            if how == "absent":
-                self.shared_target = AbsentTarget(target, device, self.recipe.features_folder)
-            else:
-                self.shared_target = SharedTarget(target, device)
+        strategy = self.trainer.strategy
+        if self.recipe.target.parallel == "fsdp" and self.shared_target is None:
+            self.shared_target = SharedTarget(self.drafter.target, strategy.root_device)
             if self.target_cache is not None:
                 self.target_cache.run = self.shared_target.features
                 self.target_cache.missing = self.shared_target.anywhere
@@ -258,10 +234,9 @@ class DrafterModule(lightning.LightningModule, ABC):
     def gathered_weights(self, write: bool = False) -> Iterator[None]:
         """The drafter's full weights where the strategy shards them without DTensors (ZeRO-3)."""
         strategy = self.trainer.strategy
-        if isinstance(strategy, Zero):
-            with strategy.gather_parameters(list(self.drafter.parameters()), write):
-                yield
-        else:
+        parameters = list(self.drafter.parameters())
+        is_zero = isinstance(strategy, Zero)
+        with strategy.gather_parameters(parameters, write) if is_zero else nullcontext():
             yield
 
     # ---- checkpoints ----
@@ -277,9 +252,7 @@ class DrafterModule(lightning.LightningModule, ABC):
     def on_save_checkpoint(self, checkpoint: JsonObject) -> None:
         checkpoint["calibrate"] = {
             "ema": self.ema.state_dict(),
-            "rng": random_state(),
             "validation": dict(self.validation_numbers),
-            "first": dict(self.first_numbers),
             **self.progress.state_dict(),
         }
 
@@ -288,5 +261,3 @@ class DrafterModule(lightning.LightningModule, ABC):
         self.ema.load_state_dict(state["ema"])
         self.progress.load_state_dict(state)
         self.validation_numbers = dict(state["validation"])
-        self.first_numbers = dict(state["first"])
-        self._resumed_rng = state["rng"]

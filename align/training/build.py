@@ -51,12 +51,6 @@ def make_drafter(
     return make_standalone(target, options, seed)
 
 
-def needs_vocabulary(options: DrafterConfig) -> bool:
-    """Whether the drafter drafts over the data's most frequent tokens, so that it needs data
-    first."""
-    return options.kind == "block" and options.init is None
-
-
 def draft_vocab(
     recipe: Recipe, target: Target, supply: Supply, resume: Checkpoint | None
 ) -> Tensor | None:

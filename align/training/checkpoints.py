@@ -13,15 +13,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from specalign.common.errors import UserError
-from specalign.common.files import expand_path, sha256_file, to_disk, write_atomically
+from specalign.common.files import expand_path, sha256_file, to_disk, write_text
 from specalign.common.schema import JsonObject, convert, read_object
 from specalign.common.text import say
 
 _START_OVER = "use trainer.resume=never or another output"
-
-
 _OPTIONS = {"stage": "stage", "train": "drafter.train", "strategy": "launch.strategy"}
-"""The option behind each of `Settings`."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,8 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Seal(Settings):
-    """The record of a complete checkpoint. sha256: of each file."""
+    """The record of a complete checkpoint. sha256: of each file. schedule: batch size, and rows of
+    other text."""
 
     step: int
     seconds: float
@@ -70,21 +68,21 @@ def part(path: Path) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint or a part of one, file or folder."""
+    """Remove a checkpoint or a part of one, file or folder; its seal first."""
+    path.with_suffix(".json").unlink(missing_ok=True)
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def seal(path: Path, record: Seal) -> None:
     """Rename a saved part to `path` and mark it as complete."""
-    path.with_suffix(".json").unlink(missing_ok=True)
     remove(path)
     for file in _list_files(part(path)).values():
         to_disk(file)
     os.replace(part(path), path)
     hashes = {name: sha256_file(file) for name, file in _list_files(path).items()}
-    text = json.dumps(asdict(replace(record, sha256=hashes))) + "\n"
     try:
-        write_atomically(path.with_suffix(".json"), lambda file: file.write_text(text))
+        text = json.dumps(asdict(replace(record, sha256=hashes))) + "\n"
+        write_text(path.with_suffix(".json"), text)
     except OSError:  # a full disk: an unsealed checkpoint is useless and takes space
         remove(path)
         raise
@@ -92,9 +90,7 @@ def seal(path: Path, record: Seal) -> None:
 
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` complete checkpoints."""
-    complete = [path for path in _list_steps(folder) if find_fault(path) is None]
-    for path in complete[keep:]:
-        path.with_suffix(".json").unlink(missing_ok=True)  # first: a kill here leaves it unsealed
+    for path in [path for path in _list_steps(folder) if find_fault(path) is None][keep:]:
         remove(path)
 
 
@@ -110,7 +106,7 @@ def set_aside(folder: Path) -> None:
     them."""
     if folder.is_dir() and any(folder.iterdir()):
         old = folder.with_name(f"{folder.name}.old")
-        remove(old)
+        shutil.rmtree(old, ignore_errors=True)
         os.replace(folder, old)
 
 
@@ -198,8 +194,4 @@ def check_same_run(checkpoint: Checkpoint, drafter: JsonObject, settings: Settin
     for name, option in _OPTIONS.items():
         saved, now = getattr(record, name), getattr(settings, name)
         if saved not in (None, now):
-            saved = saved.replace("one file", "auto")
-            raise UserError(
-                f"{path}: saved with {option}={saved}, not {now}; use {option}={saved}, or "
-                f"{_START_OVER}"
-            )
+            raise UserError(f"{path}: saved with {option}={saved}, not {now}; {_START_OVER}")

@@ -59,9 +59,7 @@ class DiffusionDrafterModule(DrafterModule):
             else:
                 index, valid = step.anchors.index_BA[b : b + 1], step.anchors.valid_BAK[b : b + 1]
                 anchors = Anchors(index, valid)
-                lengths = [0.0] * (anchors.block_size - 1) + [1.0]
-                if training and o.block_lengths:
-                    lengths = o.block_lengths
+                lengths = [0.0] * (anchors.block_size - 1) + [1.0]  # always K
                 parts.append(
                     corrupt_blocks(row, anchors, *how, lengths, generator, times, o.least_time)
                 )

@@ -35,12 +35,8 @@ class MetricsFile:
 
     def rewind(self, step: int) -> None:
         """Remove rows after `step`, which a resumed run trains again."""
-        rows = [row for row in self.read() if int(row["step"]) <= step]
-        if rows:
-            self._write(rows)
-        else:
-            self.path.unlink(missing_ok=True)
-            self._columns = []
+        if self.path.exists():
+            self._write([row for row in self.read() if int(row["step"]) <= step])
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
         """Append a row."""
@@ -99,15 +95,13 @@ def build_loggers(options: TrainerConfig, name: str, folder: Path) -> list[Logge
         loggers.append(TensorBoardLogger(str(folder), name="tensorboard", version=""))
     if "wandb" in options.logger:
         folder.mkdir(parents=True, exist_ok=True)
-        run_id = find_run_id(folder, fresh=options.resume == "never")
-        loggers.append(
-            WandbLogger(
-                project=os.environ.get("WANDB_PROJECT") or "align",
-                name=name,
-                save_dir=str(folder),
-                offline=is_offline() and os.environ.get("WANDB_MODE") != "disabled",
-                id=run_id,
-                resume="allow",
-            )
+        wandb_logger = WandbLogger(
+            project=os.environ.get("WANDB_PROJECT") or "align",
+            name=name,
+            save_dir=str(folder),
+            offline=is_offline() and os.environ.get("WANDB_MODE") != "disabled",
+            id=find_run_id(folder, fresh=options.resume == "never"),
+            resume="allow",
         )
+        loggers.append(wandb_logger)
     return loggers

@@ -48,7 +48,7 @@ class TrainingProgress:
         w = self.window
         means = {"loss": w["loss"] / max(w["batches"], 1)}
         if w["anchors"]:
-            means["tau"] = 1 + w["accepted"] / w["anchors"]
+            means["expected_tau"] = 1 + w["accepted"] / w["anchors"]
         self.window = dict.fromkeys(w, 0.0)
         return means
 

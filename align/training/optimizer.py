@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from align.config.trainer import TrainerConfig
-from align.training.parallel.sharded import copy_into, gather
+from align.training.strategies import copy_into, gather
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
 from specalign.lm.dtypes import target_dtype
@@ -126,7 +126,7 @@ class EMA:
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay, self.updates = decay, 0
         self.shadow: dict[str, Tensor] = {}
-        self._replaced: dict[str, Tensor] = {}
+        self._replaced: list[Tensor] = []
         if decay:
             self.shadow = {n: p.detach().float().clone() for n, p in module.named_parameters()}
 
@@ -141,18 +141,15 @@ class EMA:
     @torch.no_grad()
     def swap_in(self, module: nn.Module) -> None:
         """Replace the module's weights by the averaged ones until `swap_out`."""
-        if self.decay and not self._replaced:
-            self._replaced = {n: p.detach().clone() for n, p in module.named_parameters()}
-            for name, parameter in module.named_parameters():
-                parameter.copy_(self.shadow[name])
+        for name, parameter in module.named_parameters() if self.decay else ():
+            self._replaced.append(parameter.detach().clone())
+            parameter.copy_(self.shadow[name])
 
     @torch.no_grad()
     def swap_out(self, module: nn.Module) -> None:
-        """Restore the module's own weights."""
-        if self._replaced:
-            for name, parameter in module.named_parameters():
-                parameter.copy_(self._replaced[name])
-            self._replaced = {}
+        for parameter, own in zip(module.parameters(), self._replaced, strict=False):
+            parameter.copy_(own)
+        self._replaced = []
 
     def weights(self, module: nn.Module) -> dict[str, Tensor]:
         """The weights to save, averaged or not: fp32 copies on the CPU."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from align.config import hardware
-from align.config.hardware import adopt_slurm, check_devices, devices, is_launched, run_processes
+from align.config.hardware import check_devices, devices, run_processes
 from align.config.parser import load_recipe
 from specalign.common.errors import UserError
 
@@ -45,23 +45,9 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_sruns_tasks(clean: pytest.MonkeyPatch) -> None:
-    slurm = {
-        "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_JOB_ID": "120042",
-        "SLURM_STEP_ID": "3", "SLURM_STEP_NODELIST": "gpu[07-08,11],login",
-    }  # fmt: skip
-    for name, value in slurm.items():
-        clean.setenv(name, value)
-    adopt_slurm()
-    assert is_launched()
-    assert [os.environ[name] for name in PLACE] == ["5", "8", "1", "1", "gpu07", "15045"]
-
-
-def test_several_machines_need_to_know_which_is_the_first(clean: pytest.MonkeyPatch) -> None:
-    recipe = load_recipe(["recipe=debug_block", "launch.num_nodes=2"])
-    clean.setenv("NODE_RANK", "1")
-    with pytest.raises(UserError, match=r"launch.num_nodes=2: missing MASTER_ADDR, MASTER_PORT;"):
-        run_processes(recipe, "align.nothing", [])
+def test_several_machines_need_a_launcher() -> None:
+    with pytest.raises(UserError, match=r"launch.num_nodes=2: start the command with torchrun"):
+        run_processes(recipe("launch.num_nodes=2", "trainer.batch_size=2"), "align.nothing", [])
 
 
 ALIKE = """

@@ -19,17 +19,15 @@ from tests.builders import write_recipe as write
     ("arguments", "message"),
     [
         ("stage=finetune", "stage=finetune: drafter.kind=block needs stage=calibrate"),
-        ("drafter.kind=ddit drafter.graph=uniform", "such a drafter cannot draft"),
         ("drafter.kind=masked_lm drafter.convolution=true", "needs drafter.kind=block"),
         ("drafter.kind=ddit drafter.heads=3", "drafter.hidden_size=256 must be a multiple"),
-        ("drafter.kind=ddit objective.block_lengths=[1,1]", "block_lengths has 2 entries"),
         ("drafter.kind=ddit drafter.lora_rank=4", "drafter.lora_rank needs drafter.kind=masked_lm"),
         ("trainer.optimizer=muon launch.strategy=fsdp", "needs whole matrices"),
         (
             "trainer.optimizer=muon drafter.kind=masked_lm drafter.lora_rank=4",
             "drafter.lora_rank=0",
         ),
-        ("launch.offload=true", "launch.strategy=auto has every weight in every process"),
+        ("launch.offload=true", "needs launch.strategy=deepspeed_N, not auto"),
         ("target.parallel=fsdp", r"needs several processes \(launch.devices\)"),
         ("launch.accelerator=cpu target.device=cuda", "contradicts launch.accelerator=cpu"),
         ("target.device=cuda:1 launch.devices=2", "target.device=cuda:1 names one GPU"),

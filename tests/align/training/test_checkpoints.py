@@ -71,7 +71,7 @@ def test_a_full_disk_leaves_no_half_checkpoint(
     saved(tmp_path, 1)
     before = sorted(tmp_path.iterdir())
     with monkeypatch.context() as patch, pytest.raises(OSError):
-        patch.setattr("align.training.checkpoints.write_atomically", full)
+        patch.setattr("align.training.checkpoints.write_text", full)
         saved(tmp_path, 2)  # no room for the seal
     module: Any = SimpleNamespace(recipe=Recipe())
     callback = CheckpointCallback(module, tmp_path, Settings())
@@ -99,8 +99,12 @@ def test_remains_of_a_kill_are_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "now", "message"),
     [
-        ({"strategy": "one file"}, {"strategy": "fsdp"}, "saved with launch.strategy=auto, not"),
-        ({"stage": "pretrain"}, {"stage": "finetune"}, "use stage=pretrain, or use"),
+        (
+            {"strategy": "one file"},
+            {"strategy": "fsdp"},
+            "saved with launch.strategy=one file, not fsdp",
+        ),
+        ({"stage": "pretrain"}, {"stage": "finetune"}, "saved with stage=pretrain, not finetune"),
     ],
 )
 def test_other_settings_are_refused(

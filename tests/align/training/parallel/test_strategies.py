@@ -54,7 +54,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, debug_data: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("strategy", "offload"),
-    [("ddp", False), ("fsdp", True), ("deepspeed_1", False), ("deepspeed_3", True)],
+    [("ddp", False), ("fsdp", False), ("deepspeed_1", False), ("deepspeed_3", True)],
 )
 def test_two_processes_train_like_one(
     tmp_path: Path, debug_data: Path, alone: Path, strategy: str, offload: bool
