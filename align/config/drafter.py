@@ -18,13 +18,10 @@ LOSS_NAMES = (
 class DrafterConfig(Section):
     """The network that drafts."""
 
-    SECTION = "drafter"
-
     kind: Literal["block", "ddit", "masked_lm", "autoregressive"] = option(
         "block",
-        "block = target-conditioned block diffusion; ddit = SEDD's and MDLM's network, masked_lm = "
-        "a decoder LM under another mask (both standalone); autoregressive = some of the target's "
-        "layers as a small causal LM; auto = the kind of drafter.init",
+        "block reads the target; standalone: ddit = SEDD's and MDLM's network, masked_lm = a decoder "
+        "LM under another mask; autoregressive = target layers; auto = as drafter.init",
     )
     context: Literal["shared_kv", "taps"] = option("shared_kv", "how a block reads the context")
     init: str | None = option(
@@ -34,41 +31,32 @@ class DrafterConfig(Section):
     block_layout: Literal["anchor_first", "fill_in"] | None = option(
         None,
         "block: anchor_first = K rows, row k drafts token k+1 (DSpark); fill_in = K+1 rows, each "
-        "mask drafts its own token (DFlash); null = anchor_first, or what drafter.init has",
+        "mask drafts its own token (DFlash); null = anchor_first, or as drafter.init",
     )
     layers: int = option(2, "drafter layers", low=1, high=1000)
     target_layers: list[int] | None = option(
-        None,
-        "target layers shared (one per drafter layer), tapped, or started from (masked_lm, "
-        "autoregressive); -1 = the last one, null = chosen",
+        None, "target layers shared (one per layer), tapped or copied; -1 = last, null = chosen"
     )
     taps: int = option(5, "tapped layers when target_layers is null (taps)", low=1, high=1000)
-    draft_vocab: int = option(
-        8192, "size of the draft vocabulary (the most frequent tokens); 0 = all", low=0
-    )
+    draft_vocab: int = option(8192, "block: most frequent tokens to draft from; 0 = all", low=0)
     init_from_target: bool = option(True, "start from the target's layers")
     markov_rank: int = option(192, "rank of the previous token's bias; 0 = none", low=0, high=2**16)
     markov: Literal["silu", "tanh", "linear", "vanilla", "gated"] | None = option(
         None,
         "block: form of that bias. silu, tanh = one layer over hidden state and embedding, linear "
         "= the embedding alone, vanilla = a row for each token, gated = the same times a gate. "
-        "DSpark's engines serve linear and vanilla (vLLM), tanh and gated (SGLang). null = silu; "
-        "a drafter.init keeps its own",
+        "vLLM serves linear and vanilla, SGLang tanh and gated. null = silu, or as drafter.init",
     )
-    attention_bias: bool | None = option(
-        None, "block: biases of the attention's projections; null = as the target's layers"
-    )
+    attention_bias: bool | None = option(None, "block: attention biases; null = as the target")
     convolution: bool = option(False, "block: two-tap convolutions, the identity at first")
-    confidence_head: bool = option(
-        False, "block: a head that predicts each position's acceptance (objective.terms.confidence)"
-    )
+    confidence_head: bool = option(False, "block: predict acceptance (objective.terms.confidence)")
     train: Literal["all", "confidence_head"] = option("all", "block: weights to train")
     mask_token_id: int | None = option(None, "id of the mask token; null = an unused token", low=0)
     attention: Literal["prefix_causal", "full"] = option(
         "prefix_causal", "standalone: a clean prefix sees its past (cached), or all (as published)"
     )
     attention_backend: Literal["sdpa", "flash_attn"] = option(
-        "sdpa", "ddit: flash_attn needs the package, full attention, a GPU and half precision"
+        "sdpa", "ddit: flash_attn needs full attention, a GPU and half precision"
     )
     window: int = option(512, "full attention: clean tokens before a block", low=1, high=2**24)
     hidden_size: int = option(256, "ddit: width", low=8, high=2**16)
@@ -83,12 +71,8 @@ class DrafterConfig(Section):
         "log_score", "standalone: the network's output: SEDD's log-score or MDLM's logits"
     )
     share_embedding: bool = option(True, "masked_lm: the target's embedding and head; else copies")
-    lora_rank: int = option(
-        0, "masked_lm: rank of low-rank updates; 0 = train everything", low=0, high=2**16
-    )
-    lora_alpha: float | None = option(
-        None, "scale of the low-rank updates; null = twice the rank", above=0
-    )
+    lora_rank: int = option(0, "masked_lm: rank of updates; 0 = train all", low=0, high=2**16)
+    lora_alpha: float | None = option(None, "scale of updates; null = twice the rank", above=0)
     lora_targets: list[str] = option(["q_proj", "k_proj", "v_proj", "o_proj"], "layers to update")
 
     @property
@@ -140,23 +124,17 @@ class DrafterConfig(Section):
 class ObjectiveConfig(Section):
     """The loss."""
 
-    SECTION = "objective"
-
     terms: dict[str, float] = option(
         {"forward_kl": 1.0}, f"loss name: weight; names: {', '.join(LOSS_NAMES)}", above=0
     )
     weighting: Literal["d_pace", "exponential", "normalised", "uniform"] = option(
-        "d_pace",
-        "weights of the K positions; normalised = exponential weights over their sum in the block",
+        "d_pace", "weights of the K positions; normalised = exponential, over their sum"
     )
     decay: float = option(4.0, "decay of the exponential weights, in positions", above=0)
     d_pace_alpha: float = option(0.5, "alpha of the D-PACE weights", low=0, high=1)
     temperature: float = option(1.0, "temperature of p in the divergences", above=0)
     prefix_decay: float = option(
-        0.0,
-        "block: beta; a block shows its first j tokens with probability ~ beta^j; 0 = never",
-        low=0,
-        high=1,
+        0.0, "block: beta; the first j tokens are shown with probability ~ beta^j", low=0, high=1
     )
     chunk_rows: int = option(2048, "rows of the head computed at a time", low=1)
     diffusion: Literal["score_entropy", "masked_nll"] = option(

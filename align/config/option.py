@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import field, fields
-from typing import Any, ClassVar
+from typing import Any
 
 from specalign.common.errors import UserError
 
@@ -38,12 +38,11 @@ def require(condition: object, message: str) -> None:
 class Section:
     """A section of the recipe. An impossible value raises UserError, which names its key."""
 
-    SECTION: ClassVar[str] = ""
-
     def __post_init__(self) -> None:
+        section = type(self).__name__.removesuffix("Config").lower()
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
-            given = f"{self.SECTION}.{f.name}={value!r}".removeprefix(".")
+            given = f"{section}.{f.name}={value!r}".removeprefix("recipe.")
             if isinstance(value, str) and not f.metadata["prose"]:
                 require(value.isprintable(), f"{given} must not contain control characters")
             entries = [*value.values()] if isinstance(value, dict) else value

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Sequence
-from typing import NamedTuple, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from align.config.arguments import COMMAND_LINE, as_text, convert_value, read_arguments, read_value
 from align.config.hardware import gpu_count
@@ -46,13 +46,6 @@ Sections = dict[str, JsonObject]
 """The values of each section."""
 
 
-class Value(NamedTuple):
-    """A value and its source."""
-
-    value: object
-    where: str
-
-
 def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe | None:
     """The recipe of a command line; None if the command ends here: after `--help` or `--print`.
     Raises UserError: see `load_recipe`."""
@@ -80,46 +73,29 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
     path = find(given.pop("recipe"), COMMAND_LINE)
     values = {key: read_value(key, text) for key, text in given.items()}
     arguments = flatten_all(values, COMMAND_LINE)
-    layers = insert_kinds([*read_with_bases(path), (COMMAND_LINE, arguments)])
-    recipe = _build(_merge(layers), path.stem)
+    recipe = _build(insert_kinds([*read_with_bases(path), (COMMAND_LINE, arguments)]), path.stem)
     separate_trial(recipe, arguments)
     return recipe
 
 
-def _merge(layers: list[Layer]) -> dict[str, Value]:
-    """The value of each key from the last layer that has it."""
-    merged: dict[str, Value] = {}
-    for where, flat in layers:
-        mappings = [key for key in flat if key in _MAPPINGS]  # they replace earlier entries
-        for mapping in mappings:
-            merged = {k: v for k, v in merged.items() if not k.startswith(f"{mapping}.")}
-        for key in (*mappings, *(key for key in flat if key not in _MAPPINGS)):
-            merged.pop(key, None)
-            merged[key] = Value(flat[key], where)
-    return merged
-
-
-def _build(values: dict[str, Value], name: str) -> Recipe:
-    """Convert the values and create the sections, which validate themselves."""
-    if values.get("launch.devices", ("", ""))[0] == "auto":
-        on_cpu = values.get("launch.accelerator", ("", ""))[0] == "cpu"
-        count = 1 if on_cpu else max(1, gpu_count())
-        values["launch.devices"] = Value(count, COMMAND_LINE)
+def _build(layers: list[Layer], name: str) -> Recipe:
+    """Convert the values, later layers over earlier ones, and create the sections, which validate
+    themselves."""
     sections: Sections = {group: {} for group in GROUPS}
     sections[""]["name"] = name
-    for key, (value, where) in values.items():
-        _set(sections, key, value, where)
-    missing = [key for key, given in values.items() if given.value == _REQUIRED]
+    for where, flat in layers:
+        for key in sorted(flat, key=lambda key: key not in _MAPPINGS):  # entries join a mapping
+            _set(sections, key, flat[key], where)
+    missing = [key for key in keys() if _get(sections, key) == _REQUIRED]
     if missing:
         needed = " and ".join(f"{key}=…" for key in missing)
         docs = "; ".join(f"{key}: {keys()[key].doc.partition(';')[0]}" for key in missing)
         raise UserError(f"{COMMAND_LINE}: recipe={name} needs {needed} ({docs})")
-    typed = {key for key, given in values.items() if given.where == COMMAND_LINE}
+    typed = {key for where, flat in layers if where == COMMAND_LINE for key in flat}
     for length, key, share in _LENGTHS:
-        group, _, last = key.partition(".")
         if length in typed and key not in typed:
-            limit = sections[group][length.partition(".")[2]] // share
-            sections[group][last] = min(sections[group].get(last, keys()[key].default), limit)
+            value = min(_get(sections, key), _get(sections, length) // share)
+            _set(sections, key, value, COMMAND_LINE)
     top = sections.pop("")
     top["output"] = str(expand_path(top.get("output") or f"runs/{top['name']}", "output"))
     for group, last in (("data", "path"), ("trainer", "features_path")):
@@ -130,10 +106,17 @@ def _build(values: dict[str, Value], name: str) -> Recipe:
     return Recipe(**top, **{group: types[group](**options) for group, options in sections.items()})
 
 
+def _get(sections: Sections, name: str) -> Any:
+    group, _, last = name.rpartition(".")
+    return sections[group].get(last, keys()[name].default)
+
+
 def _set(sections: Sections, name: str, value: object, where: str) -> None:
     """Convert one value and put it into its section. Raises UserError."""
     if name == "base":
         raise UserError(f"{where}: base belongs in a recipe's file; use recipe=NAME")
+    if name == "launch.devices" and value == "auto":
+        value = max(1, gpu_count())
     mapping = next((m for m in _MAPPINGS if name.startswith(f"{m}.")), None)
     if name not in keys() and mapping is None:
         near = nearest(name, [*keys(), *filter(None, GROUPS)])
@@ -145,7 +128,7 @@ def _set(sections: Sections, name: str, value: object, where: str) -> None:
         return
     converted = convert_value(value, get_args(key.type)[1], name, where)
     entry = {name.removeprefix(f"{mapping}."): converted}
-    sections[group][last] = sections[group].get(last, key.default) | entry
+    sections[group][last] = _get(sections, key.name) | entry
 
 
 # ---- help ----

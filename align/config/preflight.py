@@ -10,10 +10,10 @@ from pathlib import Path
 from align.config.hardware import check_devices, check_packages
 from align.config.option import require
 from align.config.recipe import Recipe
-from align.config.recipe_files import check_record, list_recipes
+from align.config.recipe_files import check_record
 from specalign.common.claims import check_folder
 from specalign.common.commands import command
-from specalign.common.errors import UserError, check_all
+from specalign.common.errors import check_all
 from specalign.common.files import check_ordinary
 from specalign.common.hub import check_obtainable, is_hub_id, local_path, missing
 from specalign.lm.names import WHEELS, check_name
@@ -71,14 +71,10 @@ def _list_data_checks(recipe: Recipe) -> list[Check]:
 
 
 def _check_init(init: str) -> None:
-    given, recipe = f"drafter.init={init!r}", Path(init).parent.name
-    if is_hub_id(init) or local_path(init).exists():
-        check_obtainable(given, init)
-    elif recipe in list_recipes():
-        training = command("align.train", f"recipe={recipe}")
-        raise UserError(f"{given}: no such folder; {training} creates it")
-    else:
+    given = f"drafter.init={init!r}"
+    if not is_hub_id(init) and not local_path(init).exists():
         raise missing(given, init)
+    check_obtainable(given, init)
 
 
 def check_file(path: Path, key: str) -> None:

@@ -11,6 +11,7 @@ from align.config.recipe import GROUPS, Recipe, Values, keys, resolve
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path, read_text, write_json, write_text
 from specalign.common.provenance import training_versions
+from specalign.common.schema import JsonObject, convert
 from specalign.common.strict_yaml import dump_yaml, parse_yaml
 from specalign.common.text import short
 from specalign.formats.kinds import DrafterKind, kind_of_drafter
@@ -18,6 +19,7 @@ from specalign.formats.kinds import DrafterKind, kind_of_drafter
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 KINDS = ("shared_kv", "taps", "masked_lm", "ddit", "autoregressive")
 """Sections under `kinds` in a recipe's file: the contexts of block drafters, and other kinds."""
+_KINDS = dict[str, JsonObject]
 Layer = tuple[str, Values]
 """A source of values, a file's name or the command line, and its values by dotted key."""
 
@@ -89,14 +91,12 @@ def insert_kinds(layers: list[Layer]) -> list[Layer]:
     inserted: list[Layer] = []
     for where, flat in layers:
         rest = dict(flat)
-        kinds = rest.pop("kinds", {})
-        if not isinstance(kinds, dict) or not all(isinstance(v, dict) for v in kinds.values()):
-            raise UserError(f"{where}: kinds must contain a group of keys for each kind")
+        kinds: dict[str, Values] = convert(rest.pop("kinds", {}), _KINDS, "kinds", where)
         for name in kinds.keys() - {*KINDS}:
             raise UserError(f"{where}: kinds: unknown kind {name!r}{nearest(name, KINDS)}")
         section = flatten_all(kinds.get(found.name, {}), where)
-        if flat.get("drafter.kind") == "auto":
-            section["drafter.kind"] = found.kind
+        if rest.get("drafter.kind") == "auto":
+            rest["drafter.kind"] = found.kind
             if found.block_size is not None and "drafter.block_size" not in flat:
                 section["drafter.block_size"] = found.block_size
         inserted += [(where, rest), (where, section)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import lightning
 import torch
@@ -25,7 +26,7 @@ from align.outputs.cache import (
 )
 from align.training.metrics import TrainingProgress, ValidationSums
 from align.training.optimizer import EMA, learning_rate, make_optimizer, set_rate
-from align.training.strategies import Sharded, SharedTarget, Zero
+from align.training.strategies import Sharded, Zero, is_true_anywhere, shard_target
 from specalign.common.batch import Step
 from specalign.common.rng import seed_global
 from specalign.common.schema import JsonObject
@@ -33,7 +34,6 @@ from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
 from specalign.models.causal import CausalDrafter
 from specalign.models.standalone import DiffusionDrafter
-from specalign.models.target_features import target_features
 
 Optimizers = torch.optim.Optimizer | LightningOptimizer
 Drafter = BlockDrafter | DiffusionDrafter | CausalDrafter
@@ -69,7 +69,6 @@ class DrafterModule(lightning.LightningModule, ABC):
             self.target_cache = TargetOutputCache(
                 drafter.target, self.conditioning, t, recipe.features_folder, recipe.processes
             )
-        self.shared_target: SharedTarget | None = None
         self._is_sharded = False
         self._last_step_ended = 0.0  # on the monotonic clock
         self._sums = ValidationSums(drafter.config.block_size)
@@ -106,7 +105,6 @@ class DrafterModule(lightning.LightningModule, ABC):
                 self.ema.update(self.drafter)
 
     def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """The trained weights by name."""
         return {name: p for name, p in self.drafter.named_parameters() if p.requires_grad}
 
     # ---- forward ----
@@ -131,10 +129,7 @@ class DrafterModule(lightning.LightningModule, ABC):
         """The target's outputs for a micro-batch, p at `temperature`."""
         if self.target_cache is not None and step.keys:
             return self.target_cache.outputs(step, temperature)
-        run = target_features if self.shared_target is None else self.shared_target.features
-        return compute_target_outputs(
-            self.drafter.target, step, self.conditioning, temperature, run
-        )
+        return compute_target_outputs(self.drafter.target, step, self.conditioning, temperature)
 
     @staticmethod
     def used_rows(step: Step, outputs: TargetOutputs) -> Tensor:
@@ -210,34 +205,32 @@ class DrafterModule(lightning.LightningModule, ABC):
     def on_validation_epoch_end(self) -> None:
         with self.gathered_weights(write=True):  # before this step's checkpoint
             self.ema.swap_out(self.drafter)
-        device = next(self.drafter.parameters()).device
-        self.validation_numbers = self._sums.numbers(
-            self._reduce(self._sums.vector().to(device)).cpu()
-        )
+        sums = self._reduce(self._sums.vector().to(self.device)).cpu()
+        self.validation_numbers = self._sums.numbers(sums)
 
     # ---- sharding ----
 
     def configure_model(self) -> None:
         """Shard target and drafter, once the processes are connected."""
         strategy = self.trainer.strategy
-        if self.recipe.target.parallel == "fsdp" and self.shared_target is None:
-            self.shared_target = SharedTarget(self.drafter.target, strategy.root_device)
+        if self._is_sharded:
+            return
+        self._is_sharded = True
+        if self.recipe.target.parallel == "fsdp":
+            shard_target(self.drafter.target, strategy.root_device)
             if self.target_cache is not None:
-                self.target_cache.run = self.shared_target.features
-                self.target_cache.missing = self.shared_target.anywhere
-        if isinstance(strategy, Sharded) and not self._is_sharded:
+                on_device = partial(is_true_anywhere, device=strategy.root_device)
+                self.target_cache.missing = on_device
+        if isinstance(strategy, Sharded):
             strategy.shard(self)
             self.ema = EMA(self.drafter, self.recipe.trainer.ema)
-            self._is_sharded = True
 
-    @contextmanager
-    def gathered_weights(self, write: bool = False) -> Iterator[None]:
+    def gathered_weights(self, write: bool = False) -> AbstractContextManager[None]:
         """The drafter's full weights where the strategy shards them without DTensors (ZeRO-3)."""
         strategy = self.trainer.strategy
-        parameters = list(self.drafter.parameters())
-        is_zero = isinstance(strategy, Zero)
-        with strategy.gather_parameters(parameters, write) if is_zero else nullcontext():
-            yield
+        if not isinstance(strategy, Zero):
+            return nullcontext()
+        return strategy.gather_parameters(list(self.drafter.parameters()), write)
 
     # ---- checkpoints ----
 

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import lightning
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
 from align.training import checkpoints
 from align.training.base_module import DrafterModule, Interrupted
+from align.training.strategies import checkpoint_kind
 from specalign.common.text import clock, say
 
 
@@ -24,13 +25,12 @@ class StepCallback(Callback):
         self.options = module.recipe.trainer
 
     def on_train_batch_end(
-        self, trainer: lightning.Trainer, pl_module: object, *batch: object
+        self, trainer: Trainer, pl_module: object, outputs: object, batch: object, index: int
     ) -> None:
-        index = batch[-1]
-        if isinstance(index, int) and (index + 1) % self.options.accumulate == 0:
+        if (index + 1) % self.options.accumulate == 0:
             self.end_step(trainer)
 
-    def end_step(self, trainer: lightning.Trainer) -> None:
+    def end_step(self, trainer: Trainer) -> None:
         """Called after each optimizer step."""
 
 
@@ -42,7 +42,7 @@ class ProgressLogger(StepCallback):
         super().__init__(module)
         self.quiet = quiet
 
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: object) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: object) -> None:
         self._first_step = trainer.global_step
         self._start = time.monotonic()
         self._restart_rate()
@@ -51,7 +51,7 @@ class ProgressLogger(StepCallback):
         self._positions = self.module.progress.positions
         self._since = time.monotonic()
 
-    def end_step(self, trainer: lightning.Trainer) -> None:
+    def end_step(self, trainer: Trainer) -> None:
         t, step, now = self.options, trainer.global_step, time.monotonic()
         if step % t.log_every:
             return
@@ -71,13 +71,13 @@ class ProgressLogger(StepCallback):
         line = f"step {step}/{t.max_steps}  loss {means['loss']:.4f} per {unit}  {tau}"
         self._report(trainer, f"{line}{rate:.0f} positions/s  {clock(left)} left", numbers)
 
-    def on_validation_end(self, trainer: lightning.Trainer, pl_module: object) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: object) -> None:
         numbers = self.module.validation_numbers
         line = validation_line(trainer.global_step, numbers)
         self._report(trainer, line, {f"validation/{k}": v for k, v in numbers.items()})
         self._restart_rate()  # validation does not count in it
 
-    def _report(self, trainer: lightning.Trainer, line: str, numbers: dict[str, float]) -> None:
+    def _report(self, trainer: Trainer, line: str, numbers: dict[str, float]) -> None:
         if not self.quiet:
             say(line)
         for logger in trainer.loggers if trainer.is_global_zero else []:
@@ -113,10 +113,10 @@ class MilestoneCallback(StepCallback):
         super().__init__(module)
         self.save = save
 
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: object) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: object) -> None:
         self._seen = self.module.progress.tokens_seen
 
-    def end_step(self, trainer: lightning.Trainer) -> None:
+    def end_step(self, trainer: Trainer) -> None:
         before, self._seen = self._seen, self.module.progress.tokens_seen
         passed = [m for m in sorted(self.options.milestones) if before < m <= self._seen]
         if passed:
@@ -128,15 +128,15 @@ class MilestoneCallback(StepCallback):
 
 class CheckpointCallback(StepCallback):
     """Saves checkpoints and stops. A validated step is saved after its validation, so that resuming
-    repeats nothing. `settings`: what a run that resumes must share with this one."""
+    repeats nothing."""
 
-    def __init__(self, module: DrafterModule, folder: Path, settings: checkpoints.Settings) -> None:
+    def __init__(self, module: DrafterModule) -> None:
         super().__init__(module)
-        self.folder, self.settings = folder, settings
+        self.folder = Path(module.recipe.output) / "checkpoints"
         self._handlers: dict[int, signal.Handlers | Callable[..., object] | int | None] = {}
         self._saved_step = -1
 
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: object) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: object) -> None:
         """From here on, a signal stops training after the current step."""
         self._saved_step = trainer.global_step
 
@@ -144,12 +144,9 @@ class CheckpointCallback(StepCallback):
             self.module.progress.stop_wanted = True
 
         for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self._handlers[number] = signal.signal(number, request_stop)
-            except ValueError:  # not the main thread
-                return
+            self._handlers[number] = signal.signal(number, request_stop)
 
-    def end_step(self, trainer: lightning.Trainer) -> None:
+    def end_step(self, trainer: Trainer) -> None:
         step, limit = trainer.global_step, self.options.max_minutes
         out_of_time = limit is not None and self.module.progress.seconds >= 60 * limit
         if step == self.options.max_steps or out_of_time:
@@ -157,11 +154,11 @@ class CheckpointCallback(StepCallback):
         elif step % self.options.validate_every:
             self._save_or_stop(trainer)
 
-    def on_validation_end(self, trainer: lightning.Trainer, pl_module: object) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: object) -> None:
         if trainer.global_step:  # not `trainer.validate_first`
             self._save_or_stop(trainer)
 
-    def _save_or_stop(self, trainer: lightning.Trainer) -> None:
+    def _save_or_stop(self, trainer: Trainer) -> None:
         """Save if it is time. Raises Interrupted after a signal."""
         is_due = trainer.global_step % self.options.checkpoint_every == 0
         stopping = self.module.progress.stopping
@@ -173,9 +170,9 @@ class CheckpointCallback(StepCallback):
                 "rerun the command to resume"
             )
 
-    def _save(self, trainer: lightning.Trainer) -> None:
+    def _save(self, trainer: Trainer) -> None:
         """Save a complete checkpoint of this step; remove older ones beyond `keep_checkpoints`."""
-        module = self.module
+        module, recipe = self.module, self.module.recipe
         path = checkpoints.place(self.folder, trainer.global_step)
         try:
             trainer.save_checkpoint(str(checkpoints.part(path)))
@@ -186,7 +183,9 @@ class CheckpointCallback(StepCallback):
         if trainer.is_global_zero:
             config, vocab = module.drafter.config, module.drafter.draft_vocab
             record = checkpoints.Seal(
-                **vars(self.settings),
+                stage=recipe.stage,
+                train=recipe.drafter.train,
+                strategy=checkpoint_kind(recipe),
                 step=trainer.global_step,
                 seconds=module.progress.seconds,
                 target_sha256=config.target_sha256,
@@ -199,8 +198,7 @@ class CheckpointCallback(StepCallback):
         trainer.strategy.barrier()
         self._saved_step = trainer.global_step
 
-    def teardown(self, trainer: lightning.Trainer, pl_module: object, stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: object, stage: str) -> None:
         """Restore the signal handlers."""
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers.clear()
+        while self._handlers:
+            signal.signal(*self._handlers.popitem())

@@ -12,30 +12,23 @@ import shutil
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from align.config.recipe import Recipe
 from specalign.common.errors import UserError
 from specalign.common.files import expand_path, sha256_file, to_disk, write_text
 from specalign.common.schema import JsonObject, convert, read_object
 from specalign.common.text import say
 
 _START_OVER = "use trainer.resume=never or another output"
-_OPTIONS = {"stage": "stage", "train": "drafter.train", "strategy": "launch.strategy"}
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings that a run must share with the checkpoint that it resumes from: stage, the trained
-    parts of the drafter, and the kind of strategy that can read it."""
+@dataclass(frozen=True, kw_only=True)
+class Seal:
+    """The record of a complete checkpoint. train: `drafter.train`. strategy: the kind of strategy
+    that can read it. sha256: of each file. schedule: batch size, and rows of other text."""
 
     stage: str | None = None
     train: str = "all"
     strategy: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seal(Settings):
-    """The record of a complete checkpoint. sha256: of each file. schedule: batch size, and rows of
-    other text."""
-
     step: int
     seconds: float
     target_sha256: str
@@ -180,9 +173,11 @@ def find_resume(folder: Path, resume: str, target_sha256: str) -> Checkpoint | N
     return None
 
 
-def check_same_run(checkpoint: Checkpoint, drafter: JsonObject, settings: Settings) -> None:
-    """Raises UserError if a checkpoint's drafter has another config than `drafter`, or it was saved
-    under other settings."""
+def check_same_run(
+    checkpoint: Checkpoint, recipe: Recipe, drafter: JsonObject, strategy: str
+) -> None:
+    """Raises UserError if a checkpoint's drafter has another config than `drafter`, it was saved
+    under other settings, or comes after the recipe's last step."""
     path, record = checkpoint.path, checkpoint.seal
     for name in {**record.drafter, **drafter}:
         now, saved = drafter.get(name), record.drafter.get(name)
@@ -191,7 +186,15 @@ def check_same_run(checkpoint: Checkpoint, drafter: JsonObject, settings: Settin
             raise UserError(
                 f"{path}: its drafter has {name}={saved!r}, this recipe's {now!r}; {_START_OVER}"
             )
-    for name, option in _OPTIONS.items():
-        saved, now = getattr(record, name), getattr(settings, name)
+    batch_size = record.schedule.get("batch_size")
+    for option, saved, now in (
+        ("stage", record.stage, recipe.stage),
+        ("drafter.train", record.train, recipe.drafter.train),
+        ("launch.strategy", record.strategy, strategy),
+        ("trainer.batch_size", batch_size, recipe.trainer.batch_size),
+    ):
         if saved not in (None, now):
             raise UserError(f"{path}: saved with {option}={saved}, not {now}; {_START_OVER}")
+    if record.step > recipe.trainer.max_steps:
+        limit = f"trainer.max_steps={recipe.trainer.max_steps}"
+        raise UserError(f"{limit}: {path} already has {record.step} steps")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -14,16 +12,15 @@ import lightning
 import torch
 
 from align.config import hardware
-from align.config.hardware import RESUMES, main_process
+from align.config.hardware import main_process
 from align.config.recipe import Recipe
 from align.config.recipe_files import save_run_record
-from align.config.wandb_runs import trial_note
 from align.data.supply import Supply, open_supply
 from align.training import checkpoints, strategies
 from align.training.base_module import Drafter, DrafterModule, Interrupted, NonFiniteLoss
 from align.training.build import MODULES, conditioning, draft_vocab, make_drafter, save_trained
 from align.training.callbacks import CheckpointCallback, MilestoneCallback, ProgressLogger
-from align.training.checkpoints import Checkpoint, Settings
+from align.training.checkpoints import Checkpoint
 from align.training.datamodule import RowsModule
 from align.training.loggers import MetricsFile, build_loggers
 from align.training.store_outputs import count_text_rows
@@ -46,9 +43,6 @@ def run_command(recipe: Recipe, argv: Sequence[str]) -> int:
                 claims.enter_context(Claim(Path(recipe.output), "output"))
                 if recipe.trainer.features_gb:
                     claims.enter_context(Claim(recipe.features_folder, "trainer.features_path"))
-                note = trial_note(recipe)
-                if note:
-                    say(note, error=True)
             train(recipe, argv=argv)
         return 0
     except (NonFiniteLoss, Interrupted) as stop:
@@ -57,14 +51,6 @@ def run_command(recipe: Recipe, argv: Sequence[str]) -> int:
         failed = isinstance(stop, NonFiniteLoss)
         say(f"error: {stop}" if failed else str(stop), error=True)
         return 1 if failed else 130
-    except RuntimeError as error:
-        if not strategies.is_lost_peer(error):
-            raise
-        # the launcher's signal ends this process too
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if main_process():
-            say(f"error: another process has failed or stopped responding; {RESUMES}", error=True)
-        return 1
 
 
 def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:
@@ -80,8 +66,9 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     drafter, supply, resume = _open(recipe, target, quiet)
     text_rows = count_text_rows(recipe)
     if resume is not None:
-        checkpoints.check_same_run(resume, drafter.config.to_dict(), read_settings(recipe))
-        text_rows = _continue_schedule(recipe, resume, text_rows)
+        kind = strategies.checkpoint_kind(recipe)
+        checkpoints.check_same_run(resume, recipe, drafter.config.to_dict(), kind)
+        text_rows = resume.seal.schedule.get("text_rows", text_rows)
 
     stream, block_size = supply.stream(recipe, text_rows), drafter.config.block_size
     rows = RowsModule(recipe, stream, supply.validation, block_size, supply.exact)
@@ -91,7 +78,8 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     if not quiet:
         say(supply.line(recipe), error=True)
         if resume is not None:
-            say(_describe_resume(recipe, resume), error=True)
+            steps = f"{resume.seal.step} of {recipe.trainer.max_steps} steps"
+            say(f"resuming from {resume.path}, {steps}", error=True)
 
     milestones = MilestoneCallback(
         module, lambda steps, name: save_trained(module, supply, steps, name)
@@ -123,24 +111,6 @@ def _open(recipe: Recipe, target: Target, quiet: bool) -> tuple[Drafter, Supply,
     return drafter, supply, resume
 
 
-def _continue_schedule(recipe: Recipe, resume: Checkpoint, text_rows: int) -> int:
-    """The checkpoint's `text_rows`. Raises UserError for one after the recipe's last step, or of
-    another batch size."""
-    t, saved = recipe.trainer, resume.seal.schedule
-    if resume.seal.step > t.max_steps:
-        limit = f"trainer.max_steps={t.max_steps}"
-        raise UserError(f"{limit}: {resume.path} already has {resume.seal.step} steps")
-    if saved.get("batch_size", t.batch_size) != t.batch_size:
-        size = f"trainer.batch_size={saved['batch_size']}"
-        raise UserError(f"{resume.path}: saved with {size}; use the same value")
-    return saved.get("text_rows", text_rows)
-
-
-def read_settings(recipe: Recipe) -> Settings:
-    """What a run must share with the checkpoint that it resumes from."""
-    return Settings(recipe.stage, recipe.drafter.train, strategies.checkpoint_kind(recipe))
-
-
 def fit(
     module: DrafterModule,
     rows: RowsModule,
@@ -155,18 +125,15 @@ def fit(
     max_steps = t.max_steps
     if resume is not None and t.max_minutes and resume.seal.seconds >= 60 * t.max_minutes:
         max_steps = resume.seal.step
+    step = -1 if resume is None else resume.seal.step
     if main_process():
         folder = Path(recipe.output) / "checkpoints"
         checkpoints.clear_parts(folder)
         if resume is None:
             checkpoints.set_aside(folder)
-    if recipe.launch.devices > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(hardware.thread_share(recipe.launch.devices))
+        MetricsFile(folder.with_name("metrics.csv")).rewind(step)
+    rows.start = max(step, 0)
     trainer = build_trainer(module, max_steps, quiet, callback)
-    if main_process():
-        MetricsFile(folder.with_name("metrics.csv")).rewind(
-            -1 if resume is None else resume.seal.step
-        )
     try:
         path = None if resume is None else str(resume.path)
         is_one_file = strategies.is_one_file(recipe.launch.strategy)
@@ -201,7 +168,7 @@ def build_trainer(
     callbacks = [
         ProgressLogger(module, quiet or not main_process()),
         *([] if callback is None else [callback]),
-        CheckpointCallback(module, output / "checkpoints", read_settings(recipe)),
+        CheckpointCallback(module),
     ]
     return lightning.Trainer(
         accelerator=device,
@@ -224,16 +191,6 @@ def build_trainer(
         inference_mode=False,
         callbacks=callbacks,
         default_root_dir=recipe.output,
-    )
-
-
-def _describe_resume(recipe: Recipe, resume: Checkpoint) -> str:
-    steps = resume.seal.step
-    if steps < recipe.trainer.max_steps:
-        return f"resuming from {resume.path}"
-    return (
-        f"{recipe.output} is already finished ({steps} steps); "
-        f"trainer.max_steps={2 * steps} continues it, trainer.resume=never starts over"
     )
 
 

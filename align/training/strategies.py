@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from align.config.hardware import is_launched
 from align.config.recipe import Recipe
-from specalign.common.batch import Batch
 from specalign.common.errors import UserError
 from specalign.common.files import load_tensors, naming
 from specalign.common.schema import JsonObject
 from specalign.lm.model import Target
-from specalign.models.block_config import BlockConfig
-from specalign.models.target_features import TargetFeatures, target_features
 
 
 def build_strategy(recipe: Recipe, accelerator: str) -> Strategy | str:
@@ -93,15 +89,6 @@ def checkpoint_kind(recipe: Recipe) -> str:
     return f"{name} on {recipe.processes} processes"
 
 
-_LOST_PEER = ("onnection", "NCCL", "gloo", "roken pipe", "Socket", "imed out")
-
-
-def is_lost_peer(error: RuntimeError) -> bool:
-    """Whether a collective operation failed because another process ended or does not respond."""
-    distributed = int(os.environ.get("WORLD_SIZE") or 1) > 1
-    return distributed and any(part in str(error) for part in _LOST_PEER)
-
-
 # ---- FSDP2 ----
 
 
@@ -145,61 +132,47 @@ def copy_into(mine: Tensor, value: Tensor) -> None:
 # ---- the frozen target, with `target.parallel=fsdp` ----
 
 
-class SharedTarget:
-    """The frozen target, sharded over the processes of a run: each layer is gathered for its
-    forward pass over the process's own rows. Raises UserError: a target that can't be sharded."""
-
-    def __init__(self, target: Target, device: torch.device) -> None:
-        problem = ""
-        if target.anatomy.recurrent:
-            problem = "has recurrent states"
-        elif target.anatomy.apart:  # processes would run the layers a different number of times
-            problem = "has absolute positions, so texts run one by one"
-        elif any(not p.is_floating_point() for p in target.model.parameters()):
-            problem = "is quantised"
-        if problem:
-            given = f"target.parallel=fsdp: target {target.spec!r} {problem}"
-            raise UserError(f"{given} (target.parallel=replicate)")
-        self.device = device
-        target.hash  # noqa: B018 (cached before the weights are gone)
-        target.unfuse()
-        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-        for layer in target.layers:
-            fully_shard(layer, mesh=mesh)
-        # their root prefetches the next layer; what the drafter reads is not sharded
-        rest = {p for p in target.body.parameters() if not isinstance(p, DTensor)}
-        fully_shard(target.body, mesh=mesh, ignored_params=rest)
-        _move(target, device)
-
-    def features(self, target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
-        """`target_features` of this process's rows, called by all processes at once."""
-        return target_features(target, batch, config)
-
-    def anywhere(self, mine: bool) -> bool:
-        """Whether it is true in any process."""
-        flag = torch.tensor(int(mine), device=self.device)
-        dist.all_reduce(flag, dist.ReduceOp.MAX)
-        return bool(flag)
-
-
-def _move(target: Target, device: torch.device) -> None:
-    """Move what is not sharded to the device, by copies that free mapped files and buffers."""
+def shard_target(target: Target, device: torch.device) -> None:
+    """Shard the frozen target over the processes of a run: each layer is gathered for its forward
+    pass over the process's own rows, which all run at once. Raises UserError: a target that can't
+    be sharded."""
+    problem = ""
+    if target.anatomy.recurrent:
+        problem = "has recurrent states"
+    elif target.anatomy.apart:  # processes would run the layers a different number of times
+        problem = "has absolute positions, so texts run one by one"
+    elif any(not p.is_floating_point() for p in target.model.parameters()):
+        problem = "is quantised"
+    if problem:
+        given = f"target.parallel=fsdp: target {target.spec!r} {problem}"
+        raise UserError(f"{given} (target.parallel=replicate)")
+    target.hash  # noqa: B018 (cached before the weights are gone)
+    target.unfuse()
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for layer in target.layers:
+        fully_shard(layer, mesh=mesh)
+    # their root prefetches the next layer; what the drafter reads is not sharded
+    rest = {p for p in target.body.parameters() if not isinstance(p, DTensor)}
+    fully_shard(target.body, mesh=mesh, ignored_params=rest)
+    # by copies, which free mapped files and buffers
     places: dict[object, Tensor] = {}  # tied weights stay tied
     for tensor in (*target.model.parameters(), *target.model.buffers()):
-        if not isinstance(tensor, DTensor) and not tensor.is_meta:
-            data = tensor.data
-            place = (data.data_ptr(), data.shape, data.stride())
+        if not isinstance(tensor, DTensor):
+            place = (tensor.data_ptr(), tensor.shape, tensor.stride())
             if place not in places:
-                places[place] = data.to(device, copy=True)
+                places[place] = tensor.data.to(device, copy=True)
             tensor.data = places[place]
     target.note_moved(device)
 
 
+def is_true_anywhere(mine: bool, device: torch.device) -> bool:
+    """Whether it is true in any process."""
+    flag = torch.tensor(int(mine), device=device)
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag)
+
+
 # ---- DeepSpeed ----
-
-
-def _on_cpu() -> bool:
-    return os.environ.get("DS_ACCELERATOR") == "cpu"
 
 
 def _import_deepspeed() -> Any:
@@ -213,17 +186,11 @@ class Zero(DeepSpeedStrategy):
     """DeepSpeed's ZeRO, also with gloo on CPUs, which Lightning does not support."""
 
     def setup_environment(self) -> None:
-        if not _on_cpu():
-            super().setup_environment()
-            return
-        assert self.accelerator is not None
-        self.accelerator.setup_device(self.root_device)
-        self.setup_distributed()
+        DDPStrategy.setup_environment(
+            self
+        )  # Lightning's own refuses CPUs, and so does the next one
 
     def setup_distributed(self) -> None:
-        if not _on_cpu():
-            super().setup_distributed()
-            return
         reset_seed()
         self.set_world_ranks()
         # gloo's reductions: DeepSpeed compiles its own at the first start, and a kill meanwhile
@@ -234,7 +201,8 @@ class Zero(DeepSpeedStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        return torch.device("cpu", 0) if _on_cpu() else super().root_device
+        on_cpu = os.environ.get("DS_ACCELERATOR") == "cpu"
+        return torch.device("cpu", 0) if on_cpu else super().root_device
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
@@ -243,15 +211,15 @@ class Zero(DeepSpeedStrategy):
         self.deepspeed_engine.checkpoint_engine.load = load_zero
         return super().load_checkpoint(checkpoint_path, weights_only)
 
-    @contextmanager
-    def gather_parameters(self, parameters: list[nn.Parameter], write: bool) -> Iterator[None]:
+    def gather_parameters(
+        self, parameters: list[nn.Parameter], write: bool
+    ) -> AbstractContextManager[None]:
         """Gather the full weights of ZeRO-3; with `write`, changes are scattered again."""
-        if not self.zero_stage_3:
-            yield
-            return
         zero, rank = _import_deepspeed().zero, 0 if write else None
-        with zero.GatheredParameters(parameters, modifier_rank=rank):
-            yield
+        found: AbstractContextManager[None] = zero.GatheredParameters(
+            parameters, modifier_rank=rank, enabled=self.zero_stage_3
+        )
+        return found
 
 
 def load_zero(path: str, map_location: object = None) -> Any:

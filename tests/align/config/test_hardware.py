@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from align.config import hardware
-from align.config.hardware import check_devices, devices, run_processes
+from align.config.hardware import check_devices, devices
 from align.config.parser import load_recipe
 from specalign.common.errors import UserError
 
@@ -24,30 +23,11 @@ def test_what_the_machine_lacks_or_what_contradicts_is_one_line(
 ) -> None:
     monkeypatch.setattr(hardware, "gpu_count", lambda: 0)
     with pytest.raises(UserError, match="torch sees no GPU"):
-        check_devices(recipe("launch.accelerator=gpu"))
-    with pytest.raises(UserError, match="target.device=cuda:1 contradicts launch.accelerator=cpu"):
-        recipe("launch.accelerator=cpu", "target.device=cuda:1")
+        check_devices(recipe("target.device=cuda"))
     monkeypatch.setattr(hardware, "gpu_count", lambda: 1)
     with pytest.raises(UserError, match="launch.devices=2: torch sees 1"):
-        check_devices(recipe("launch.accelerator=gpu", "launch.devices=2"))
+        check_devices(recipe("target.device=cuda", "launch.devices=2"))
     assert devices(recipe("target.device=cuda:1")) == [1]
-
-
-PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-
-@pytest.fixture
-def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """An environment that says nothing, and that is as before afterwards."""
-    for name in (*PLACE, *(n for n in os.environ if n.startswith("SLURM"))):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    return monkeypatch
-
-
-def test_several_machines_need_a_launcher() -> None:
-    with pytest.raises(UserError, match=r"launch.num_nodes=2: start the command with torchrun"):
-        run_processes(recipe("launch.num_nodes=2", "trainer.batch_size=2"), "align.nothing", [])
 
 
 ALIKE = """
@@ -66,9 +46,8 @@ assert all(map(torch.equal, *found))
 
 
 def test_products_use_deterministic_products_with_any_number_of_threads(
-    clean: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Five rows, and attention of three rows over a length that no vector divides, are two that MKL splits."""
-    clean.setenv("MKL_CBWR", "")
-    clean.delenv("MKL_CBWR")
+    monkeypatch.delenv("MKL_CBWR", raising=False)
     subprocess.run([sys.executable, "-c", ALIKE], check=True)

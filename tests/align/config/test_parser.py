@@ -74,8 +74,9 @@ def test_values_get_the_type_of_their_key(word: str, value: Any) -> None:
     assert type(part) is type(value)
 
 
-def test_devices_auto_is_resolved() -> None:
-    recipe = load_recipe(["recipe=debug_block", "launch.devices=auto", "launch.accelerator=cpu"])
+def test_devices_auto_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("align.config.parser.gpu_count", lambda: 0)
+    recipe = load_recipe(["recipe=debug_block", "launch.devices=auto"])
     assert recipe.launch.devices == 1
 
 

@@ -29,13 +29,15 @@ from tests.builders import write_recipe as write
         ),
         ("launch.offload=true", "needs launch.strategy=deepspeed_N, not auto"),
         ("target.parallel=fsdp", r"needs several processes \(launch.devices\)"),
-        ("launch.accelerator=cpu target.device=cuda", "contradicts launch.accelerator=cpu"),
         ("target.device=cuda:1 launch.devices=2", "target.device=cuda:1 names one GPU"),
-        ("data.writer=vllm", "data.writer='vllm' must be target or openai:URL"),
+        ("data.writer=vllm", "data.writer must be target or openai:URL"),
         ("data.writer=openai:localhost:8000", "URL .openai:http://127.0.0.1:8000."),
         ("data.writer=openai:http://a:99999", "must be target or openai:URL"),
         ("data.writer=openai:http://[::1", "must be target or openai:URL"),
-        ("data.writer=openai:http://me:secret@a", "environment variable SPECALIGN_API_KEY$"),
+        (
+            "data.writer=openai:http://me:secret@a",
+            "environment variable SPECALIGN_API_KEY has the key$",
+        ),
         ("drafter.kind=autoregressive objective.prefix_decay=0.9", "needs drafter.kind=block"),
     ],
 )

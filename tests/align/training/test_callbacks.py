@@ -46,8 +46,7 @@ def scene(tmp_path: Path) -> tuple[CheckpointCallback, Any, Any]:
     progress = SimpleNamespace(seconds=0.0, stopping=False, stop_wanted=False)
     drafter = SimpleNamespace(config=config, draft_vocab=None)
     module: Any = SimpleNamespace(recipe=recipe, progress=progress, drafter=drafter, text_rows=0)
-    settings = checkpoints.Settings(stage="calibrate")
-    return CheckpointCallback(module, tmp_path / "checkpoints", settings), Trainer(), module
+    return CheckpointCallback(module), Trainer(), module
 
 
 def saved(callback: CheckpointCallback) -> list[str]:

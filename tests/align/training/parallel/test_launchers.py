@@ -17,7 +17,7 @@ from tests.forks import ONE_THREAD
 ROOT = Path(__file__).resolve().parents[4]
 PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8").partition("## Start a run")[2]
 SIZES = {"recipe": "debug_block", "trainer.batch_size": "2", "launch.devices": "2"}
-SIZES |= {"launch.num_nodes": "1", "launch.accelerator": "cpu"}
+SIZES |= {"launch.num_nodes": "1", "target.device": "cpu"}
 SIZES |= {"trainer.max_steps": "2", "trainer.warmup_steps": "1"}
 
 

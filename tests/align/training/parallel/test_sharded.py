@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.training.strategies import SharedTarget
+from align.training.strategies import shard_target
 from specalign.common.errors import UserError
 from tests.builders import read_metric, read_weights
 from tests.forks import train_in_forks
@@ -16,7 +16,7 @@ from tests.target_models import tiny_target
 
 
 def train(output: Path, recipe: str, processes: int, *words: str) -> list[float]:
-    own = [f"recipe={recipe}", f"output={output}", "launch.accelerator=cpu"]
+    own = [f"recipe={recipe}", f"output={output}", "target.device=cpu"]
     words = (*own, f"launch.devices={processes}", *words)
     done = train_in_forks(words, output.parent, processes)
     assert done.returncode == 0, done.stderr
@@ -84,4 +84,4 @@ def test_a_target_in_parts_is_the_same_target(
 def test_a_target_whose_texts_run_one_by_one_is_refused() -> None:
     """Processes would run its layers another number of times, and wait for each other."""
     with pytest.raises(UserError, match="'bart' has absolute positions, so texts run one by one"):
-        SharedTarget(tiny_target("bart"), torch.device("cpu"))
+        shard_target(tiny_target("bart"), torch.device("cpu"))
