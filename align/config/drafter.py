@@ -98,8 +98,6 @@ class DrafterConfig(Section):
         )
         lora = "drafter.lora_rank needs drafter.kind=masked_lm"
         require(self.lora_rank == 0 or self.kind == "masked_lm", lora)
-        if self.kind == "ddit":
-            self._validate_ddit()
         has_full = self.kind == "ddit" and self.attention == "full"
         flash = "drafter.attention_backend=flash_attn needs drafter.kind=ddit with "
         require(self.attention_backend == "sdpa" or has_full, f"{flash}drafter.attention=full")
@@ -110,14 +108,6 @@ class DrafterConfig(Section):
                 f"drafter.target_layers={self.target_layers} must name at least one layer; for "
                 f"shared_kv drafter.layers={self.layers} layers",
             )
-
-    def _validate_ddit(self) -> None:
-        is_fresh_radd = self.init is None and self.time_input == "none"
-        radd = "drafter.time_input=none needs drafter.prediction=logits (RADD)"
-        require(not is_fresh_radd or self.prediction == "logits", radd)
-        width = f"drafter.hidden_size={self.hidden_size} must be a multiple of twice "
-        is_even = self.hidden_size % (2 * self.heads) == 0
-        require(is_even, f"{width}drafter.heads={self.heads}")
 
 
 @dataclass

@@ -63,7 +63,8 @@ def target_device(recipe: Recipe) -> str:
 
 def check_packages(recipe: Recipe) -> None:
     """Raises UserError that names every missing package."""
-    needed = {f"trainer.logger={name}": name for name in recipe.trainer.logger if name != "csv"}
+    loggers: list[str] = [name for name in recipe.trainer.logger if name != "csv"]
+    needed = {f"trainer.logger={name}": name for name in loggers}
     if recipe.launch.strategy.startswith("deepspeed"):
         needed[f"launch.strategy={recipe.launch.strategy}"] = "deepspeed"
     if recipe.drafter.lora_rank:

@@ -20,7 +20,6 @@ from tests.builders import write_recipe as write
     [
         ("stage=finetune", "stage=finetune: drafter.kind=block needs stage=calibrate"),
         ("drafter.kind=masked_lm drafter.convolution=true", "needs drafter.kind=block"),
-        ("drafter.kind=ddit drafter.heads=3", "drafter.hidden_size=256 must be a multiple"),
         ("drafter.kind=ddit drafter.lora_rank=4", "drafter.lora_rank needs drafter.kind=masked_lm"),
         ("trainer.optimizer=muon launch.strategy=fsdp", "needs whole matrices"),
         (
