@@ -12,7 +12,6 @@ from align.config.hardware import is_launched, use_deterministic_products
 from align.config.parser import parse_command
 from align.config.preflight import check_training
 from align.data.text_sources import check_sources
-from align.training.checkpoints import check_named
 from specalign.common.errors import UserError, cli
 
 
@@ -25,9 +24,7 @@ def main(argv: list[str] | None = None) -> None:
     if recipe.processes > 1 and not is_launched():
         launcher = f"torchrun --nproc-per-node {recipe.launch.devices} -m align.train"
         raise UserError(f"several processes need a launcher: {launcher} … (docs/scale.md)")
-    check_training(
-        recipe, partial(check_sources, recipe.data), partial(check_named, recipe.trainer.resume)
-    )
+    check_training(recipe, partial(check_sources, recipe.data))
     use_deterministic_products()
     # imported late: torch, Lightning and transformers take seconds
     from align.training.run import run_command

@@ -28,6 +28,7 @@ from align.training.metrics import TrainingProgress, ValidationSums
 from align.training.optimizer import EMA, learning_rate, make_optimizer, set_rate
 from align.training.strategies import Sharded, Zero, is_true_anywhere, shard_target
 from specalign.common.batch import Step
+from specalign.common.errors import UserError
 from specalign.common.rng import seed_global
 from specalign.common.schema import JsonObject
 from specalign.models.block import BlockDrafter
@@ -39,7 +40,7 @@ Optimizers = torch.optim.Optimizer | LightningOptimizer
 Drafter = BlockDrafter | DiffusionDrafter | CausalDrafter
 
 
-class NonFiniteLoss(RuntimeError):
+class NonFiniteLoss(UserError):
     """The loss is not finite."""
 
 

@@ -83,7 +83,8 @@ def seal(path: Path, record: Seal) -> None:
 
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` complete checkpoints."""
-    for path in [path for path in _list_steps(folder) if find_fault(path) is None][keep:]:
+    sealed = [path for path in _list_steps(folder) if path.with_suffix(".json").exists()]
+    for path in sealed[keep:]:
         remove(path)
 
 
@@ -125,9 +126,8 @@ def read_seal(path: Path) -> Seal:
     return found
 
 
-def find_fault(path: Path, read_content: bool = False) -> str | None:
-    """Why a checkpoint is unusable, or None. `read_content` also compares the hashes of its
-    files."""
+def find_fault(path: Path) -> str | None:
+    """Why a checkpoint is unusable, or None."""
     try:
         hashes = read_seal(path).sha256
     except UserError:
@@ -135,20 +135,10 @@ def find_fault(path: Path, read_content: bool = False) -> str | None:
     files = _list_files(path)
     if not files or files.keys() != hashes.keys():
         return "incomplete"
-    for name, file in files.items() if read_content else ():
+    for name, file in files.items():
         if sha256_file(file) != hashes[name]:
             return f"damaged ({name} has changed since it was saved)"
     return None
-
-
-def check_named(resume: str, read_content: bool = False) -> None:
-    """Raises UserError if `trainer.resume` names a checkpoint that is not complete."""
-    if resume in ("auto", "never"):
-        return
-    fault = find_fault(expand_path(resume, "trainer.resume"), read_content)
-    if fault:
-        hint = "auto, never, or a step-N.ckpt"
-        raise UserError(f"trainer.resume={resume}: no complete checkpoint there ({fault}); {hint}")
 
 
 def find_resume(folder: Path, resume: str, target_sha256: str) -> Checkpoint | None:
@@ -156,10 +146,12 @@ def find_resume(folder: Path, resume: str, target_sha256: str) -> Checkpoint | N
     none, else a path. Raises UserError: a named one that is unusable, or one of another target."""
     if resume == "never":
         return None
-    check_named(resume, read_content=True)
-    named = [] if resume == "auto" else [expand_path(resume, "trainer.resume")]
-    for path in named or _list_steps(folder):
-        fault = None if named else find_fault(path, read_content=True)
+    is_named = resume != "auto"
+    for path in [expand_path(resume, "trainer.resume")] if is_named else _list_steps(folder):
+        fault = find_fault(path)
+        if fault and is_named:
+            hint = "auto, never, or a step-N.ckpt"
+            raise UserError(f"trainer.resume={resume}: no complete checkpoint ({fault}); {hint}")
         if fault:
             say(f"warning: {path} is {fault} and ignored", error=True)
             continue

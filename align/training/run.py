@@ -17,7 +17,7 @@ from align.config.recipe import Recipe
 from align.config.recipe_files import save_run_record
 from align.data.supply import Supply, open_supply
 from align.training import checkpoints, strategies
-from align.training.base_module import Drafter, DrafterModule, Interrupted, NonFiniteLoss
+from align.training.base_module import Drafter, DrafterModule, Interrupted
 from align.training.build import MODULES, conditioning, draft_vocab, make_drafter, save_trained
 from align.training.callbacks import CheckpointCallback, MilestoneCallback, ProgressLogger
 from align.training.checkpoints import Checkpoint
@@ -35,8 +35,7 @@ from specalign.lm.model import Target
 
 
 def run_command(recipe: Recipe, argv: Sequence[str]) -> int:
-    """`align.train`: claim the folders and train. Returns the exit code: training that stopped
-    early is reported."""
+    """`align.train`: claim the folders and train. Returns the exit code."""
     try:
         with ExitStack() as claims:
             if main_process():
@@ -45,12 +44,11 @@ def run_command(recipe: Recipe, argv: Sequence[str]) -> int:
                     claims.enter_context(Claim(recipe.features_folder, "trainer.features_path"))
             train(recipe, argv=argv)
         return 0
-    except (NonFiniteLoss, Interrupted) as stop:
+    except Interrupted as stop:
         if not main_process():  # it stopped with the others: not a crash to its launcher
             return 0
-        failed = isinstance(stop, NonFiniteLoss)
-        say(f"error: {stop}" if failed else str(stop), error=True)
-        return 1 if failed else 130
+        say(str(stop), error=True)
+        return 130
 
 
 def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:
@@ -95,7 +93,8 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
 def _open(recipe: Recipe, target: Target, quiet: bool) -> tuple[Drafter, Supply, Checkpoint | None]:
     """The drafter, its data, and the checkpoint to resume from. What can fail without data comes
     first: generating them may take hours."""
-    options = recipe.drafter
+    options, folder = recipe.drafter, Path(recipe.output) / "checkpoints"
+    resume = checkpoints.find_resume(folder, recipe.trainer.resume, target.hash)
     # a new block drafter drafts over the data's most frequent tokens
     needs_data = options.kind == "block" and options.init is None
     if needs_data:
@@ -103,8 +102,6 @@ def _open(recipe: Recipe, target: Target, quiet: bool) -> tuple[Drafter, Supply,
     else:
         drafter = make_drafter(target, options, None, recipe.seed)
     supply = open_supply(recipe, target, quiet)
-    folder = Path(recipe.output) / "checkpoints"
-    resume = checkpoints.find_resume(folder, recipe.trainer.resume, target.hash)
     if needs_data:
         vocab = draft_vocab(recipe, target, supply, resume)
         drafter = make_drafter(target, options, vocab, recipe.seed)

@@ -19,7 +19,7 @@ def test_a_non_finite_loss_stops_the_run(
     words += ["trainer.max_steps=40", "trainer.gradient_clip=0", "trainer.warmup_steps=0"]
     with pytest.raises(SystemExit) as stop:
         main(words)
-    assert stop.value.code == 1
+    assert stop.value.code == 2
     assert "is not finite" in capsys.readouterr().err
 
 
