@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, get_args, get_type_hints
 
 from align.config.arguments import COMMAND_LINE, as_text, convert_value, read_arguments, read_value
-from align.config.hardware import gpu_count
 from align.config.recipe import GROUPS, Recipe, keys, resolve
 from align.config.recipe_files import (
     FOLDER,
@@ -115,8 +114,6 @@ def _set(sections: Sections, name: str, value: object, where: str) -> None:
     """Convert one value and put it into its section. Raises UserError."""
     if name == "base":
         raise UserError(f"{where}: base belongs in a recipe's file; use recipe=NAME")
-    if name == "launch.devices" and value == "auto":
-        value = max(1, gpu_count())
     mapping = next((m for m in _MAPPINGS if name.startswith(f"{m}.")), None)
     if name not in keys() and mapping is None:
         near = nearest(name, [*keys(), *filter(None, GROUPS)])

@@ -62,7 +62,7 @@ class LaunchConfig(Section):
     offload: bool = option(
         False, "DeepSpeed: optimizer states in host memory, with deepspeed_3 also the weights"
     )
-    devices: int = option(1, "processes on each machine; auto = one per GPU, else 1", low=1)
+    devices: int = option(1, "processes on each machine", low=1)
     num_nodes: int = option(1, "number of machines", low=1, high=10_000)
     timeout: float = option(600.0, "seconds to wait for other processes", low=1)
 
