@@ -47,12 +47,10 @@ def train_in_forks(
     cwd: Path,
     processes: int = 1,
     plant: str = "",
-    slurm: Mapping[str, str] | None = None,
 ) -> CompletedProcess[str]:
     """`python -m align.train` with these words, as a launcher starts it: one process for each rank. What rank 0 did.
 
-    `plant`: `RANK HOW`, what that rank does in its fourth step: dies, stops, sleeps, fails. `slurm`: srun's variables that all tasks
-    share; they then know who they are by these.
+    `plant`: `RANK HOW`, what that rank does in its fourth step: dies, stops, sleeps, fails.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -61,13 +59,6 @@ def train_in_forks(
     for rank in range(processes):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
         env = {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if processes > 1 else {}
-        if slurm is not None:
-            env = {
-                **slurm,
-                "SLURM_PROCID": str(rank),
-                "SLURM_LOCALID": str(rank),
-                "MASTER_PORT": port,
-            }
         outputs = (str(cwd / f"stdout.{rank}"), str(cwd / f"stderr.{rank}"))
         ranks.append(
             fork_server().Process(target=_train, args=(list(words), str(cwd), env, outputs, plant))

@@ -9,12 +9,12 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args, get_origin
 
-from align.config.recipe import GROUPS, keys
+from align.config.recipe import keys
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
-from specalign.common.schema import SHORT_DTYPES, convert, parse_json, read_object, type_name
+from specalign.common.schema import convert, parse_json, read_object, type_name
 from specalign.common.strict_yaml import parse_yaml
 from specalign.common.text import short
 
@@ -56,8 +56,7 @@ def _take_pairs(arguments: list[str], recipes: Sequence[str]) -> list[tuple[str,
     if argument.startswith("--"):
         is_switch = key.startswith("data.template_kwargs.")
         is_flag = is_switch or known is not None and known.type is bool
-        is_dotted = "." in key and known is not None  # its value may contain an equals sign
-        follows = arguments[0] if arguments and not _is_argument(arguments[0], is_dotted) else None
+        follows = arguments[0] if arguments and not arguments[0].startswith("--") else None
         is_value = follows is not None if is_switch else str(follows).lower() in ("true", "false")
         if is_flag and not is_value:
             return [(key, "true")]
@@ -68,15 +67,6 @@ def _take_pairs(arguments: list[str], recipes: Sequence[str]) -> list[tuple[str,
     if known is not None or key == "recipe":
         near = f" (write {key}=VALUE, without spaces)"
     raise UserError(f"{COMMAND_LINE}: {short(argument)} is not key=value{near}")
-
-
-def _is_argument(argument: str, only_flags: bool) -> bool:
-    """Whether this starts another argument; `only_flags`: what begins with `--` alone does, since
-    the value of the previous one may contain an equals sign."""
-    key, equals, _ = argument.partition("=")
-    first = key.lstrip("+").partition(".")[0]
-    is_pair = bool(equals) and first in {*keys(), *GROUPS, "recipe", "base"}
-    return argument.startswith("--") or is_pair and not only_flags
 
 
 def as_text(value: object) -> str:
@@ -107,17 +97,12 @@ def read_value(key: str, text: str) -> Any:
 
 
 def convert_value(value: object, kind: object, name: str, where: str) -> object:
-    """`value` as `kind`; a text may stand for a list of texts, a short for a long dtype, and a
-    whole float (`6.0`, `1e3`) for an integer. Raises UserError."""
+    """`value` as `kind`; a text may stand for a list of texts, and a whole float (`6.0`, `1e3`) for
+    an integer. Raises UserError."""
     value = _with_integers(value, kind)
-    choices = get_args(kind)
-    if isinstance(value, str):
-        if any(get_origin(k) is list and str in get_args(k) for k in (kind, *choices)):
-            value = _split_list(value, are_paths=name in _PATHS)
-        elif get_origin(kind) is Literal and value not in choices:
-            long_to_short = {long: short for short, long in SHORT_DTYPES.items()}
-            other = (SHORT_DTYPES | long_to_short).get(value)
-            value = other if other in choices else value
+    is_list = any(get_origin(k) is list for k in (kind, *get_args(kind)))
+    if isinstance(value, str) and is_list:
+        value = _split_list(value, are_paths=name in _PATHS)
     return convert(value, kind, name, where)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urlsplit
 
 from align.config.option import Section, option, require
 from specalign.common.schema import JsonObject
@@ -18,37 +18,19 @@ TEMPLATE = 40
 """Assumed tokens of a chat template where the tokenizer is unknown."""
 
 
-def check_writer(writer: str) -> None:
-    """Check `data.writer`. Raises UserError."""
-    if writer == "target":
-        return
-    kind, _, address = writer.partition(":")
-    form = f"data.writer={writer!r} must be target or openai:URL (openai:http://127.0.0.1:8000)"
-    try:
-        parts = urlsplit(address)
-        is_address = bool(parts.hostname) and parts.port != 0 and " " not in writer
-    except ValueError:
-        is_address = False
-    require(is_address and kind == "openai" and parts.scheme in ("http", "https"), form)
-    require(
-        parts.username is None and not parts.query and not parts.fragment,
-        "data.writer: an address with a user, a key or a query would be written into the run's "
-        f"records; put the key into the environment variable {API_KEY}",
-    )
+_SERVER = re.compile(
+    r"openai:https?://(\[[\da-f:]+\]|[^\s/@?#:\[\]]+)(:[1-6]?\d{1,4})?(/[^\s/@?#]*)*"
+)
 
 
 @dataclass
 class DataConfig(Section):
     """Text that the target generates, and other text to train on."""
 
-    SECTION = "data"
-
     path: str | None = option(None, "data folder; default: data in the output folder")
     samples: int = option(2000, "number of samples to generate", low=2)
     prompts: str | None = option(
-        None,
-        "null = the target generates them; else a hub id, file or folder: .jsonl .ndjson .json "
-        ".csv .tsv .parquet .arrow .txt, also .gz and .zst",
+        None, "null = written by the target; else a hub id, file or folder (JSONL, CSV, Parquet, …)"
     )
     prompts_split: str = option("train", "split of a data set; in a folder, taken from file names")
     prompts_config: str | None = option(None, "configuration of a hub data set that has several")
@@ -67,15 +49,12 @@ class DataConfig(Section):
     top_k: int = option(0, "top-k limit of generation; 0 = none", low=0)
     max_prompt_tokens: int | None = option(
         None,
-        "longest prompt, in tokens without the chat template; null = 80 for generated prompts, and "
-        "what data.length leaves after an answer for given ones",
+        "longest prompt; null = 80 if generated, else what data.length leaves",
         low=1,
         high=2**24,
     )
     long_prompts: Literal["drop", "cut"] = option(
-        "drop",
-        "prompts of data.prompts that are longer: drop them, or cut the oldest turns (without a "
-        "chat template: the end of the text)",
+        "drop", "longer prompts: drop, or cut the oldest turns, then the longest message's start"
     )
     turns: Literal["last", "all"] = option("last", "which answers of a conversation to generate")
     max_answer_tokens: int = option(160, "longest answer, in tokens", low=1, high=2**24)
@@ -87,9 +66,7 @@ class DataConfig(Section):
     length: int = option(512, "length of a packed row", low=8, high=2**24)
     validation_fraction: float = option(0.02, "share of samples held out", above=0, high=0.5)
     text: list[str] = option(
-        [],
-        "other text to train on first: files and folders of text, source code, .jsonl, "
-        ".csv, .parquet, or hub ids",
+        [], "other text to train on first: hub ids, files or folders (text, code, JSONL, CSV, …)"
     )
     mixture: list[float] = option([], "shares of the sources of data.text; empty = equal", above=0)
     text_tokens: int = option(1_000_000, "tokens of data.text to read", low=1)
@@ -99,9 +76,7 @@ class DataConfig(Section):
     text_config: str | None = option(None, "configuration of a hub data set of data.text")
     text_revision: str | None = option(None, "branch, tag or commit of a hub data set of data.text")
     exclude: list[str] = option(
-        ["suites"],
-        "drop documents of data.text that share 13 consecutive words with these: suites = every "
-        "benchmark of decode.eval, or files of rows",
+        ["suites"], "drop text that shares 13 words with these: suites (decode.eval's), or files"
     )
     write: Literal["missing", "never"] = option("missing", "never = fail if data are missing")
 
@@ -128,4 +103,8 @@ class DataConfig(Section):
             f"data.mixture has {len(self.mixture)} entries for {sources} sources of data.text",
         )
         require(len(set(self.text)) == sources, f"data.text={self.text} names a source twice")
-        check_writer(self.writer)
+        require(
+            self.writer == "target" or _SERVER.fullmatch(self.writer),
+            "data.writer must be target or openai:URL (openai:http://127.0.0.1:8000) "
+            f"without a user, a key and a query; the environment variable {API_KEY} has the key",
+        )

@@ -17,13 +17,10 @@ LOSS_NAMES = (
 class DrafterConfig(Section):
     """The network that drafts."""
 
-    SECTION = "drafter"
-
     kind: Literal["block", "ddit", "masked_lm", "autoregressive"] = option(
         "block",
-        "block = target-conditioned block diffusion; ddit = SEDD's and MDLM's network, masked_lm = "
-        "a decoder LM under another mask (both standalone); autoregressive = some of the target's "
-        "layers as a small causal LM; auto = the kind of drafter.init",
+        "block reads the target; standalone: ddit = SEDD's and MDLM's network, masked_lm = a decoder "
+        "LM under another mask; autoregressive = target layers; auto = as drafter.init",
     )
     context: Literal["shared_kv", "taps"] = option("shared_kv", "how a block reads the context")
     init: str | None = option(
@@ -33,41 +30,32 @@ class DrafterConfig(Section):
     block_layout: Literal["anchor_first", "fill_in"] | None = option(
         None,
         "block: anchor_first = K rows, row k drafts token k+1 (DSpark); fill_in = K+1 rows, each "
-        "mask drafts its own token (DFlash); null = anchor_first, or what drafter.init has",
+        "mask drafts its own token (DFlash); null = anchor_first, or as drafter.init",
     )
     layers: int = option(2, "drafter layers", low=1, high=1000)
     target_layers: list[int] | None = option(
-        None,
-        "target layers shared (one per drafter layer), tapped, or started from (masked_lm, "
-        "autoregressive); -1 = the last one, null = chosen",
+        None, "target layers shared (one per layer), tapped or copied; -1 = last, null = chosen"
     )
     taps: int = option(5, "tapped layers when target_layers is null (taps)", low=1, high=1000)
-    draft_vocab: int = option(
-        8192, "size of the draft vocabulary (the most frequent tokens); 0 = all", low=0
-    )
+    draft_vocab: int = option(8192, "block: most frequent tokens to draft from; 0 = all", low=0)
     init_from_target: bool = option(True, "start from the target's layers")
     markov_rank: int = option(192, "rank of the previous token's bias; 0 = none", low=0, high=2**16)
     markov: Literal["silu", "tanh", "linear", "vanilla", "gated"] | None = option(
         None,
         "block: form of that bias. silu, tanh = one layer over hidden state and embedding, linear "
         "= the embedding alone, vanilla = a row for each token, gated = the same times a gate. "
-        "DSpark's engines serve linear and vanilla (vLLM), tanh and gated (SGLang). null = silu; "
-        "a drafter.init keeps its own",
+        "vLLM serves linear and vanilla, SGLang tanh and gated. null = silu, or as drafter.init",
     )
-    attention_bias: bool | None = option(
-        None, "block: biases of the attention's projections; null = as the target's layers"
-    )
+    attention_bias: bool | None = option(None, "block: attention biases; null = as the target")
     convolution: bool = option(False, "block: two-tap convolutions, the identity at first")
-    confidence_head: bool = option(
-        False, "block: a head that predicts each position's acceptance (objective.terms.confidence)"
-    )
+    confidence_head: bool = option(False, "block: predict acceptance (objective.terms.confidence)")
     train: Literal["all", "confidence_head"] = option("all", "block: weights to train")
     mask_token_id: int | None = option(None, "id of the mask token; null = an unused token", low=0)
     attention: Literal["prefix_causal", "full"] = option(
         "prefix_causal", "standalone: a clean prefix sees its past (cached), or all (as published)"
     )
     attention_backend: Literal["sdpa", "flash_attn"] = option(
-        "sdpa", "ddit: flash_attn needs the package, full attention, a GPU and half precision"
+        "sdpa", "ddit: flash_attn needs full attention, a GPU and half precision"
     )
     window: int = option(512, "full attention: clean tokens before a block", low=1, high=2**24)
     hidden_size: int = option(256, "ddit: width", low=8, high=2**16)
@@ -77,18 +65,13 @@ class DrafterConfig(Section):
     time_input: Literal["sigma", "zero"] = option(
         "sigma", "ddit: conditioned on the noise (SEDD) or on zero (MDLM)"
     )
-    graph: str = option("absorbing", "standalone: noise process; absorbing = masks tokens")
     schedule: Literal["loglinear", "geometric"] = option("loglinear", "noise schedule")
     prediction: Literal["log_score", "logits"] = option(
         "log_score", "standalone: the network's output: SEDD's log-score or MDLM's logits"
     )
     share_embedding: bool = option(True, "masked_lm: the target's embedding and head; else copies")
-    lora_rank: int = option(
-        0, "masked_lm: rank of low-rank updates; 0 = train everything", low=0, high=2**16
-    )
-    lora_alpha: float | None = option(
-        None, "scale of the low-rank updates; null = twice the rank", above=0
-    )
+    lora_rank: int = option(0, "masked_lm: rank of updates; 0 = train all", low=0, high=2**16)
+    lora_alpha: float | None = option(None, "scale of updates; null = twice the rank", above=0)
     lora_targets: list[str] = option(["q_proj", "k_proj", "v_proj", "o_proj"], "layers to update")
 
     @property
@@ -97,17 +80,14 @@ class DrafterConfig(Section):
         return self.kind in ("ddit", "masked_lm")
 
     def validate(self) -> None:
-        is_block = self.kind == "block"
-        is_ddit = self.kind == "ddit"
         has_init = self.init is not None
-        for name in ("confidence_head", "convolution", "markov", "block_layout"):
+        for name in ("confidence_head", "convolution", "markov", "block_layout", "attention_bias"):
             value = getattr(self, name)
             given = f"drafter.{name}={str(value).lower()}"
-            require(is_block or not value, f"{given} needs drafter.kind=block")
-        require(
-            self.attention_bias is None or (is_block and not has_init),
-            "drafter.attention_bias needs drafter.kind=block without drafter.init",
-        )
+            is_default = value is None or value is False
+            require(self.kind == "block" or is_default, f"{given} needs drafter.kind=block")
+        bias = "drafter.attention_bias: drafter.init has its own"
+        require(self.attention_bias is None or not has_init, bias)
         markov = f"drafter.markov={self.markov} needs drafter.markov_rank above 0"
         require(self.markov is None or self.markov_rank > 0, markov)
         require(
@@ -115,21 +95,15 @@ class DrafterConfig(Section):
             "drafter.train=confidence_head needs drafter.confidence_head=true and drafter.init, a "
             "trained drafter: all else is frozen",
         )
-        graph = f"drafter.graph={self.graph}: such a drafter cannot draft"
-        require(self.graph == "absorbing", f"{graph}; use drafter.graph=absorbing")
-        width = f"drafter.hidden_size={self.hidden_size} must be a multiple of twice "
-        is_even = self.hidden_size % (2 * self.heads) == 0
-        require(not is_ddit or is_even, f"{width}drafter.heads={self.heads}")
-        is_flash = self.attention_backend == "flash_attn"
-        flash = "drafter.attention_backend=flash_attn needs drafter.kind=ddit with "
-        has_full = is_ddit and self.attention == "full"
-        require(not is_flash or has_full, f"{flash}drafter.attention=full")
         lora = "drafter.lora_rank needs drafter.kind=masked_lm"
         require(self.lora_rank == 0 or self.kind == "masked_lm", lora)
+        has_full = self.kind == "ddit" and self.attention == "full"
+        flash = "drafter.attention_backend=flash_attn needs drafter.kind=ddit with "
+        require(self.attention_backend == "sdpa" or has_full, f"{flash}drafter.attention=full")
         if self.target_layers is not None:
-            count = self.layers if is_block and self.context == "shared_kv" else None
+            is_shared = self.kind == "block" and self.context == "shared_kv"
             require(
-                self.target_layers and count in (None, len(self.target_layers)),
+                self.target_layers and (not is_shared or len(self.target_layers) == self.layers),
                 f"drafter.target_layers={self.target_layers} must name at least one layer; for "
                 f"shared_kv drafter.layers={self.layers} layers",
             )
@@ -139,23 +113,17 @@ class DrafterConfig(Section):
 class ObjectiveConfig(Section):
     """The loss."""
 
-    SECTION = "objective"
-
     terms: dict[str, float] = option(
         {"forward_kl": 1.0}, f"loss name: weight; names: {', '.join(LOSS_NAMES)}", above=0
     )
     weighting: Literal["d_pace", "exponential", "normalised", "uniform"] = option(
-        "d_pace",
-        "weights of the K positions; normalised = exponential weights over their sum in the block",
+        "d_pace", "weights of the K positions; normalised = exponential, over their sum"
     )
     decay: float = option(4.0, "decay of the exponential weights, in positions", above=0)
     d_pace_alpha: float = option(0.5, "alpha of the D-PACE weights", low=0, high=1)
     temperature: float = option(1.0, "temperature of p in the divergences", above=0)
     prefix_decay: float = option(
-        0.0,
-        "block: beta; a block shows its first j tokens with probability ~ beta^j; 0 = never",
-        low=0,
-        high=1,
+        0.0, "block: beta; the first j tokens are shown with probability ~ beta^j", low=0, high=1
     )
     chunk_rows: int = option(2048, "rows of the head computed at a time", low=1)
     diffusion: Literal["score_entropy", "masked_nll"] = option(
@@ -170,16 +138,9 @@ class ObjectiveConfig(Section):
     annealing: int = option(
         0, "standalone, without drafter.init: steps until noisy tokens attend to the right", low=0
     )
-    block_lengths: list[float] = option(
-        [], "standalone: probabilities of the block lengths 1..K; empty = K always", low=0
-    )
 
     def validate(self) -> None:
         require(self.terms, f"objective.terms must name at least one loss{nearest('', LOSS_NAMES)}")
         for name in self.terms:
             near = nearest(name, LOSS_NAMES)
             require(name in LOSS_NAMES, f"objective.terms.{name}: unknown loss{near}")
-        require(
-            not self.block_lengths or sum(self.block_lengths) > 0,
-            "objective.block_lengths must not all be 0",
-        )

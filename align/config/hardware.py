@@ -1,29 +1,31 @@
-"""Processes, devices and packages that a recipe needs, what this machine has, and starting the
-processes. Imports torch only to count GPUs and to launch."""
+"""Processes, devices and packages that a recipe needs, and what this machine has. Imports torch
+only to count GPUs."""
 
 from __future__ import annotations
 
-import logging
 import os
-import re
-import sys
-from collections.abc import Sequence
 from importlib import metadata
 from importlib.util import find_spec
 
 from align.config.option import require
 from align.config.recipe import Recipe
-from specalign.common.errors import UserError
-from specalign.common.schema import JsonObject
-from specalign.common.text import say
-
-RESUMES = "rerun the command to resume from the newest checkpoint"
 
 
 def main_process() -> bool:
     """Whether this process prints and writes. Works before the processes are connected."""
-    rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
-    return rank == "0" and (os.environ.get("NODE_RANK") or "0") == "0"
+    return os.environ.get("RANK", "0") == "0"
+
+
+def is_launched() -> bool:
+    """Whether a launcher (torchrun, deepspeed) has started this process and set its rank."""
+    return {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys()
+
+
+def use_deterministic_products() -> None:
+    """Make fp32 products on a CPU independent of the number of threads, at no measurable cost:
+    MKL's default order of summation changes about one sampled text in eight. Call before torch is
+    imported; an existing value of `MKL_CBWR` is kept."""
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 
 def gpu_count() -> int:
@@ -41,54 +43,14 @@ def gpu_count() -> int:
 
 def accelerator(recipe: Recipe) -> str:
     """`cpu` or `gpu`."""
-    if recipe.launch.accelerator != "auto":
-        return recipe.launch.accelerator
-    return "gpu" if recipe.target.device != "cpu" and gpu_count() else "cpu"
-
-
-def check_packages(recipe: Recipe) -> None:
-    """Raises UserError that names every missing package."""
-    needed = {f"trainer.logger={name}": name for name in recipe.trainer.logger if name != "csv"}
-    if recipe.launch.strategy.startswith("deepspeed"):
-        needed[f"launch.strategy={recipe.launch.strategy}"] = "deepspeed"
-    if recipe.drafter.lora_rank:
-        needed[f"drafter.lora_rank={recipe.drafter.lora_rank}"] = "peft"
-    missing = {option: name for option, name in needed.items() if find_spec(name) is None}
-    names = " ".join(sorted({*missing.values()}))
-    require(not missing, f"{', '.join(missing)}: not installed (pip install {names})")
-
-
-def check_devices(recipe: Recipe) -> None:
-    """Raises UserError for a GPU that is missing, or for more processes than this machine can run
-    or a launcher started."""
-    launch, gpus = recipe.launch, gpu_count()
-    wants_cuda = recipe.target.device.startswith("cuda")
-    option = f"target.device={recipe.target.device}" if wants_cuda else "launch.accelerator=gpu"
-    needs_gpu = launch.accelerator == "gpu" or wants_cuda
-    no_gpu = f"{option}: torch sees no GPU (launch.accelerator=cpu runs here)"
-    require(gpus or not needs_gpu, no_gpu)
-    given = f"launch.devices={launch.devices}"
-    if accelerator(recipe) == "gpu":
-        require(launch.devices <= gpus, f"{given}: torch sees {gpus} GPUs")
-    else:
-        most = 4 * (os.cpu_count() or 1)
-        require(launch.devices <= most, f"{given}: at most {most} processes on this CPU")
-    if is_launched():
-        world = int(os.environ["WORLD_SIZE"])
-        nodes = f"launch.num_nodes={launch.num_nodes}"
-        started = f"{given} × {nodes}: a launcher started {world} processes"
-        require(world == recipe.processes, started)
-
-
-def is_launched() -> bool:
-    """Whether a launcher has started this process and set its rank."""
-    return {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys()
+    device = recipe.target.device
+    return "gpu" if device != "cpu" and (device != "auto" or gpu_count()) else "cpu"
 
 
 def devices(recipe: Recipe) -> int | list[int]:
     """The number of devices to use on this machine, or the one GPU that the recipe names."""
-    kind, _, number = recipe.target.device.partition(":")
-    return [int(number)] if kind == "cuda" and number else recipe.launch.devices
+    _, _, number = recipe.target.device.partition(":")
+    return [int(number)] if number else recipe.launch.devices
 
 
 def target_device(recipe: Recipe) -> str:
@@ -99,81 +61,27 @@ def target_device(recipe: Recipe) -> str:
     return f"cuda:{chosen[0] if isinstance(chosen, list) else os.environ.get('LOCAL_RANK') or 0}"
 
 
-# ---- launching: torchrun, unless another launcher has started the processes ----
+def check_packages(recipe: Recipe) -> None:
+    """Raises UserError that names every missing package."""
+    loggers: list[str] = [name for name in recipe.trainer.logger if name != "csv"]
+    needed = {f"trainer.logger={name}": name for name in loggers}
+    if recipe.launch.strategy.startswith("deepspeed"):
+        needed[f"launch.strategy={recipe.launch.strategy}"] = "deepspeed"
+    if recipe.drafter.lora_rank:
+        needed[f"drafter.lora_rank={recipe.drafter.lora_rank}"] = "peft"
+    missing = {option: name for option, name in needed.items() if find_spec(name) is None}
+    names = " ".join(sorted({*missing.values()}))
+    require(not missing, f"{', '.join(missing)}: not installed (pip install {names})")
 
 
-def use_deterministic_products() -> None:
-    """Make fp32 products on a CPU independent of the number of threads, at no measurable cost:
-    MKL's default order of summation changes about one sampled text in eight. Call before torch is
-    imported; an existing value of `MKL_CBWR` is kept."""
-    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
-
-
-def adopt_slurm() -> None:
-    """Set torchrun's variables from srun's if srun has started several tasks."""
-    env = os.environ
-    if is_launched() or int(env.get("SLURM_STEP_NUM_TASKS") or 1) < 2 or "SLURM_PROCID" not in env:
-        return
-    nodes = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", env.get("SLURM_STEP_NODELIST") or "127.0.0.1")
-    job = int(env.get("SLURM_JOB_ID") or 0) + int(env.get("SLURM_STEP_ID") or 0)
-    env["RANK"] = env["SLURM_PROCID"]
-    env["LOCAL_RANK"] = env.get("SLURM_LOCALID") or "0"
-    env["WORLD_SIZE"] = env["SLURM_STEP_NUM_TASKS"]
-    env["NODE_RANK"] = env.get("SLURM_NODEID") or "0"
-    env.setdefault("MASTER_ADDR", nodes.partition(",")[0])
-    env.setdefault("MASTER_PORT", str(15000 + job % 10000))
-
-
-def thread_share(processes: int) -> int:
-    """Threads of one of several processes on this machine."""
-    return max(1, (os.cpu_count() or 1) // processes)
-
-
-def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> int:
-    """Run a command, named as `python -m` takes it, in one process per device of this machine, and
-    end them all when one fails. Returns the exit code. Raises UserError: see `_choose_rendezvous`.
-    """
-    nodes, devices = recipe.launch.num_nodes, recipe.launch.devices
-    rendezvous = _choose_rendezvous(nodes)
-    os.environ.setdefault("OMP_NUM_THREADS", str(thread_share(devices)))
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    logging.disable()  # the launcher reports each signal and exit code by several records
-
-    from torch.distributed.elastic.multiprocessing import SignalException, errors
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    config = LaunchConfig(nodes, nodes, nproc_per_node=devices, max_restarts=0, **rendezvous)
-    try:
-        elastic_launch(config, sys.executable)("-m", module, *arguments)
-    except SignalException:
-        return 130
-    except errors.ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        code = failure.exitcode
-        if code in (2, 130):  # wrong input, interrupted: the process has printed its own message
-            return code
-        ended = failure.signal_name() if code < 0 else f"exit code {code}"
-        say(f"error: rank {rank} of {recipe.processes} ended with {ended}; {RESUMES}", error=True)
-        return 1
-    return 0
-
-
-def _choose_rendezvous(nodes: int) -> JsonObject:
-    """How processes connect: through a free port on one machine, else through the environment's
-    variables. Raises UserError if they are missing."""
-    if nodes == 1:
-        return {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": str(os.getpid())}
-    env = os.environ
-    missing = sorted({"NODE_RANK", "MASTER_ADDR", "MASTER_PORT"} - env.keys())
-    if missing or not env["NODE_RANK"].isdecimal():
-        raise UserError(
-            f"launch.num_nodes={nodes}: missing {', '.join(missing) or 'a number in NODE_RANK'}; "
-            f"start the command on every machine with NODE_RANK=0…{nodes - 1} and the first "
-            "machine's MASTER_ADDR and MASTER_PORT (torchrun and srun set them)"
-        )
-    return {
-        "rdzv_backend": "static",
-        "rdzv_endpoint": f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}",
-        "rdzv_configs": {"rank": int(env["NODE_RANK"]), "timeout": 900},
-        "run_id": "specalign",
-    }
+def check_devices(recipe: Recipe) -> None:
+    """Raises UserError for missing GPUs, or for another number of processes than a launcher
+    started."""
+    launch, gpus = recipe.launch, gpu_count()
+    if accelerator(recipe) == "gpu":
+        no_gpu = f"target.device={recipe.target.device}: torch sees no GPU (target.device=cpu)"
+        require(gpus, no_gpu)
+        require(launch.devices <= gpus, f"launch.devices={launch.devices}: torch sees {gpus} GPUs")
+    world = int(os.environ["WORLD_SIZE"]) if is_launched() else recipe.processes
+    given = f"launch.devices={launch.devices} × launch.num_nodes={launch.num_nodes}"
+    require(world == recipe.processes, f"{given}: a launcher started {world} processes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import field, fields
-from typing import Any, ClassVar
+from typing import Any
 
 from specalign.common.errors import UserError
 
@@ -25,7 +25,7 @@ def option(
     itself is excluded. `prose` may have several lines."""
     metadata = {"doc": doc, "low": low, "high": high, "above": above, "prose": prose}
     if isinstance(default, list | dict):
-        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+        return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -38,19 +38,17 @@ def require(condition: object, message: str) -> None:
 class Section:
     """A section of the recipe. An impossible value raises UserError, which names its key."""
 
-    SECTION: ClassVar[str] = ""
-
     def __post_init__(self) -> None:
+        section = type(self).__name__.removesuffix("Config").lower()
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
-            given = f"{self.SECTION}.{f.name}={value!r}".removeprefix(".")
+            given = f"{section}.{f.name}={value!r}".removeprefix("recipe.")
             if isinstance(value, str) and not f.metadata["prose"]:
                 require(value.isprintable(), f"{given} must not contain control characters")
             entries = [*value.values()] if isinstance(value, dict) else value
             for number in entries if isinstance(entries, list) else [entries]:
-                if isinstance(number, int | float) and not isinstance(number, bool):
+                if type(number) in (int, float):
                     low, high, above = (f.metadata[name] for name in ("low", "high", "above"))
-                    require(math.isfinite(number), f"{given} must be a finite number")
                     require(number > above, f"{given} must be greater than {above}")
                     require(number >= low, f"{given} must be at least {low}")
                     require(number <= high, f"{given} must be at most {high}")

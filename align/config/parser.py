@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, get_args, get_type_hints
+from collections.abc import Sequence
+from typing import Any, get_args, get_type_hints
 
 from align.config.arguments import COMMAND_LINE, as_text, convert_value, read_arguments, read_value
-from align.config.data import DataConfig
-from align.config.hardware import gpu_count
 from align.config.recipe import GROUPS, Recipe, keys, resolve
 from align.config.recipe_files import (
     FOLDER,
@@ -21,7 +19,6 @@ from align.config.recipe_files import (
     list_recipes,
     read_with_bases,
 )
-from align.config.trainer import TrainerConfig
 from align.config.wandb_runs import read_agent_parameters, separate_trial
 from specalign.common.commands import command
 from specalign.common.errors import UserError, nearest
@@ -34,21 +31,18 @@ _MAPPINGS = ("objective.terms", "data.template_kwargs")
 """Keys whose entries can be given one by one: `objective.terms.forward_kl=1`."""
 _REQUIRED = "???"
 """In a recipe's file: the user must give this value."""
+_LENGTHS = (
+    ("trainer.max_steps", "trainer.warmup_steps", 3),
+    ("data.samples", "data.batch_size", 1),
+)
+"""A run's length, a key that it limits, and the largest share of it: 1 / number."""
 COMMON_KEYS = (
-    "output", "target.name", "data.samples", "data.prompts", "data.path", "drafter.init", "drafter.block_size",
-    "trainer.max_steps", "trainer.max_minutes",
+    "output", "target.name", "data.samples", "data.prompts", "data.path", "drafter.init",
+    "drafter.block_size", "trainer.max_steps", "trainer.max_minutes",
 )  # fmt: skip
 """Keys of the short help."""
 Sections = dict[str, JsonObject]
 """The values of each section."""
-
-
-class Value(NamedTuple):
-    """A value, its source, and the number of its layer."""
-
-    value: object
-    where: str
-    layer: int
 
 
 def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe | None:
@@ -78,48 +72,42 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
     path = find(given.pop("recipe"), COMMAND_LINE)
     values = {key: read_value(key, text) for key, text in given.items()}
     arguments = flatten_all(values, COMMAND_LINE)
-    layers = insert_kinds([*read_with_bases(path), (COMMAND_LINE, arguments)])
-    recipe = _build(_merge(layers), path.stem)
+    recipe = _build(insert_kinds([*read_with_bases(path), (COMMAND_LINE, arguments)]), path.stem)
     separate_trial(recipe, arguments)
     return recipe
 
 
-def _merge(layers: list[Layer]) -> dict[str, Value]:
-    """The value of each key from the last layer that has it."""
-    merged: dict[str, Value] = {}
-    for number, (where, flat) in enumerate(layers):
-        mappings = [key for key in flat if key in _MAPPINGS]  # they replace earlier entries
-        for mapping in mappings:
-            merged = {k: v for k, v in merged.items() if not k.startswith(f"{mapping}.")}
-        for key in (*mappings, *(key for key in flat if key not in _MAPPINGS)):
-            merged.pop(key, None)
-            merged[key] = Value(flat[key], where, number)
-    return merged
-
-
-def _build(values: dict[str, Value], name: str) -> Recipe:
-    """Convert the values and create the sections, which validate themselves."""
+def _build(layers: list[Layer], name: str) -> Recipe:
+    """Convert the values, later layers over earlier ones, and create the sections, which validate
+    themselves."""
     sections: Sections = {group: {} for group in GROUPS}
     sections[""]["name"] = name
-    for key, (value, where, _) in values.items():
-        if key == "launch.devices" and value == "auto":
-            on_cpu = "launch.accelerator" in values and values["launch.accelerator"].value == "cpu"
-            value = 1 if on_cpu else max(1, gpu_count())
-        _set(sections, key, value, where)
-    missing = [key for key, given in values.items() if given.value == _REQUIRED]
+    for where, flat in layers:
+        for key in sorted(flat, key=lambda key: key not in _MAPPINGS):  # entries join a mapping
+            _set(sections, key, flat[key], where)
+    missing = [key for key in keys() if _get(sections, key) == _REQUIRED]
     if missing:
         needed = " and ".join(f"{key}=…" for key in missing)
         docs = "; ".join(f"{key}: {keys()[key].doc.partition(';')[0]}" for key in missing)
         raise UserError(f"{COMMAND_LINE}: recipe={name} needs {needed} ({docs})")
-    _shorten_to_run(sections, values)
+    typed = {key for where, flat in layers if where == COMMAND_LINE for key in flat}
+    for length, key, share in _LENGTHS:
+        if length in typed and key not in typed:
+            value = min(_get(sections, key), _get(sections, length) // share)
+            _set(sections, key, value, COMMAND_LINE)
     top = sections.pop("")
     top["output"] = str(expand_path(top.get("output") or f"runs/{top['name']}", "output"))
-    for group, key in (("data", "path"), ("trainer", "features_path")):
-        folder = sections[group].get(key)
+    for group, last in (("data", "path"), ("trainer", "features_path")):
+        folder = sections[group].get(last)
         if folder:
-            sections[group][key] = str(expand_path(folder, f"{group}.{key}"))
+            sections[group][last] = str(expand_path(folder, f"{group}.{last}"))
     types = get_type_hints(Recipe)
     return Recipe(**top, **{group: types[group](**options) for group, options in sections.items()})
+
+
+def _get(sections: Sections, name: str) -> Any:
+    group, _, last = name.rpartition(".")
+    return sections[group].get(last, keys()[name].default)
 
 
 def _set(sections: Sections, name: str, value: object, where: str) -> None:
@@ -137,24 +125,7 @@ def _set(sections: Sections, name: str, value: object, where: str) -> None:
         return
     converted = convert_value(value, get_args(key.type)[1], name, where)
     entry = {name.removeprefix(f"{mapping}."): converted}
-    sections[group][last] = sections[group].get(last, key.default) | entry
-
-
-def _shorten_to_run(sections: Sections, values: Mapping[str, Value]) -> None:
-    """Limit the warm-up to a third of the steps, and the batch to the samples, where a later layer
-    changed the run's length."""
-
-    def precedes(key: str, length: str) -> bool:
-        layer = values[key].layer if key in values else -1
-        return length in values and layer < values[length].layer
-
-    trainer, data = sections["trainer"], sections["data"]
-    if precedes("trainer.warmup_steps", "trainer.max_steps"):
-        warmup = trainer.get("warmup_steps", TrainerConfig.warmup_steps)
-        trainer["warmup_steps"] = min(warmup, trainer["max_steps"] // 3)
-    if precedes("data.batch_size", "data.samples"):
-        batch_size = data.get("batch_size", DataConfig.batch_size)
-        data["batch_size"] = min(batch_size, max(1, data["samples"]))
+    sections[group][last] = _get(sections, key.name) | entry
 
 
 # ---- help ----
@@ -163,9 +134,9 @@ def _shorten_to_run(sections: Sections, values: Mapping[str, Value]) -> None:
 def help_text(prog: str, description: str, every: bool = True) -> str:
     """Usage, recipes and keys; unless `every`, without most keys, toy recipes and recipes that
     repeat another for SmolLM2."""
-    usage = f"usage: {command(prog)} recipe=NAME [key=value …] [--print]"
     purpose = " ".join(description.split()).rpartition("…`: ")[2]
-    lines = [usage, "", purpose, "", "recipes (recipe=NAME, or a path to a .yaml):"]
+    lines = [f"usage: {command(prog)} recipe=NAME [key=value …] [--print]", "", purpose, ""]
+    lines.append("recipes (recipe=NAME, or a path to a .yaml):")
     names = list_recipes()
     for name in names:
         is_toy = name.startswith("debug_") and name != "debug_block"

@@ -21,8 +21,6 @@ from specalign.common.schema import JsonObject
 class TargetConfig(Section):
     """The target language model."""
 
-    SECTION = "target"
-
     name: str = option(
         "HuggingFaceTB/SmolLM2-135M-Instruct", "hub id, hub folder, FILE.gguf, or debug"
     )
@@ -32,10 +30,8 @@ class TargetConfig(Section):
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     revision: str | None = option(None, "hub revision: branch, tag or commit")
     trust_remote_code: bool = option(False, "run modelling code that comes with the model")
-    parallel: Literal["replicate", "fsdp", "absent"] = option(
-        "replicate",
-        "in training: a copy in each process, sharded layers (FSDP2), or no layers: their outputs "
-        "are read from trainer.features_path (align.features)",
+    parallel: Literal["replicate", "fsdp"] = option(
+        "replicate", "in training: a copy in each process, or layers sharded over them (FSDP2)"
     )
 
     def validate(self) -> None:
@@ -52,8 +48,7 @@ class Recipe(Section):
     base: str | None = option(None, "recipe (name or path) to inherit from")
     stage: Literal["pretrain", "finetune", "calibrate"] = option(
         "calibrate",
-        "pretrain = whole rows, finetune = blocks after clean prefixes, both with the diffusion "
-        "loss; calibrate = blocks, with distillation (block and autoregressive drafters)",
+        "pretrain = whole rows, finetune = blocks, calibrate = blocks, with distillation",
     )
     seed: int = option(0, "seed of data, initialisation and order", low=0, high=2**32 - 1)
     output: str = option("", "output folder; default: runs/NAME")
@@ -66,44 +61,32 @@ class Recipe(Section):
 
     def validate(self) -> None:
         """Check values of different sections against each other."""
-        d, o, t = self.drafter, self.objective, self.trainer
+        d, t, launch = self.drafter, self.trainer, self.launch
         is_file_name = self.name not in ("", ".", "..") and "/" not in self.name
         require(is_file_name, f"name={self.name!r} must be a file name")
-        size = f"drafter.block_size={d.block_size}"
-        too_large = f"{size} must be less than data.length={self.data.length}"
-        require(d.block_size < self.data.length, too_large)
+        require(
+            d.block_size < self.data.length,
+            f"drafter.block_size={d.block_size} must be less than data.length={self.data.length}",
+        )
         kind = f"stage={self.stage}: drafter.kind={d.kind} needs stage=calibrate"
         require(d.standalone or self.stage == "calibrate", kind)
-        decay = f"objective.prefix_decay={o.prefix_decay} needs drafter.kind=block"
-        require(d.kind == "block" or o.prefix_decay == 0, decay)
+        decay = f"objective.prefix_decay={self.objective.prefix_decay} needs drafter.kind=block"
+        require(d.kind == "block" or self.objective.prefix_decay == 0, decay)
         confidence = "objective.terms.confidence and drafter.confidence_head=true need each other"
-        require(d.confidence_head == ("confidence" in o.terms), confidence)
-        lengths = f"objective.block_lengths has {len(o.block_lengths)} entries for {size}"
-        require(len(o.block_lengths) in (0, d.block_size), lengths)
+        require(d.confidence_head == ("confidence" in self.objective.terms), confidence)
         if t.optimizer == "muon":
-            strategy, whole = self.launch.strategy, "trainer.optimizer=muon needs whole matrices"
-            require(strategy in ("auto", "ddp"), f"{whole}: launch.strategy={strategy} shards them")
-            require(d.lora_rank == 0, f"{whole}: drafter.lora_rank=0")
-        self._validate_devices()
-
-    def _validate_devices(self) -> None:
-        launch, t, how = self.launch, self.trainer, self.target.parallel
-        device = f"target.device={self.target.device}"
-        kind, _, number = self.target.device.partition(":")
-        excluded = {"cpu": "gpu", "cuda": "cpu"}.get(kind)
-        contradiction = f"{device} contradicts launch.accelerator={launch.accelerator}"
-        require(launch.accelerator != excluded, f"{contradiction}; leave it at auto")
-        one = f"{device} names one GPU, launch.devices={launch.devices}"
-        require(not number or launch.devices == 1, one)
-        several = "target.parallel=fsdp needs several processes (launch.devices)"
-        require(how != "fsdp" or self.processes > 1, several)
-        stored = "target.parallel=absent reads stored outputs: give trainer.features_gb"
-        require(how != "absent" or t.features_gb, stored)
+            muon = f"trainer.optimizer=muon needs whole matrices: launch.strategy={launch.strategy}"
+            require(launch.strategy in ("auto", "ddp"), f"{muon} shards them")
+            require(d.lora_rank == 0, f"{muon}, drafter.lora_rank=0")
         require(
             t.batch_size % (t.accumulate * self.processes) == 0,
             f"trainer.batch_size={t.batch_size} must be a multiple of trainer.accumulate="
             f"{t.accumulate} times the {self.processes} processes of launch.devices",
         )
+        one = f"target.device={self.target.device} names one GPU, launch.devices={launch.devices}"
+        require(":" not in self.target.device or launch.devices == 1, one)
+        several = "target.parallel=fsdp needs several processes (launch.devices)"
+        require(self.target.parallel != "fsdp" or self.processes > 1, several)
 
     @property
     def processes(self) -> int:

@@ -11,6 +11,7 @@ from align.config.recipe import GROUPS, Recipe, Values, keys, resolve
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path, read_text, write_json, write_text
 from specalign.common.provenance import training_versions
+from specalign.common.schema import JsonObject, convert
 from specalign.common.strict_yaml import dump_yaml, parse_yaml
 from specalign.common.text import short
 from specalign.formats.kinds import DrafterKind, kind_of_drafter
@@ -18,6 +19,7 @@ from specalign.formats.kinds import DrafterKind, kind_of_drafter
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 KINDS = ("shared_kv", "taps", "masked_lm", "ddit", "autoregressive")
 """Sections under `kinds` in a recipe's file: the contexts of block drafters, and other kinds."""
+_KINDS = dict[str, JsonObject]
 Layer = tuple[str, Values]
 """A source of values, a file's name or the command line, and its values by dotted key."""
 
@@ -39,25 +41,19 @@ def find(name: str, where: str, folder: Path | None = None) -> Path:
     raise UserError(f"{where}: recipe {short(name)}: no such recipe or .yaml file{near}")
 
 
-def read_with_bases(path: Path) -> list[Layer]:
-    """The recipe and its bases, the first base first."""
-    layers: list[Layer] = []
-    seen: set[Path] = set()
-    while True:
-        if path.resolve() in seen:
-            raise UserError(f"{path.name}: base is circular")
-        seen.add(path.resolve())
-        content = parse_yaml(read_text(path), path.name)
-        if not isinstance(content, dict):
-            raise UserError(f"{path.name}: must contain `key: value` lines")
-        flat = flatten_all(content, path.name)
-        base = flat.pop("base", None)
-        layers.insert(0, (path.name, flat))
-        if base is None:
-            return layers
-        if not isinstance(base, str):
-            raise UserError(f"{path.name}: base={short(base)} must be a recipe's name")
-        path = find(base, f"{path.name}: base", path.parent)
+def read_with_bases(path: Path, above: tuple[Path, ...] = ()) -> list[Layer]:
+    """The recipe's bases, the first one first, then the recipe. `above`: what is based on it."""
+    content = parse_yaml(read_text(path), path.name)
+    if not isinstance(content, dict):
+        raise UserError(f"{path.name}: must contain `key: value` lines")
+    flat = flatten_all(content, path.name)
+    base = flat.pop("base", None)
+    if base is None:
+        return [(path.name, flat)]
+    if not isinstance(base, str) or path.resolve() in above:
+        raise UserError(f"{path.name}: base={short(base)} must be another recipe's name")
+    below = find(base, f"{path.name}: base", path.parent)
+    return [*read_with_bases(below, (*above, path.resolve())), (path.name, flat)]
 
 
 def flatten_all(values: Values, where: str) -> Values:
@@ -94,18 +90,15 @@ def insert_kinds(layers: list[Layer]) -> list[Layer]:
         found = kind_of_drafter(init) or DrafterKind("block", "shared_kv")
     inserted: list[Layer] = []
     for where, flat in layers:
-        kinds = flat.get("kinds", {})
-        if not isinstance(kinds, dict) or not all(isinstance(v, dict) for v in kinds.values()):
-            raise UserError(f"{where}: kinds must contain a group of keys for each kind")
-        for name in kinds:
-            if name not in KINDS:
-                raise UserError(f"{where}: kinds: unknown kind {name!r}{nearest(name, KINDS)}")
+        rest = dict(flat)
+        kinds: dict[str, Values] = convert(rest.pop("kinds", {}), _KINDS, "kinds", where)
+        for name in kinds.keys() - {*KINDS}:
+            raise UserError(f"{where}: kinds: unknown kind {name!r}{nearest(name, KINDS)}")
         section = flatten_all(kinds.get(found.name, {}), where)
-        if flat.get("drafter.kind") == "auto":
-            section["drafter.kind"] = found.kind
+        if rest.get("drafter.kind") == "auto":
+            rest["drafter.kind"] = found.kind
             if found.block_size is not None and "drafter.block_size" not in flat:
                 section["drafter.block_size"] = found.block_size
-        rest = {key: value for key, value in flat.items() if key != "kinds"}
         inserted += [(where, rest), (where, section)]
     return inserted
 
@@ -113,8 +106,8 @@ def insert_kinds(layers: list[Layer]) -> list[Layer]:
 # ---- the record of a run in its output folder ----
 
 _CHANGEABLE = (
-    "name", "output", "launch", "target.name", "target.device", "target.revision", "target.trust_remote_code",
-    "data.path", "data.write", "data.prompts_column", "data.max_prompt_tokens",
+    "name", "output", "launch", "target.name", "target.device", "target.revision",
+    "target.trust_remote_code", "data.path", "data.write", "data.prompts_column", "data.max_prompt_tokens",
     "trainer.max_steps", "trainer.max_minutes", "trainer.warmup_steps", "trainer.resume",
     "trainer.validate_first", "trainer.validate_every", "trainer.validation_rows", "trainer.checkpoint_every",
     "trainer.keep_checkpoints", "trainer.keep_features_gb", "trainer.features_gb", "trainer.features_path",

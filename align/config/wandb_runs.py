@@ -6,17 +6,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 
 from align.config.recipe import GROUPS, Recipe, keys
-from specalign.common.errors import UserError
 from specalign.common.files import read_text
 from specalign.common.schema import JsonObject
 from specalign.common.strict_yaml import parse_yaml
-from specalign.common.text import cut, short
 
 RUN_ID = "WANDB_RUN_ID"
 SWEEP_ID = "WANDB_SWEEP_ID"
@@ -36,15 +33,10 @@ _TARGET_KEYS = ("name", "revision", "dtype", "trust_remote_code")
 
 
 def trial_ids(recipe: Recipe) -> list[str]:
-    """The sweep id and the run id of this process's trial; [] outside of W&B's sweeps and runs.
-    Raises UserError: an id that W&B does not allow either."""
+    """The sweep id and the run id of this process's trial; [] outside of W&B's sweeps and runs."""
     if not os.environ.get(SWEEP_ID) and "wandb" not in recipe.trainer.logger:
         return []
-    ids = [(name, os.environ[name]) for name in (SWEEP_ID, RUN_ID) if os.environ.get(name)]
-    for name, value in ids:
-        if value in (".", "..") or not re.fullmatch(r"[^/\\#?%:\0]{1,128}", value):
-            raise UserError(f"{name}={short(value)} is not a W&B id")
-    return [value for _, value in ids]
+    return [os.environ[name] for name in (SWEEP_ID, RUN_ID) if os.environ.get(name)]
 
 
 def separate_trial(recipe: Recipe, typed: Collection[str]) -> None:
@@ -72,15 +64,6 @@ def text_folder_name(recipe: Recipe, typed: Collection[str]) -> str:
         return "data"
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     return f"data-{digest[:8]}"
-
-
-def trial_note(recipe: Recipe) -> str | None:
-    """A line that says where a W&B trial writes; None outside of W&B's sweeps and runs."""
-    ids = trial_ids(recipe)
-    if not ids:
-        return None
-    run = f"note: W&B run {'/'.join(ids)} writes into {recipe.output}"
-    return f"{run}; its text is in {recipe.data_folder}"
 
 
 def read_agent_parameters(given: Collection[str]) -> JsonObject:
@@ -115,20 +98,3 @@ def is_offline() -> bool:
     if mode is not None:
         return mode in _OFFLINE
     return not os.environ.get("WANDB_API_KEY") and not os.environ.get(SWEEP_ID)
-
-
-def check_login(recipe: Recipe) -> None:
-    """Raises UserError if an online run has no credentials, for which W&B itself would ask."""
-    if "wandb" not in recipe.trainer.logger or is_offline():
-        return
-    import wandb
-
-    if wandb.setup().settings.mode in _OFFLINE:  # `wandb offline`
-        return
-    reason = "W&B has no credentials here: `wandb login` or WANDB_API_KEY"
-    try:
-        if wandb.login(prompt=False, verify=True):
-            return
-    except (wandb.Error, ValueError) as error:
-        reason = cut(" ".join(str(error).split()), 200)
-    raise UserError(f"trainer.logger=wandb: {reason} (WANDB_MODE=offline sends nothing)")

@@ -21,7 +21,7 @@ from specalign.common.files import write_atomically, write_json
 from specalign.common.schema import JsonObject, read_object
 from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
-from specalign.models.target_features import Features, TargetFeatures, target_features
+from specalign.models.target_features import TargetFeatures, target_features
 
 Row = dict[str, Tensor]
 """One row: hidden, key.N, value.N, taps for the drafter; log_z, best and log_p (of the next token)
@@ -60,10 +60,9 @@ def compute_target_outputs(
     step: Step,
     config: BlockConfig | None,
     temperature: float,
-    run: Features = target_features,
 ) -> TargetOutputs:
     """One forward of the target; its head runs only over the used places."""
-    features, used = run(target, step.batch, config), used_places(step)
+    features, used = target_features(target, step.batch, config), used_places(step)
     following = step.batch.tokens_BL.roll(-1, dims=1).flatten()
     hidden = features.hidden_BLD.flatten(0, 1)[used]
     places = target_places(hidden, following[used], target.head, temperature, finish=target.finish)
@@ -84,10 +83,9 @@ def compute_row(
     config: BlockConfig | None,
     temperature: float,
     dtype: torch.dtype,
-    run: Features = target_features,
 ) -> Row:
     """The target over one row, rounded to `dtype`."""
-    features = run(target, alone, config).map(lambda t: _round(t, dtype))
+    features = target_features(target, alone, config).map(lambda t: _round(t, dtype))
     following = alone.tokens_BL.roll(-1, dims=1).flatten()
     # p of the rounded state, the one that its logits will be computed from
     hidden = features.hidden_BLD[0].to(target.dtype)
@@ -141,9 +139,6 @@ class OutputStore:
     def _path(self, key: RowKey) -> Path:
         digest, temperature = key
         return self.folder / f"row-{digest}-{temperature!r}.safetensors"
-
-    def __contains__(self, key: RowKey) -> bool:
-        return self._path(key).exists()
 
     def get(self, key: RowKey, device: torch.device) -> Row | None:
         """A row, or None. Raises UserError for a damaged one."""
@@ -201,7 +196,6 @@ class TargetOutputCache:
             }
             self.store = OutputStore(folder, description, options.features_gb, writers)
         self._rows: dict[RowKey, Row] = {}
-        self.run: Features = target_features
         self.missing: Callable[[bool], bool] = bool
         """Whether to compute a row, given whether this process lacks it; with a sharded target,
         whether any process does."""
@@ -243,7 +237,7 @@ class TargetOutputCache:
         if row is None and self.store is not None:
             row = self.store.get(key, self.target.device)
         if self.missing(row is None):
-            made = compute_row(self.target, alone, self.config, temperature, self.dtype, self.run)
+            made = compute_row(self.target, alone, self.config, temperature, self.dtype)
             if row is None and self.store is not None:
                 self.store.put(key, made)
             row = row or made

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import lightning
 import torch
@@ -25,22 +25,21 @@ from align.outputs.cache import (
 )
 from align.training.metrics import TrainingProgress, ValidationSums
 from align.training.optimizer import EMA, learning_rate, make_optimizer, set_rate
-from align.training.parallel.sharded import AbsentTarget, Sharded, SharedTarget
-from align.training.parallel.strategies import Zero
+from align.training.strategies import Sharded, Zero, is_true_anywhere, shard_target
 from specalign.common.batch import Step
-from specalign.common.rng import random_state, seed_global, set_random_state
+from specalign.common.errors import UserError
+from specalign.common.rng import seed_global
 from specalign.common.schema import JsonObject
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
 from specalign.models.causal import CausalDrafter
 from specalign.models.standalone import DiffusionDrafter
-from specalign.models.target_features import target_features
 
 Optimizers = torch.optim.Optimizer | LightningOptimizer
 Drafter = BlockDrafter | DiffusionDrafter | CausalDrafter
 
 
-class NonFiniteLoss(RuntimeError):
+class NonFiniteLoss(UserError):
     """The loss is not finite."""
 
 
@@ -65,18 +64,14 @@ class DrafterModule(lightning.LightningModule, ABC):
         self.final_weights: dict[str, Tensor] = {}
         self.progress = TrainingProgress()
         self.validation_numbers: dict[str, float] = {}
-        self.first_numbers: dict[str, float] = {}  # with `trainer.validate_first`
         self.target_cache: TargetOutputCache | None = None
         if t.keep_features_gb or t.features_gb:
-            folder, writers = recipe.features_folder, recipe.processes
             self.target_cache = TargetOutputCache(
-                drafter.target, self.conditioning, t, folder, writers
+                drafter.target, self.conditioning, t, recipe.features_folder, recipe.processes
             )
-        self.shared_target: SharedTarget | AbsentTarget | None = None
         self._is_sharded = False
         self._last_step_ended = 0.0  # on the monotonic clock
         self._sums = ValidationSums(drafter.config.block_size)
-        self._resumed_rng: dict[str, object] | None = None
 
     # ---- one step ----
 
@@ -110,7 +105,6 @@ class DrafterModule(lightning.LightningModule, ABC):
                 self.ema.update(self.drafter)
 
     def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """The trained weights by name."""
         return {name: p for name, p in self.drafter.named_parameters() if p.requires_grad}
 
     # ---- forward ----
@@ -135,10 +129,7 @@ class DrafterModule(lightning.LightningModule, ABC):
         """The target's outputs for a micro-batch, p at `temperature`."""
         if self.target_cache is not None and step.keys:
             return self.target_cache.outputs(step, temperature)
-        run = target_features if self.shared_target is None else self.shared_target.features
-        return compute_target_outputs(
-            self.drafter.target, step, self.conditioning, temperature, run
-        )
+        return compute_target_outputs(self.drafter.target, step, self.conditioning, temperature)
 
     @staticmethod
     def used_rows(step: Step, outputs: TargetOutputs) -> Tensor:
@@ -163,9 +154,6 @@ class DrafterModule(lightning.LightningModule, ABC):
 
     def on_train_start(self) -> None:
         self._last_step_ended = time.monotonic()
-        if self._resumed_rng is not None:
-            set_random_state(self._resumed_rng)
-            self._resumed_rng = None
 
     @torch.no_grad()
     def _count(self, step: Step, *sums: Tensor) -> None:
@@ -217,51 +205,32 @@ class DrafterModule(lightning.LightningModule, ABC):
     def on_validation_epoch_end(self) -> None:
         with self.gathered_weights(write=True):  # before this step's checkpoint
             self.ema.swap_out(self.drafter)
-        device = next(self.drafter.parameters()).device
-        self.validation_numbers = self._sums.numbers(
-            self._reduce(self._sums.vector().to(device)).cpu()
-        )
-
-    @torch.no_grad()
-    def validate_now(self) -> None:
-        """Validate outside of Lightning's loop, before the first step."""
-        trainer: Any = self.trainer
-        self.eval()
-        self.on_validation_epoch_start()
-        for i, step in enumerate(trainer.datamodule.val_dataloader()):
-            with self.trainer.precision_plugin.val_step_context():
-                self.validation_step(step.to(self.device), i)
-        self.on_validation_epoch_end()
-        self.train()
+        sums = self._reduce(self._sums.vector().to(self.device)).cpu()
+        self.validation_numbers = self._sums.numbers(sums)
 
     # ---- sharding ----
 
     def configure_model(self) -> None:
         """Shard target and drafter, once the processes are connected."""
-        strategy, how = self.trainer.strategy, self.recipe.target.parallel
-        if how != "replicate" and self.shared_target is None:
-            target, device = self.drafter.target, strategy.root_device
-            if how == "absent":
-                self.shared_target = AbsentTarget(target, device, self.recipe.features_folder)
-            else:
-                self.shared_target = SharedTarget(target, device)
+        strategy = self.trainer.strategy
+        if self._is_sharded:
+            return
+        self._is_sharded = True
+        if self.recipe.target.parallel == "fsdp":
+            shard_target(self.drafter.target, strategy.root_device)
             if self.target_cache is not None:
-                self.target_cache.run = self.shared_target.features
-                self.target_cache.missing = self.shared_target.anywhere
-        if isinstance(strategy, Sharded) and not self._is_sharded:
+                on_device = partial(is_true_anywhere, device=strategy.root_device)
+                self.target_cache.missing = on_device
+        if isinstance(strategy, Sharded):
             strategy.shard(self)
             self.ema = EMA(self.drafter, self.recipe.trainer.ema)
-            self._is_sharded = True
 
-    @contextmanager
-    def gathered_weights(self, write: bool = False) -> Iterator[None]:
+    def gathered_weights(self, write: bool = False) -> AbstractContextManager[None]:
         """The drafter's full weights where the strategy shards them without DTensors (ZeRO-3)."""
         strategy = self.trainer.strategy
-        if isinstance(strategy, Zero):
-            with strategy.gather_parameters(list(self.drafter.parameters()), write):
-                yield
-        else:
-            yield
+        if not isinstance(strategy, Zero):
+            return nullcontext()
+        return strategy.gather_parameters(list(self.drafter.parameters()), write)
 
     # ---- checkpoints ----
 
@@ -276,9 +245,7 @@ class DrafterModule(lightning.LightningModule, ABC):
     def on_save_checkpoint(self, checkpoint: JsonObject) -> None:
         checkpoint["calibrate"] = {
             "ema": self.ema.state_dict(),
-            "rng": random_state(),
             "validation": dict(self.validation_numbers),
-            "first": dict(self.first_numbers),
             **self.progress.state_dict(),
         }
 
@@ -287,5 +254,3 @@ class DrafterModule(lightning.LightningModule, ABC):
         self.ema.load_state_dict(state["ema"])
         self.progress.load_state_dict(state)
         self.validation_numbers = dict(state["validation"])
-        self.first_numbers = dict(state["first"])
-        self._resumed_rng = state["rng"]

@@ -8,34 +8,29 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import lightning
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
 from align.training import checkpoints
 from align.training.base_module import DrafterModule, Interrupted
-from align.training.loggers import CSVFile
+from align.training.strategies import checkpoint_kind
 from specalign.common.text import clock, say
 
 
 class StepCallback(Callback):
-    """A callback after each optimizer step of one module."""
+    """Calls `end_step` after each optimizer step of one module."""
 
     def __init__(self, module: DrafterModule) -> None:
         self.module = module
         self.options = module.recipe.trainer
 
     def on_train_batch_end(
-        self,
-        trainer: lightning.Trainer,
-        pl_module: object,
-        outputs: object,
-        batch: object,
-        index: int,
+        self, trainer: Trainer, pl_module: object, outputs: object, batch: object, index: int
     ) -> None:
         if (index + 1) % self.options.accumulate == 0:
             self.end_step(trainer)
 
-    def end_step(self, trainer: lightning.Trainer) -> None:
+    def end_step(self, trainer: Trainer) -> None:
         """Called after each optimizer step."""
 
 
@@ -46,55 +41,43 @@ class ProgressLogger(StepCallback):
     def __init__(self, module: DrafterModule, quiet: bool) -> None:
         super().__init__(module)
         self.quiet = quiet
-        self._first_step = self._positions = 0
-        self._start = self._since = 0.0
 
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: object) -> None:
-        for logger in trainer.loggers:
-            if isinstance(logger, CSVFile) and trainer.is_global_zero:
-                logger.file.rewind(trainer.global_step or -1)  # step 0 is repeated too
-        if self.options.validate_first and trainer.global_step == 0:
-            self.module.validate_now()
-            self.module.first_numbers = dict(self.module.validation_numbers)
-            self.on_validation_end(trainer, pl_module)
+    def on_train_start(self, trainer: Trainer, pl_module: object) -> None:
         self._first_step = trainer.global_step
-        self._positions = self.module.progress.positions
-        self._start = self._since = time.monotonic()
+        self._start = time.monotonic()
+        self._restart_rate()
 
-    def end_step(self, trainer: lightning.Trainer) -> None:
+    def _restart_rate(self) -> None:
+        self._positions = self.module.progress.positions
+        self._since = time.monotonic()
+
+    def end_step(self, trainer: Trainer) -> None:
         t, step, now = self.options, trainer.global_step, time.monotonic()
         if step % t.log_every:
             return
         progress = self.module.progress
         means = progress.take_means()
-        numbers = {"train/loss": means["loss"]}
-        tau = ""
-        if "tau" in means:
-            numbers["train/expected_tau"] = means["tau"]
-            tau = f"expected τ {means['tau']:.3f}  "
         rate = (progress.positions - self._positions) / max(now - self._since, 1e-9)
+        numbers = {f"train/{name}": mean for name, mean in means.items()}
         numbers["train/learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
         numbers["train/positions_per_second"] = rate
         numbers["train/tokens_seen"] = float(progress.tokens_seen)
-        self._positions, self._since = progress.positions, now
+        self._restart_rate()
         left = (now - self._start) / max(step - self._first_step, 1) * (t.max_steps - step)
         if t.max_minutes is not None:
             left = min(left, max(0.0, 60 * t.max_minutes - progress.seconds))
         unit = "token" if self.module.recipe.stage == "pretrain" else "block"
-        line = (
-            f"step {step}/{t.max_steps}  loss {means['loss']:.4f} per {unit}  {tau}"
-            f"{rate:.0f} positions/s  {clock(left)} left"
-        )
-        self._report(trainer, line, numbers)
+        tau = f"expected τ {means['expected_tau']:.3f}  " if "expected_tau" in means else ""
+        line = f"step {step}/{t.max_steps}  loss {means['loss']:.4f} per {unit}  {tau}"
+        self._report(trainer, f"{line}{rate:.0f} positions/s  {clock(left)} left", numbers)
 
-    def on_validation_end(self, trainer: lightning.Trainer, pl_module: object) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: object) -> None:
         numbers = self.module.validation_numbers
         line = validation_line(trainer.global_step, numbers)
         self._report(trainer, line, {f"validation/{k}": v for k, v in numbers.items()})
-        # validation does not count in the training rate
-        self._positions, self._since = self.module.progress.positions, time.monotonic()
+        self._restart_rate()  # validation does not count in it
 
-    def _report(self, trainer: lightning.Trainer, line: str, numbers: dict[str, float]) -> None:
+    def _report(self, trainer: Trainer, line: str, numbers: dict[str, float]) -> None:
         if not self.quiet:
             say(line)
         for logger in trainer.loggers if trainer.is_global_zero else []:
@@ -103,9 +86,8 @@ class ProgressLogger(StepCallback):
 
 
 def validation_line(step: int, numbers: Mapping[str, float]) -> str:
-    """Expected τ with its standard error, acceptance at each position, and the share of drafts
-    cumulative acceptance."""
-    parts = [f"loss {numbers['loss']:.4f} per block"]
+    """Loss, bound, expected τ with its standard error, and acceptance at each position."""
+    parts = [f"validation at step {step}: loss {numbers['loss']:.4f} per block"]
     if "bound" in numbers:
         parts.append(
             f"bound {numbers['bound']:.3f}±{numbers['bound_se']:.3f} nats per token "
@@ -118,17 +100,8 @@ def validation_line(step: int, numbers: Mapping[str, float]) -> str:
         else:
             taus.append(f"unknown {name} (no held-out text at temperature {temperature})")
     parts.append(f"expected τ {', '.join(taus)}")
-    line = f"validation at step {step}: {', '.join(parts)}"
-    lists = {
-        "acceptance by position": "acceptance_",
-        "cumulative acceptance": "kept_sampling_",
-        "cumulative acceptance, greedy": "kept_greedy_",
-    }
-    for title, prefix in lists.items():
-        values = [f"{v:.3f}" for k, v in numbers.items() if k.startswith(prefix)]
-        if values:
-            line += f"; {title} {' '.join(values)}"
-    return line
+    acceptance = [f"{v:.3f}" for k, v in numbers.items() if k.startswith("acceptance_")]
+    return f"{', '.join(parts)}; acceptance by position {' '.join(acceptance)}"
 
 
 class MilestoneCallback(StepCallback):
@@ -139,12 +112,11 @@ class MilestoneCallback(StepCallback):
     def __init__(self, module: DrafterModule, save: Callable[[int, str], object]) -> None:
         super().__init__(module)
         self.save = save
-        self._seen = 0
 
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: object) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: object) -> None:
         self._seen = self.module.progress.tokens_seen
 
-    def end_step(self, trainer: lightning.Trainer) -> None:
+    def end_step(self, trainer: Trainer) -> None:
         before, self._seen = self._seen, self.module.progress.tokens_seen
         passed = [m for m in sorted(self.options.milestones) if before < m <= self._seen]
         if passed:
@@ -156,15 +128,15 @@ class MilestoneCallback(StepCallback):
 
 class CheckpointCallback(StepCallback):
     """Saves checkpoints and stops. A validated step is saved after its validation, so that resuming
-    repeats nothing. `settings`: what a run that resumes must share with this one."""
+    repeats nothing."""
 
-    def __init__(self, module: DrafterModule, folder: Path, settings: checkpoints.Settings) -> None:
+    def __init__(self, module: DrafterModule) -> None:
         super().__init__(module)
-        self.folder, self.settings = folder, settings
+        self.folder = Path(module.recipe.output) / "checkpoints"
         self._handlers: dict[int, signal.Handlers | Callable[..., object] | int | None] = {}
         self._saved_step = -1
 
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: object) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: object) -> None:
         """From here on, a signal stops training after the current step."""
         self._saved_step = trainer.global_step
 
@@ -172,12 +144,9 @@ class CheckpointCallback(StepCallback):
             self.module.progress.stop_wanted = True
 
         for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self._handlers[number] = signal.signal(number, request_stop)
-            except ValueError:  # not the main thread
-                return
+            self._handlers[number] = signal.signal(number, request_stop)
 
-    def end_step(self, trainer: lightning.Trainer) -> None:
+    def end_step(self, trainer: Trainer) -> None:
         step, limit = trainer.global_step, self.options.max_minutes
         out_of_time = limit is not None and self.module.progress.seconds >= 60 * limit
         if step == self.options.max_steps or out_of_time:
@@ -185,14 +154,15 @@ class CheckpointCallback(StepCallback):
         elif step % self.options.validate_every:
             self._save_or_stop(trainer)
 
-    def on_validation_end(self, trainer: lightning.Trainer, pl_module: object) -> None:
-        self._save_or_stop(trainer)
+    def on_validation_end(self, trainer: Trainer, pl_module: object) -> None:
+        if trainer.global_step:  # not `trainer.validate_first`
+            self._save_or_stop(trainer)
 
-    def _save_or_stop(self, trainer: lightning.Trainer) -> None:
+    def _save_or_stop(self, trainer: Trainer) -> None:
         """Save if it is time. Raises Interrupted after a signal."""
         is_due = trainer.global_step % self.options.checkpoint_every == 0
         stopping = self.module.progress.stopping
-        if is_due or trainer.should_stop or stopping:
+        if (is_due or trainer.should_stop or stopping) and trainer.global_step != self._saved_step:
             self._save(trainer)
         if stopping and not trainer.should_stop:
             raise Interrupted(
@@ -200,12 +170,10 @@ class CheckpointCallback(StepCallback):
                 "rerun the command to resume"
             )
 
-    def _save(self, trainer: lightning.Trainer) -> None:
+    def _save(self, trainer: Trainer) -> None:
         """Save a complete checkpoint of this step; remove older ones beyond `keep_checkpoints`."""
-        module, step = self.module, trainer.global_step
-        if step == self._saved_step:
-            return
-        path = checkpoints.place(self.folder, step)
+        module, recipe = self.module, self.module.recipe
+        path = checkpoints.place(self.folder, trainer.global_step)
         try:
             trainer.save_checkpoint(str(checkpoints.part(path)))
         except BaseException:  # a full disk: free the space
@@ -215,8 +183,10 @@ class CheckpointCallback(StepCallback):
         if trainer.is_global_zero:
             config, vocab = module.drafter.config, module.drafter.draft_vocab
             record = checkpoints.Seal(
-                **vars(self.settings),
-                step=step,
+                stage=recipe.stage,
+                train=recipe.drafter.train,
+                strategy=checkpoint_kind(recipe),
+                step=trainer.global_step,
                 seconds=module.progress.seconds,
                 target_sha256=config.target_sha256,
                 drafter=config.to_dict(),
@@ -226,10 +196,9 @@ class CheckpointCallback(StepCallback):
             checkpoints.seal(path, record)
             checkpoints.prune(self.folder, self.options.keep_checkpoints)
         trainer.strategy.barrier()
-        self._saved_step = step
+        self._saved_step = trainer.global_step
 
-    def teardown(self, trainer: lightning.Trainer, pl_module: object, stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: object, stage: str) -> None:
         """Restore the signal handlers."""
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers.clear()
+        while self._handlers:
+            signal.signal(*self._handlers.popitem())

@@ -12,32 +12,23 @@ import shutil
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from align.config.recipe import Recipe
 from specalign.common.errors import UserError
-from specalign.common.files import expand_path, sha256_file, to_disk, write_atomically
+from specalign.common.files import expand_path, sha256_file, to_disk, write_text
 from specalign.common.schema import JsonObject, convert, read_object
 from specalign.common.text import say
 
 _START_OVER = "use trainer.resume=never or another output"
 
 
-_OPTIONS = {"stage": "stage", "train": "drafter.train", "strategy": "launch.strategy"}
-"""The option behind each of `Settings`."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings that a run must share with the checkpoint that it resumes from: stage, the trained
-    parts of the drafter, and the kind of strategy that can read it."""
+@dataclass(frozen=True, kw_only=True)
+class Seal:
+    """The record of a complete checkpoint. train: `drafter.train`. strategy: the kind of strategy
+    that can read it. sha256: of each file. schedule: batch size, and rows of other text."""
 
     stage: str | None = None
     train: str = "all"
     strategy: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seal(Settings):
-    """The record of a complete checkpoint. sha256: of each file."""
-
     step: int
     seconds: float
     target_sha256: str
@@ -70,21 +61,21 @@ def part(path: Path) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint or a part of one, file or folder."""
+    """Remove a checkpoint or a part of one, file or folder; its seal first."""
+    path.with_suffix(".json").unlink(missing_ok=True)
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def seal(path: Path, record: Seal) -> None:
     """Rename a saved part to `path` and mark it as complete."""
-    path.with_suffix(".json").unlink(missing_ok=True)
     remove(path)
     for file in _list_files(part(path)).values():
         to_disk(file)
     os.replace(part(path), path)
     hashes = {name: sha256_file(file) for name, file in _list_files(path).items()}
-    text = json.dumps(asdict(replace(record, sha256=hashes))) + "\n"
     try:
-        write_atomically(path.with_suffix(".json"), lambda file: file.write_text(text))
+        text = json.dumps(asdict(replace(record, sha256=hashes))) + "\n"
+        write_text(path.with_suffix(".json"), text)
     except OSError:  # a full disk: an unsealed checkpoint is useless and takes space
         remove(path)
         raise
@@ -92,9 +83,8 @@ def seal(path: Path, record: Seal) -> None:
 
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` complete checkpoints."""
-    complete = [path for path in _list_steps(folder) if find_fault(path) is None]
-    for path in complete[keep:]:
-        path.with_suffix(".json").unlink(missing_ok=True)  # first: a kill here leaves it unsealed
+    sealed = [path for path in _list_steps(folder) if path.with_suffix(".json").exists()]
+    for path in sealed[keep:]:
         remove(path)
 
 
@@ -110,7 +100,7 @@ def set_aside(folder: Path) -> None:
     them."""
     if folder.is_dir() and any(folder.iterdir()):
         old = folder.with_name(f"{folder.name}.old")
-        remove(old)
+        shutil.rmtree(old, ignore_errors=True)
         os.replace(folder, old)
 
 
@@ -136,9 +126,8 @@ def read_seal(path: Path) -> Seal:
     return found
 
 
-def find_fault(path: Path, read_content: bool = False) -> str | None:
-    """Why a checkpoint is unusable, or None. `read_content` also compares the hashes of its
-    files."""
+def find_fault(path: Path) -> str | None:
+    """Why a checkpoint is unusable, or None."""
     try:
         hashes = read_seal(path).sha256
     except UserError:
@@ -146,20 +135,10 @@ def find_fault(path: Path, read_content: bool = False) -> str | None:
     files = _list_files(path)
     if not files or files.keys() != hashes.keys():
         return "incomplete"
-    for name, file in files.items() if read_content else ():
+    for name, file in files.items():
         if sha256_file(file) != hashes[name]:
             return f"damaged ({name} has changed since it was saved)"
     return None
-
-
-def check_named(resume: str, read_content: bool = False) -> None:
-    """Raises UserError if `trainer.resume` names a checkpoint that is not complete."""
-    if resume in ("auto", "never"):
-        return
-    fault = find_fault(expand_path(resume, "trainer.resume"), read_content)
-    if fault:
-        hint = "auto, never, or a step-N.ckpt"
-        raise UserError(f"trainer.resume={resume}: no complete checkpoint there ({fault}); {hint}")
 
 
 def find_resume(folder: Path, resume: str, target_sha256: str) -> Checkpoint | None:
@@ -167,10 +146,12 @@ def find_resume(folder: Path, resume: str, target_sha256: str) -> Checkpoint | N
     none, else a path. Raises UserError: a named one that is unusable, or one of another target."""
     if resume == "never":
         return None
-    check_named(resume, read_content=True)
-    named = [] if resume == "auto" else [expand_path(resume, "trainer.resume")]
-    for path in named or _list_steps(folder):
-        fault = None if named else find_fault(path, read_content=True)
+    is_named = resume != "auto"
+    for path in [expand_path(resume, "trainer.resume")] if is_named else _list_steps(folder):
+        fault = find_fault(path)
+        if fault and is_named:
+            hint = "auto, never, or a step-N.ckpt"
+            raise UserError(f"trainer.resume={resume}: no complete checkpoint ({fault}); {hint}")
         if fault:
             say(f"warning: {path} is {fault} and ignored", error=True)
             continue
@@ -184,9 +165,11 @@ def find_resume(folder: Path, resume: str, target_sha256: str) -> Checkpoint | N
     return None
 
 
-def check_same_run(checkpoint: Checkpoint, drafter: JsonObject, settings: Settings) -> None:
-    """Raises UserError if a checkpoint's drafter has another config than `drafter`, or it was saved
-    under other settings."""
+def check_same_run(
+    checkpoint: Checkpoint, recipe: Recipe, drafter: JsonObject, strategy: str
+) -> None:
+    """Raises UserError if a checkpoint's drafter has another config than `drafter`, it was saved
+    under other settings, or comes after the recipe's last step."""
     path, record = checkpoint.path, checkpoint.seal
     for name in {**record.drafter, **drafter}:
         now, saved = drafter.get(name), record.drafter.get(name)
@@ -195,11 +178,15 @@ def check_same_run(checkpoint: Checkpoint, drafter: JsonObject, settings: Settin
             raise UserError(
                 f"{path}: its drafter has {name}={saved!r}, this recipe's {now!r}; {_START_OVER}"
             )
-    for name, option in _OPTIONS.items():
-        saved, now = getattr(record, name), getattr(settings, name)
+    batch_size = record.schedule.get("batch_size")
+    for option, saved, now in (
+        ("stage", record.stage, recipe.stage),
+        ("drafter.train", record.train, recipe.drafter.train),
+        ("launch.strategy", record.strategy, strategy),
+        ("trainer.batch_size", batch_size, recipe.trainer.batch_size),
+    ):
         if saved not in (None, now):
-            saved = saved.replace("one file", "auto")
-            raise UserError(
-                f"{path}: saved with {option}={saved}, not {now}; use {option}={saved}, or "
-                f"{_START_OVER}"
-            )
+            raise UserError(f"{path}: saved with {option}={saved}, not {now}; {_START_OVER}")
+    if record.step > recipe.trainer.max_steps:
+        limit = f"trainer.max_steps={recipe.trainer.max_steps}"
+        raise UserError(f"{limit}: {path} already has {record.step} steps")

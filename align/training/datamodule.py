@@ -3,8 +3,8 @@ A step's global batch depends neither on the number of processes nor on that of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain, zip_longest
 
 import lightning
@@ -20,44 +20,9 @@ from specalign.common.batch import Anchors, Batch, PackedRow, Step
 from specalign.common.rng import keyed_generator
 from specalign.diffusion.noise import sample_anchors
 
-Place = tuple[int, int]  # (micro-batch, place in the stream = key of the anchors)
 HeldOutRows = list[tuple[str, PackedRow]]
 """Validation rows with their kind of text: greedy, sampling or other."""
 _VALIDATION_SEED = 0x7A11D
-
-
-@dataclass(frozen=True)
-class StepSampler:
-    """Batch sampler of places from step `start` on, one list per micro-batch. Step s takes the
-    places s·G … s·G+G−1 of the stream, split into `accumulate` micro-batches, each split into
-    `world` slices of `batch_size` rows, one per process. steps: optimizer steps in all."""
-
-    steps: int
-    batch_size: int
-    accumulate: int = 1
-    rank: int = 0
-    world: int = 1
-    start: int = 0
-
-    def __len__(self) -> int:
-        """All micro-batches of the run: Lightning counts from 0 also after resuming."""
-        return self.steps * self.accumulate
-
-    def __iter__(self) -> Iterator[list[Place]]:
-        for micro in range(self.start * self.accumulate, len(self)):
-            first = (micro * self.world + self.rank) * self.batch_size
-            yield [(micro, place) for place in range(first, first + self.batch_size)]
-
-    def shared_places(self, micro: int) -> range:
-        """All processes' places of one micro-batch."""
-        size = self.world * self.batch_size
-        return range(micro * size, (micro + 1) * size)
-
-    def step_places(self, micro: int) -> range:
-        """The places of the whole step that a micro-batch belongs to, over all processes."""
-        size = self.accumulate * self.world * self.batch_size
-        first = micro // self.accumulate * size
-        return range(first, first + size)
 
 
 def make_batch(
@@ -119,43 +84,38 @@ class RowsModule(lightning.LightningDataModule):
         self.recipe, self.stream, self.block_size = recipe, stream, block_size
         d, t = recipe.data, recipe.trainer
         self.held_out = validation_rows(validation, d.length, t.validation_rows, exact)
-        self.start = 0  # optimizer steps before this run, from a checkpoint
+        self.start = 0  # optimizer steps before this run
         self._counts: dict[int, int] = {}
 
-    def state_dict(self) -> dict[str, int]:
-        """The position in the data: the number of steps."""
-        assert self.trainer is not None
-        return {"step": self.trainer.global_step}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.start = state["step"]
-
-    def train_dataloader(self) -> DataLoader[Place]:
+    def train_dataloader(self) -> DataLoader[Step]:
         t, trainer = self.recipe.trainer, self.trainer
         assert trainer is not None
-        world = trainer.world_size
-        share = t.batch_size // (t.accumulate * world)
-        sampler = StepSampler(
-            t.max_steps, share, t.accumulate, trainer.global_rank, world, self.start
-        )
-        return _make_loader(sampler, lambda places: self.step(sampler, places))
+        rest = range(self.start * t.accumulate, t.max_steps * t.accumulate)
+        step = partial(self.step, rank=trainer.global_rank, world=trainer.world_size)
+        return DataLoader(_Steps(step), sampler=_RestOfRun(rest), batch_size=None)
 
-    def step(self, sampler: StepSampler, places: Sequence[Place]) -> Step:
-        """One micro-batch of one process."""
-        keys = tuple(place for _, place in places)
-        row_keys = tuple(map(self.stream.key, keys))
+    def step(self, micro: int, rank: int = 0, world: int = 1) -> Step:
+        """One micro-batch of one process. Step s takes the places s·G … s·G+G−1 of the stream, for
+        G = `trainer.batch_size`, split into micro-batches, each split into slices, one per
+        process."""
+        t = self.recipe.trainer
+        size = t.batch_size // t.accumulate
+        share = size // world
+        places = range(micro * size + rank * share, micro * size + (rank + 1) * share)
+        row_keys = tuple(map(self.stream.key, places))
         rows = [self.stream.row(key) for key in row_keys]
-        micro, width = places[0][0], 0
-        if sampler.world > 1 and self.recipe.drafter.standalone:
+        width = 0
+        if world > 1 and self.recipe.drafter.standalone:
             # as wide as in one process: the width determines the random draws of noise
-            width = max(map(self._count, sampler.shared_places(micro)))
+            width = max(map(self._count, range(micro * size, (micro + 1) * size)))
         batch, anchors = make_batch(
-            rows, keys, self.recipe.trainer.anchors, self.block_size, self.recipe.seed, width
+            rows, places, t.anchors, self.block_size, self.recipe.seed, width
         )
-        anchors_of_step = sum(map(self._count, sampler.step_places(micro)))
-        scale = sampler.world * sampler.accumulate / max(anchors_of_step, 1)
+        first = micro // t.accumulate * t.batch_size
+        anchors_of_step = sum(map(self._count, range(first, first + t.batch_size)))
+        scale = world * t.accumulate / max(anchors_of_step, 1)
         written = tuple(key < TEXT for key in row_keys)
-        return Step(batch, anchors, scale, keys=row_keys, places=keys, written=written)
+        return Step(batch, anchors, scale, keys=row_keys, places=tuple(places), written=written)
 
     def _count(self, place: int) -> int:
         """The number of anchors that `sample_anchors` finds in the row at a place: positions whose
@@ -168,13 +128,13 @@ class RowsModule(lightning.LightningDataModule):
             self._counts[key] = min(self.recipe.trainer.anchors, int(places.sum()))
         return self._counts[key]
 
-    def val_dataloader(self) -> DataLoader[Place]:
+    def val_dataloader(self) -> DataLoader[Step]:
         """Held-out rows, one per batch, distributed to the processes in turn. Every process gets
         equally many, since forwards may be collective: repeated rows have scale 0."""
         assert self.trainer is not None
-        rank, world, count = self.trainer.global_rank, self.trainer.world_size, len(self.held_out)
-        batches = [[(0, place)] for place in range(rank, -(-count // world) * world, world)]
-        return _make_loader(batches, lambda places: self._validation_step(places[0][1]))
+        world, count = self.trainer.world_size, len(self.held_out)
+        places = range(self.trainer.global_rank, -(-count // world) * world, world)
+        return DataLoader(_Steps(self._validation_step), sampler=places, batch_size=None)
 
     def _validation_step(self, place: int) -> Step:
         """A held-out row with an anchor at every position. Standalone drafters, whose blocks are
@@ -188,14 +148,23 @@ class RowsModule(lightning.LightningDataModule):
         return Step(batch, anchors, float(place < count), kind, (-1 - index,), (index,))
 
 
-class _Places(Dataset[Place]):
-    """Places themselves: `collate` looks up the rows."""
+class _Steps(Dataset[Step]):
+    def __init__(self, make_step: Callable[[int], Step]) -> None:
+        self.make_step = make_step
 
-    def __getitem__(self, place: Place) -> Place:
-        return place
+    def __getitem__(self, index: int) -> Step:
+        return self.make_step(index)
 
 
-def _make_loader(
-    batches: Iterable[list[Place]], collate: Callable[[list[Place]], Step]
-) -> DataLoader[Place]:
-    return DataLoader(_Places(), batch_sampler=batches, collate_fn=collate)
+class _RestOfRun:
+    """The remaining micro-batches, as a sampler of all: Lightning counts from 0 also after
+    resuming."""
+
+    def __init__(self, rest: range) -> None:
+        self.rest = rest
+
+    def __len__(self) -> int:
+        return self.rest.stop
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.rest)

@@ -45,9 +45,11 @@ class DiffusionDrafterModule(DrafterModule):
         """Noise drawn from each row's place in the stream, so that resumed runs and any number of
         processes draw the same. Validation draws by the number of masks: the same bound with a much
         smaller error."""
-        o, drafter, device = self.recipe.objective, self.drafter, step.batch.tokens_BL.device
+        o, drafter, anchors = self.recipe.objective, self.drafter, step.anchors
         times = o.times if training else "count"
-        seed, parts = self.recipe.seed if training else _VALIDATION_SEED, []
+        seed = self.recipe.seed if training else _VALIDATION_SEED
+        lengths = [0.0] * (anchors.block_size - 1) + [1.0]  # always K
+        parts = []
         for b, place in enumerate(step.places):
             generator, row = keyed_generator(seed, 3, place), step.batch.row(b)
             how = (drafter.mask_id, drafter.schedule)
@@ -57,14 +59,11 @@ class DiffusionDrafterModule(DrafterModule):
                 u_1 = self._time_of(place, generator)
                 parts.append(corrupt_suffix(row, *how, prefix, generator, times, o.least_time, u_1))
             else:
-                index, valid = step.anchors.index_BA[b : b + 1], step.anchors.valid_BAK[b : b + 1]
-                anchors = Anchors(index, valid)
-                lengths = [0.0] * (anchors.block_size - 1) + [1.0]
-                if training and o.block_lengths:
-                    lengths = o.block_lengths
+                own = Anchors(anchors.index_BA[b : b + 1], anchors.valid_BAK[b : b + 1])
                 parts.append(
-                    corrupt_blocks(row, anchors, *how, lengths, generator, times, o.least_time)
+                    corrupt_blocks(row, own, *how, lengths, generator, times, o.least_time)
                 )
+        device = step.batch.tokens_BL.device
         joined = {f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(Corrupted)}
         return Corrupted(**{name: tensor.to(device) for name, tensor in joined.items()})
 
@@ -75,7 +74,6 @@ class DiffusionDrafterModule(DrafterModule):
         return (shift + van_der_corput(1, place)) % 1
 
     def loss_positions(self, noisy: Corrupted) -> Tensor:
-        """Positions in the loss: the masked ones."""
         return noisy.valid & (noisy.tokens_t == self.drafter.mask_id)
 
     # ---- losses ----
@@ -161,17 +159,17 @@ class DiffusionDrafterModule(DrafterModule):
         masks, valid = torch.full_like(clean, drafter.mask_id), step.anchors.valid_BAK
         noisy = Corrupted(masks, clean, times, valid, torch.ones_like(times))
         outputs = self.target_outputs(step, temperature)
-        names = [f.name for f in fields(RowStatistics)]
-        totals = {name: torch.zeros(clean.shape, device=clean.device) for name in names}
+        totals = {
+            f.name: torch.zeros_like(clean, dtype=torch.float32) for f in fields(RowStatistics)
+        }
         for at, f_RV in self._chunks(step, noisy):
             for name, value in vars(self.statistics(step, outputs, f_RV, at)).items():
-                if value is not None:
-                    totals[name] += value
+                totals[name] += 0.0 if value is None else value
         return RowStatistics(**totals)
 
     def losses(self, step: Step, noisy: Corrupted) -> tuple[Tensor, Tensor]:
         """The diffusion loss and the bound, (B, A, K)."""
-        loss = torch.zeros(noisy.valid.shape, device=noisy.valid.device)
+        loss = torch.zeros_like(noisy.valid, dtype=torch.float32)
         bound = torch.zeros_like(loss)
         for at, f_RV in self._chunks(step, noisy):
             loss[at] = self.diffusion(f_RV, noisy, at)

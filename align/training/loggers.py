@@ -17,11 +17,15 @@ from align.config.wandb_runs import RUN_ID, RUN_ID_FILE, is_offline
 from specalign.common.files import naming, write_text
 
 
-class MetricsFile:
+class MetricsFile(Logger):
     """A CSV table with `step` first and the other columns in order of appearance. Rows are flushed
     at once, so that a kill loses none; a new column rewrites the file."""
 
+    name = "metrics"
+    version = ""
+
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self.path = path
         self._columns: list[str] = []
 
@@ -35,21 +39,20 @@ class MetricsFile:
 
     def rewind(self, step: int) -> None:
         """Remove rows after `step`, which a resumed run trains again."""
-        rows = [row for row in self.read() if int(row["step"]) <= step]
-        if rows:
-            self._write(rows)
-        else:
-            self.path.unlink(missing_ok=True)
-            self._columns = []
+        if self.path.exists():
+            self._write([row for row in self.read() if int(row["step"]) <= step])
 
-    def add(self, step: int, numbers: Mapping[str, float]) -> None:
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Append a row."""
-        row = {"step": str(step), **{k: repr(float(v)) for k, v in numbers.items()}}
+        row = {"step": str(step), **{k: repr(float(v)) for k, v in metrics.items()}}
         if not row.keys() <= {*self._columns}:
             self._write([*self.read(), row])
             return
         with naming(self.path), self.path.open("a", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow([row.get(c, "") for c in self._columns])
+
+    def log_hyperparams(self, *args: object, **kwargs: object) -> None:
+        """Recorded in recipe.yaml."""
 
     def _write(self, rows: list[dict[str, str]]) -> None:
         self._columns = list(dict.fromkeys(["step", *(k for row in rows for k in row)]))
@@ -58,23 +61,6 @@ class MetricsFile:
         writer.writeheader()
         writer.writerows(rows)
         write_text(self.path, buffer.getvalue())
-
-
-class CSVFile(Logger):
-    """<output>/metrics.csv."""
-
-    name = "metrics"
-    version = ""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.file = MetricsFile(folder / "metrics.csv")
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.file.add(step or 0, metrics)
-
-    def log_hyperparams(self, *args: object, **kwargs: object) -> None:
-        """Recorded in recipe.yaml."""
 
 
 def find_run_id(folder: Path, fresh: bool) -> str:
@@ -94,20 +80,18 @@ def build_loggers(options: TrainerConfig, name: str, folder: Path) -> list[Logge
     """The loggers of `trainer.logger`; wandb includes metrics.csv. `name`: of the run at W&B."""
     loggers: list[Logger] = []
     if {"csv", "wandb"} & {*options.logger}:
-        loggers.append(CSVFile(folder))
+        loggers.append(MetricsFile(folder / "metrics.csv"))
     if "tensorboard" in options.logger:
         loggers.append(TensorBoardLogger(str(folder), name="tensorboard", version=""))
     if "wandb" in options.logger:
         folder.mkdir(parents=True, exist_ok=True)
-        run_id = find_run_id(folder, fresh=options.resume == "never")
-        loggers.append(
-            WandbLogger(
-                project=os.environ.get("WANDB_PROJECT") or "align",
-                name=name,
-                save_dir=str(folder),
-                offline=is_offline() and os.environ.get("WANDB_MODE") != "disabled",
-                id=run_id,
-                resume="allow",
-            )
+        wandb_logger = WandbLogger(
+            project=os.environ.get("WANDB_PROJECT") or "align",
+            name=name,
+            save_dir=str(folder),
+            offline=is_offline() and os.environ.get("WANDB_MODE") != "disabled",
+            id=find_run_id(folder, fresh=options.resume == "never"),
+            resume="allow",
         )
+        loggers.append(wandb_logger)
     return loggers

@@ -12,6 +12,7 @@ from specalign.common.schema import JsonObject
 
 KINDS = ("greedy", "sampling")
 WINDOW = ("loss", "accepted", "anchors", "batches")
+_SAVED = ("positions", "tokens_seen", "seconds", "window")
 
 
 @dataclass
@@ -32,10 +33,9 @@ class TrainingProgress:
         """Count one micro-batch, summed over processes. False = its loss is not finite: nothing is
         counted."""
         loss, accepted, anchors, positions, tokens, stop, seconds = total
-        loss /= world
         if not isfinite(loss):
             return False
-        for name, value in zip(WINDOW, (loss, accepted, anchors, 1.0), strict=True):
+        for name, value in zip(WINDOW, (loss / world, accepted, anchors, 1.0), strict=True):
             self.window[name] += value
         self.positions += int(positions)
         self.tokens_seen += int(tokens)
@@ -45,27 +45,23 @@ class TrainingProgress:
 
     def take_means(self) -> dict[str, float]:
         """Loss and, if estimated, expected τ since the last call."""
-        w = self.window
+        w, self.window = self.window, dict.fromkeys(WINDOW, 0.0)
         means = {"loss": w["loss"] / max(w["batches"], 1)}
         if w["anchors"]:
-            means["tau"] = 1 + w["accepted"] / w["anchors"]
-        self.window = dict.fromkeys(w, 0.0)
+            means["expected_tau"] = 1 + w["accepted"] / w["anchors"]
         return means
 
     def state_dict(self) -> JsonObject:
-        names = ("positions", "tokens_seen", "seconds")
-        return {**{name: getattr(self, name) for name in names}, "window": dict(self.window)}
+        return {name: getattr(self, name) for name in _SAVED}
 
     def load_state_dict(self, state: JsonObject) -> None:
-        self.positions = state["positions"]
-        self.tokens_seen = state["tokens_seen"]
-        self.seconds = state["seconds"]
-        self.window = dict(state["window"])
+        for name in _SAVED:
+            setattr(self, name, state[name])
 
 
 class ValidationSums:
-    """One validation: loss, accepted drafts by kind of text, acceptance by position, bound. K
-    positions."""
+    """One validation of drafts of K tokens: loss, accepted drafts by kind of text, acceptance by
+    position, bound."""
 
     def __init__(self, block_size: int) -> None:
         self._loss = torch.zeros(2, dtype=torch.float64)  # sum, anchors

@@ -11,15 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from align.config.trainer import TrainerConfig
-from align.training.parallel.sharded import copy_into, gather
+from align.training.strategies import copy_into, gather
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
 from specalign.lm.dtypes import target_dtype
 
-_MOMENTUM = 0.95
-"""Nesterov momentum of Muon."""
-_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Coefficients of X, X Xᵀ X and (X Xᵀ)² X (Jordan et al., 2024)."""
+_MOMENTUM = 0.95  # Nesterov's, of Muon
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # of X, X Xᵀ X and (X Xᵀ)² X (Jordan et al., 2024)
 
 
 def learning_rate(t: TrainerConfig, step: int, seconds: float) -> float:
@@ -51,9 +49,8 @@ def make_optimizer(trained: Mapping[str, nn.Parameter], t: TrainerConfig) -> tor
     others = [p for name, p in trained.items() if not is_matrix(name, p)]
     if not matrices:
         raise UserError("trainer.optimizer=muon: drafter.train leaves no layer matrix to train")
-    groups: list[dict[str, object]] = [{"params": matrices, "muon": True}]
-    if others:
-        groups.insert(0, {"params": others, "muon": False})
+    groups = [{"params": others, "muon": False}] if others else []
+    groups.append({"params": matrices, "muon": True})
     return MuonAdamW(groups, target_dtype("auto", matrices[0].device), **options)
 
 
@@ -80,10 +77,8 @@ class MuonAdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """One step of both optimizers."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for group in self.param_groups:
             for parameter in group["params"] if group["muon"] else ():
                 if parameter.grad is not None:
@@ -119,20 +114,18 @@ def orthogonalise(matrix: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class EMA:
-    """Averaged weights: shadow ← d·shadow + (1−d)·weight after every step, d = min(decay,
-    (1+n)/(10+n)) after n updates (SEDD's warm-up). A decay of 0 switches it off. The shadow is
-    fp32; with FSDP2 every process averages its own shards."""
+    """Averaged weights in fp32: shadow ← d·shadow + (1−d)·weight after every step, d = min(decay,
+    (1+n)/(10+n)) after n updates (SEDD's warm-up). With FSDP2 every process averages its shards."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay, self.updates = decay, 0
         self.shadow: dict[str, Tensor] = {}
-        self._replaced: dict[str, Tensor] = {}
+        self._replaced: list[Tensor] = []
         if decay:
             self.shadow = {n: p.detach().float().clone() for n, p in module.named_parameters()}
 
     @torch.no_grad()
     def update(self, module: nn.Module) -> None:
-        """Average in the module's present weights."""
         d = min(self.decay, (1 + self.updates) / (10 + self.updates))
         self.updates += 1
         for name, parameter in module.named_parameters():
@@ -141,30 +134,24 @@ class EMA:
     @torch.no_grad()
     def swap_in(self, module: nn.Module) -> None:
         """Replace the module's weights by the averaged ones until `swap_out`."""
-        if self.decay and not self._replaced:
-            self._replaced = {n: p.detach().clone() for n, p in module.named_parameters()}
-            for name, parameter in module.named_parameters():
-                parameter.copy_(self.shadow[name])
+        for name, parameter in module.named_parameters() if self.decay else ():
+            self._replaced.append(parameter.detach().clone())
+            parameter.copy_(self.shadow[name])
 
     @torch.no_grad()
     def swap_out(self, module: nn.Module) -> None:
-        """Restore the module's own weights."""
-        if self._replaced:
-            for name, parameter in module.named_parameters():
-                parameter.copy_(self._replaced[name])
-            self._replaced = {}
+        for parameter, own in zip(module.parameters(), self._replaced, strict=False):
+            parameter.copy_(own)
+        self._replaced = []
 
     def weights(self, module: nn.Module) -> dict[str, Tensor]:
         """The weights to save, averaged or not: fp32 copies on the CPU."""
         weights = self.shadow if self.decay else dict(module.named_parameters())
-        return {
-            name: gather(p.detach()).to("cpu", torch.float32, copy=True)
-            for name, p in weights.items()
-        }
+        copies = ((name, gather(p.detach())) for name, p in weights.items())
+        return {name: p.to("cpu", torch.float32, copy=True) for name, p in copies}
 
     def state_dict(self) -> JsonObject:
-        shadow = {name: gather(tensor) for name, tensor in self.shadow.items()}
-        return {"updates": self.updates, "shadow": shadow}
+        return {"updates": self.updates, "shadow": {n: gather(t) for n, t in self.shadow.items()}}
 
     def load_state_dict(self, state: JsonObject) -> None:
         """A shadow that the state lacks (trained without EMA) starts from the present weights."""

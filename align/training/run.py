@@ -3,55 +3,31 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import lightning
 import torch
 
-from align.config.hardware import (
-    RESUMES,
-    accelerator,
-    devices,
-    main_process,
-    target_device,
-    thread_share,
-)
+from align.config import hardware
+from align.config.hardware import main_process
 from align.config.recipe import Recipe
 from align.config.recipe_files import save_run_record
-from align.config.wandb_runs import trial_note
 from align.data.supply import Supply, open_supply
-from align.training import checkpoints
-from align.training.base_module import Drafter, DrafterModule, Interrupted, NonFiniteLoss
-from align.training.build import (
-    MODULES,
-    conditioning,
-    draft_vocab,
-    make_drafter,
-    needs_vocabulary,
-    save_trained,
-)
+from align.training import checkpoints, strategies
+from align.training.base_module import Drafter, DrafterModule, Interrupted
+from align.training.build import MODULES, conditioning, draft_vocab, make_drafter, save_trained
 from align.training.callbacks import CheckpointCallback, MilestoneCallback, ProgressLogger
-from align.training.checkpoints import Checkpoint, Settings
+from align.training.checkpoints import Checkpoint
 from align.training.datamodule import RowsModule
-from align.training.loggers import build_loggers
-from align.training.parallel.strategies import (
-    build_plugins,
-    build_strategy,
-    checkpoint_kind,
-    is_lost_peer,
-    is_one_file,
-)
-from align.training.store_outputs import check_stored, count_text_rows
+from align.training.loggers import MetricsFile, build_loggers
+from align.training.store_outputs import count_text_rows
 from specalign.common.claims import Claim
 from specalign.common.commands import command
 from specalign.common.errors import UserError
 from specalign.common.hub import DEFAULT_TARGET
-from specalign.common.schema import JsonObject
 from specalign.common.text import say
 from specalign.folder.chat import Chat
 from specalign.lm.loading import load_target
@@ -59,33 +35,20 @@ from specalign.lm.model import Target
 
 
 def run_command(recipe: Recipe, argv: Sequence[str]) -> int:
-    """`align.train`: claim the folders and train. Returns the exit code: training that stopped
-    early is reported."""
+    """`align.train`: claim the folders and train. Returns the exit code."""
     try:
         with ExitStack() as claims:
             if main_process():
                 claims.enter_context(Claim(Path(recipe.output), "output"))
                 if recipe.trainer.features_gb:
                     claims.enter_context(Claim(recipe.features_folder, "trainer.features_path"))
-                note = trial_note(recipe)
-                if note:
-                    say(note, error=True)
             train(recipe, argv=argv)
         return 0
-    except (NonFiniteLoss, Interrupted) as stop:
+    except Interrupted as stop:
         if not main_process():  # it stopped with the others: not a crash to its launcher
             return 0
-        failed = isinstance(stop, NonFiniteLoss)
-        say(f"error: {stop}" if failed else str(stop), error=True)
-        return 1 if failed else 130
-    except RuntimeError as error:
-        if not is_lost_peer(error):
-            raise
-        # the launcher's signal ends this process too
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if main_process():
-            say(f"error: another process has failed or stopped responding; {RESUMES}", error=True)
-        return 1
+        say(str(stop), error=True)
+        return 130
 
 
 def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:
@@ -93,30 +56,28 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     `DrafterModule.training_step`. Raises UserError: wrong input. NonFiniteLoss, Interrupted:
     training stopped early."""
     quiet = quiet or not main_process()
-    placement: JsonObject = {"device": "cpu", "fast": False}  # to be sharded
-    if recipe.target.parallel == "replicate":
-        placement = {"device": target_device(recipe)}
-    target = load_target(recipe.target.name, **placement, **recipe.target_options)
+    if recipe.target.parallel == "fsdp":  # sharded later
+        options = {**recipe.target_options, "device": "cpu", "fast": False}
+    else:
+        options = {**recipe.target_options, "device": hardware.target_device(recipe)}
+    target = load_target(recipe.target.name, **options)
     drafter, supply, resume = _open(recipe, target, quiet)
     text_rows = count_text_rows(recipe)
     if resume is not None:
-        checkpoints.check_same_run(resume, drafter.config.to_dict(), read_settings(recipe))
-        _check_steps(recipe, resume)
+        kind = strategies.checkpoint_kind(recipe)
+        checkpoints.check_same_run(resume, recipe, drafter.config.to_dict(), kind)
         text_rows = resume.seal.schedule.get("text_rows", text_rows)
 
-    stream = supply.stream(recipe, text_rows)
-    block_size = drafter.config.block_size
+    stream, block_size = supply.stream(recipe, text_rows), drafter.config.block_size
     rows = RowsModule(recipe, stream, supply.validation, block_size, supply.exact)
     module = MODULES[recipe.drafter.kind](drafter, recipe, text_rows)
-    if recipe.target.parallel == "absent":
-        assert module.target_cache is not None and module.target_cache.store is not None
-        check_stored(recipe, module.target_cache.store, rows.held_out, stream)
     if main_process():
         save_run_record(recipe, argv)
     if not quiet:
         say(supply.line(recipe), error=True)
         if resume is not None:
-            say(_describe_resume(recipe, resume), error=True)
+            steps = f"{resume.seal.step} of {recipe.trainer.max_steps} steps"
+            say(f"resuming from {resume.path}, {steps}", error=True)
 
     milestones = MilestoneCallback(
         module, lambda steps, name: save_trained(module, supply, steps, name)
@@ -125,44 +86,26 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     if trainer.is_global_zero:
         folder = save_trained(module, supply, trainer.global_step)
         if not quiet:
-            _report(module, folder, trainer.global_step)
+            _suggest_commands(recipe, folder)
     return module
 
 
 def _open(recipe: Recipe, target: Target, quiet: bool) -> tuple[Drafter, Supply, Checkpoint | None]:
     """The drafter, its data, and the checkpoint to resume from. What can fail without data comes
     first: generating them may take hours."""
-    options = recipe.drafter
-    if needs_vocabulary(options):
+    options, folder = recipe.drafter, Path(recipe.output) / "checkpoints"
+    resume = checkpoints.find_resume(folder, recipe.trainer.resume, target.hash)
+    # a new block drafter drafts over the data's most frequent tokens
+    needs_data = options.kind == "block" and options.init is None
+    if needs_data:
         conditioning(options, target)
     else:
         drafter = make_drafter(target, options, None, recipe.seed)
     supply = open_supply(recipe, target, quiet)
-    folder = Path(recipe.output) / "checkpoints"
-    resume = checkpoints.find_resume(folder, recipe.trainer.resume, target.hash)
-    if needs_vocabulary(options):
+    if needs_data:
         vocab = draft_vocab(recipe, target, supply, resume)
         drafter = make_drafter(target, options, vocab, recipe.seed)
     return drafter, supply, resume
-
-
-def _check_steps(recipe: Recipe, resume: Checkpoint) -> None:
-    """Raises UserError for a checkpoint after the recipe's last step, or of another batch size."""
-    t, done = recipe.trainer, resume.seal.step
-    if done > t.max_steps:
-        raise UserError(f"trainer.max_steps={t.max_steps}: {resume.path} already has {done} steps")
-    batch_size = resume.seal.schedule.get("batch_size", t.batch_size)
-    if batch_size != t.batch_size:
-        saved = f"saved with trainer.batch_size={batch_size}"
-        raise UserError(f"{resume.path}: {saved}; use the same value")
-
-
-def read_settings(recipe: Recipe) -> Settings:
-    """The settings that a run must share with the checkpoint that it resumes from."""
-    return Settings(recipe.stage, recipe.drafter.train, checkpoint_kind(recipe))
-
-
-# ---- training ----
 
 
 def fit(
@@ -179,17 +122,19 @@ def fit(
     max_steps = t.max_steps
     if resume is not None and t.max_minutes and resume.seal.seconds >= 60 * t.max_minutes:
         max_steps = resume.seal.step
+    step = -1 if resume is None else resume.seal.step
     if main_process():
         folder = Path(recipe.output) / "checkpoints"
         checkpoints.clear_parts(folder)
         if resume is None:
             checkpoints.set_aside(folder)
-    if recipe.launch.devices > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(thread_share(recipe.launch.devices))
+        MetricsFile(folder.with_name("metrics.csv")).rewind(step)
+    rows.start = max(step, 0)
     trainer = build_trainer(module, max_steps, quiet, callback)
     try:
         path = None if resume is None else str(resume.path)
-        trainer.fit(module, rows, ckpt_path=path, weights_only=is_one_file(recipe.launch.strategy))
+        is_one_file = strategies.is_one_file(recipe.launch.strategy)
+        trainer.fit(module, rows, ckpt_path=path, weights_only=is_one_file)
     except SystemExit as stop:  # Lightning's answer to a signal before or after the steps
         if isinstance(stop.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
@@ -210,7 +155,7 @@ def build_trainer(
     for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)  # hides banners
     warnings.filterwarnings("ignore", module="lightning")
-    device, output = accelerator(recipe), Path(recipe.output)
+    device, output = hardware.accelerator(recipe), Path(recipe.output)
     half_target = module.drafter.target.dtype != torch.float32
     if t.precision == "fp32" and half_target:
         raise UserError("trainer.precision=fp32 needs a target in fp32: add target.dtype=float32")
@@ -220,21 +165,21 @@ def build_trainer(
     callbacks = [
         ProgressLogger(module, quiet or not main_process()),
         *([] if callback is None else [callback]),
-        CheckpointCallback(module, output / "checkpoints", read_settings(recipe)),
+        CheckpointCallback(module),
     ]
     return lightning.Trainer(
         accelerator=device,
-        devices=devices(recipe),
+        devices=hardware.devices(recipe),
         num_nodes=recipe.launch.num_nodes,
-        strategy=build_strategy(recipe, device),
-        plugins=build_plugins(recipe.launch.strategy),
+        strategy=strategies.build_strategy(recipe, device),
+        plugins=strategies.build_plugins(recipe.launch.strategy),
         precision="bf16-mixed" if is_mixed else "32-true",  # weights and optimizer: always fp32
         max_steps=max_steps,
         accumulate_grad_batches=t.accumulate,
         gradient_clip_val=t.gradient_clip or None,
         val_check_interval=t.validate_every * t.accumulate,
         check_val_every_n_epoch=None,
-        num_sanity_val_steps=0,
+        num_sanity_val_steps=-1 if t.validate_first else 0,
         use_distributed_sampler=False,
         logger=build_loggers(t, recipe.name, output),
         enable_checkpointing=False,
@@ -246,47 +191,10 @@ def build_trainer(
     )
 
 
-# ---- messages ----
-
-
-def _describe_resume(recipe: Recipe, resume: Checkpoint) -> str:
-    steps = resume.seal.step
-    if steps < recipe.trainer.max_steps:
-        return f"resuming from {resume.path}"
-    return (
-        f"{recipe.output} is already finished ({steps} steps); "
-        f"trainer.max_steps={2 * steps} continues it, trainer.resume=never starts over"
-    )
-
-
-def _report(module: DrafterModule, folder: Path, steps: int) -> None:
-    """Print what training gained, and the commands to run next."""
-    recipe, t = module.recipe, module.recipe.trainer
-    if steps < t.max_steps:
-        limit = f"trainer.max_minutes={t.max_minutes:g}"
-        say(f"{limit} ended training after {steps} of {t.max_steps} steps")
-    gain = gain_line(module.first_numbers, module.validation_numbers)
-    if gain:
-        say(gain)
+def _suggest_commands(recipe: Recipe, folder: Path) -> None:
     target = [] if recipe.target.name == DEFAULT_TARGET else ["--target", recipe.target.name]
     chat = Chat(recipe.data.template_kwargs, recipe.data.system)
     options = [*target, "--drafter", str(folder), *chat.arguments]
     say(f"the drafter is saved in {folder}; next:")
     say(f"  {command('decode.eval', '--suite', 'builtin', *options)}")
     say(f'  {command("decode.generate", *options)} "your prompt"')
-
-
-def gain_line(before: Mapping[str, float], now: Mapping[str, float]) -> str | None:
-    """Estimated τ on held-out text before and after training; None if it was not measured
-    before."""
-    parts = []
-    for name in ("greedy", "sampling"):
-        if f"tau_{name}" not in before or f"tau_{name}" not in now:
-            continue
-        first, last, error = before[f"tau_{name}"], now[f"tau_{name}"], now[f"tau_{name}_se"]
-        clear = "" if abs(last - first) > 1.96 * error else ", within the error of the estimate"
-        parts.append(
-            f"{name} {first:.2f} before, {last:.2f} ± {error:.2f} after "
-            f"({last / first - 1:+.0%}{clear})"
-        )
-    return f"τ (estimated on held-out text): {'; '.join(parts)}" if parts else None

@@ -8,10 +8,7 @@ import pytest
 import torch
 
 from align import features
-from align.config.parser import load_recipe
 from align.outputs.cache import Row
-from align.training.run import train
-from specalign.common.errors import UserError
 from tests.builders import read_weights as weights
 from tests.builders import train_debug_block as run
 
@@ -39,29 +36,6 @@ def test_training_from_disk_is_training_from_memory(
         run(disk, debug_data, *stored)
     one, two, three = weights(memory), weights(disk), weights(lazy)
     assert all(torch.equal(one[n], two[n]) and torch.equal(one[n], three[n]) for n in one)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["debug_taps", "debug_mdlm"])
-def test_a_target_without_layers_trains_the_same_drafter(
-    tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str], recipe: str
-) -> None:
-    """From what is stored alone; and where a row is not stored, nothing is begun."""
-    words = [f"recipe={recipe}", f"data.path={debug_data}", "trainer.max_steps=4"]
-    words += ["trainer.features_gb=1", f"trainer.features_path={tmp_path / 'stored'}"]
-    absent = load_recipe([*words, f"output={tmp_path / 'absent'}", "target.parallel=absent"])
-    few = [word.replace("max_steps=4", "max_steps=2") for word in words]
-    features.main([*few, f"output={tmp_path / 'whole'}"])
-    with pytest.raises(
-        UserError, match="target.parallel=absent: .* rows? of this run not in .*align.features"
-    ):
-        train(absent, quiet=True)
-    features.main([*words, f"output={tmp_path / 'whole'}"])
-    train(load_recipe([*words, f"output={tmp_path / 'whole'}"]), quiet=True)
-    target = train(absent, quiet=True).drafter.target
-    assert all(p.is_meta for p in target.layers[0].parameters()) and not target.embedding_VD.is_meta
-    one, two = weights(tmp_path / "whole"), weights(tmp_path / "absent")
-    assert one.keys() == two.keys() and all(torch.equal(one[n], two[n]) for n in one)
 
 
 def test_without_room_nothing_is_stored(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from align.config import hardware
-from align.config.hardware import adopt_slurm, check_devices, devices, is_launched, run_processes
+from align.config.hardware import check_devices, devices
 from align.config.parser import load_recipe
 from specalign.common.errors import UserError
 
@@ -24,44 +23,11 @@ def test_what_the_machine_lacks_or_what_contradicts_is_one_line(
 ) -> None:
     monkeypatch.setattr(hardware, "gpu_count", lambda: 0)
     with pytest.raises(UserError, match="torch sees no GPU"):
-        check_devices(recipe("launch.accelerator=gpu"))
-    with pytest.raises(UserError, match="target.device=cuda:1 contradicts launch.accelerator=cpu"):
-        recipe("launch.accelerator=cpu", "target.device=cuda:1")
+        check_devices(recipe("target.device=cuda"))
     monkeypatch.setattr(hardware, "gpu_count", lambda: 1)
     with pytest.raises(UserError, match="launch.devices=2: torch sees 1"):
-        check_devices(recipe("launch.accelerator=gpu", "launch.devices=2"))
+        check_devices(recipe("target.device=cuda", "launch.devices=2"))
     assert devices(recipe("target.device=cuda:1")) == [1]
-
-
-PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-
-@pytest.fixture
-def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """An environment that says nothing, and that is as before afterwards."""
-    for name in (*PLACE, *(n for n in os.environ if n.startswith("SLURM"))):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    return monkeypatch
-
-
-def test_sruns_tasks(clean: pytest.MonkeyPatch) -> None:
-    slurm = {
-        "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_JOB_ID": "120042",
-        "SLURM_STEP_ID": "3", "SLURM_STEP_NODELIST": "gpu[07-08,11],login",
-    }  # fmt: skip
-    for name, value in slurm.items():
-        clean.setenv(name, value)
-    adopt_slurm()
-    assert is_launched()
-    assert [os.environ[name] for name in PLACE] == ["5", "8", "1", "1", "gpu07", "15045"]
-
-
-def test_several_machines_need_to_know_which_is_the_first(clean: pytest.MonkeyPatch) -> None:
-    recipe = load_recipe(["recipe=debug_block", "launch.num_nodes=2"])
-    clean.setenv("NODE_RANK", "1")
-    with pytest.raises(UserError, match=r"launch.num_nodes=2: missing MASTER_ADDR, MASTER_PORT;"):
-        run_processes(recipe, "align.nothing", [])
 
 
 ALIKE = """
@@ -80,9 +46,8 @@ assert all(map(torch.equal, *found))
 
 
 def test_products_use_deterministic_products_with_any_number_of_threads(
-    clean: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Five rows, and attention of three rows over a length that no vector divides, are two that MKL splits."""
-    clean.setenv("MKL_CBWR", "")
-    clean.delenv("MKL_CBWR")
+    monkeypatch.delenv("MKL_CBWR", raising=False)
     subprocess.run([sys.executable, "-c", ALIKE], check=True)

@@ -74,11 +74,6 @@ def test_values_get_the_type_of_their_key(word: str, value: Any) -> None:
     assert type(part) is type(value)
 
 
-def test_devices_auto_is_resolved() -> None:
-    recipe = load_recipe(["recipe=debug_block", "launch.devices=auto", "launch.accelerator=cpu"])
-    assert recipe.launch.devices == 1
-
-
 def test_single_terms_join_and_the_mapping_replaces(tmp_path: Path) -> None:
     added = load_recipe(["recipe=debug_block", "objective.terms.streak=0.5"])
     assert added.objective.terms == {"forward_kl": 1.0, "streak": 0.5}

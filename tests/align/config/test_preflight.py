@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from align.config.parser import load_recipe
 from align.config.preflight import check_file, check_training
-from align.training.checkpoints import check_named
 from specalign.common.errors import UserErrors
 
 TRAIN, WRITE = "align.train", "align.synthesize"
@@ -22,7 +20,6 @@ TRAIN, WRITE = "align.train", "align.synthesize"
     [
         (TRAIN, "recipe=gpt2xl_calib data.write=never", "no data yet, and data.write=never; "),
         (TRAIN, "recipe=debug_block drafter.init=nowhere", "'nowhere': no such folder"),
-        (TRAIN, "recipe=debug_block trainer.resume=x.ckpt", "trainer.resume=x.ckpt"),
         (WRITE, "recipe=debug_block data.text=no/such/folder", "data.text='no/such/folder'"),
         (WRITE, "recipe=debug_block output=file", "output=file/data: can't be written"),
         (WRITE, "recipe=debug_block --print", None),
@@ -63,10 +60,10 @@ def test_all_that_is_missing_is_named_at_once(
         "data.prompts=lab/prompts",
         "data.text=lab/text",
     ]
-    more = ["trainer.logger=csv,wandb", "trainer.resume=no.ckpt", f"output={tmp_path / 'o'}"]
+    more = ["trainer.logger=csv,wandb", f"output={tmp_path / 'o'}"]
     with pytest.raises(UserErrors) as caught:
         recipe = load_recipe(["recipe=adapt", *words, *more])
-        check_training(recipe, partial(check_named, recipe.trainer.resume))
+        check_training(recipe)
     problems = caught.value.problems
     assert [
         p
@@ -82,7 +79,7 @@ def test_all_that_is_missing_is_named_at_once(
         (line,) = [p for p in problems if p.startswith(f"data.{kind}=")]
         assert line.endswith(f"hf download --repo-type dataset {name}")
     assert [p for p in problems if "not installed (pip install" in p and "wandb" in p]
-    assert len(problems) == 6 and str(caught.value).count("\n  - ") == 6
+    assert len(problems) == 5 and str(caught.value).count("\n  - ") == 5
 
 
 def test_a_device_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:

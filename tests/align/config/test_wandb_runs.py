@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from align.config import wandb_runs
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
-from align.config.wandb_runs import check_login, is_offline
-from specalign.common.errors import UserError
+from align.config.wandb_runs import is_offline
 
 ONE = {"WANDB_RUN_ID": "r1"}
 BOTH = {"WANDB_SWEEP_ID": "s1", **ONE}
-
-
-@pytest.fixture
-def wandb() -> Iterator[Any]:
-    """The package, whose settings of this process are forgotten afterwards."""
-    found: Any = pytest.importorskip("wandb")
-    yield found
-    found.teardown()
 
 
 @pytest.fixture(autouse=True)
@@ -102,23 +91,3 @@ def test_runs_are_sent_where_the_user_asks_for_it(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert is_offline() is offline
-
-
-def test_without_credentials_a_run_that_would_be_sent_is_refused(
-    monkeypatch: pytest.MonkeyPatch, wandb: Any
-) -> None:
-    found = recipe(monkeypatch, {"WANDB_MODE": "online"}, "trainer.logger=wandb")
-    asked: list[dict[str, Any]] = []
-
-    def login(**options: Any) -> bool:
-        asked.append(options)
-        return False
-
-    monkeypatch.setattr(wandb, "login", login)
-    with pytest.raises(UserError, match="W&B has no credentials here"):
-        check_login(found)
-    assert asked == [{"prompt": False, "verify": True}]
-    check_login(load_recipe(["recipe=debug_block"]))
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    check_login(found)
-    assert len(asked) == 1

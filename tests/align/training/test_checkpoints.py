@@ -15,7 +15,7 @@ import torch
 from align.config.recipe import Recipe
 from align.training import checkpoints
 from align.training.callbacks import CheckpointCallback
-from align.training.checkpoints import Checkpoint, Seal, Settings, check_same_run, part, place, seal
+from align.training.checkpoints import Checkpoint, Seal, check_same_run, part, place, seal
 from specalign.common.errors import UserError
 from tests.builders import train_debug_block as run
 
@@ -71,10 +71,11 @@ def test_a_full_disk_leaves_no_half_checkpoint(
     saved(tmp_path, 1)
     before = sorted(tmp_path.iterdir())
     with monkeypatch.context() as patch, pytest.raises(OSError):
-        patch.setattr("align.training.checkpoints.write_atomically", full)
+        patch.setattr("align.training.checkpoints.write_text", full)
         saved(tmp_path, 2)  # no room for the seal
-    module: Any = SimpleNamespace(recipe=Recipe())
-    callback = CheckpointCallback(module, tmp_path, Settings())
+    module: Any = SimpleNamespace(recipe=Recipe(output=str(tmp_path)))
+    callback = CheckpointCallback(module)
+    callback.folder = tmp_path
 
     def half(path: str) -> None:
         Path(path).write_bytes(b"half")
@@ -97,15 +98,15 @@ def test_remains_of_a_kill_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "message"),
+    ("before", "message"),
     [
-        ({"strategy": "one file"}, {"strategy": "fsdp"}, "saved with launch.strategy=auto, not"),
-        ({"stage": "pretrain"}, {"stage": "finetune"}, "use stage=pretrain, or use"),
+        ({"strategy": "one file"}, "saved with launch.strategy=one file, not fsdp; use"),
+        ({"stage": "pretrain"}, "saved with stage=pretrain, not calibrate; use"),
+        ({"schedule": {"batch_size": 9}}, "saved with trainer.batch_size=9, not 2; use"),
+        ({"step": 1001}, "trainer.max_steps=1000: step-1.ckpt already has 1001 steps"),
     ],
 )
-def test_other_settings_are_refused(
-    before: dict[str, str], now: dict[str, str], message: str
-) -> None:
+def test_other_settings_are_refused(before: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         checkpoint = Checkpoint(Path("step-1.ckpt"), replace(SEAL, **before))
-        check_same_run(checkpoint, {}, Settings(**now))
+        check_same_run(checkpoint, Recipe(), {}, "fsdp")

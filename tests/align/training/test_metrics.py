@@ -49,5 +49,5 @@ def test_a_torn_line_is_left_out_and_rows_after_a_step_are_removed(tmp_path: Pat
     assert MetricsFile(path).read() == [{"step": "1", "a": "2.0"}, {"step": "2", "a": "3.0"}]
     MetricsFile(path).rewind(1)
     file = MetricsFile(path)
-    file.add(2, {"b": 4.0})
+    file.log_metrics({"b": 4.0}, 2)
     assert file.read() == [{"step": "1", "a": "2.0"}, {"step": "2", "b": "4.0"}]

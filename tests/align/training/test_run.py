@@ -233,5 +233,5 @@ def test_a_run_resumes_with_the_row_after_the_last_one(
     words += ["trainer.max_steps=3", f"trainer.resume={checkpoint}"]
     train(load_recipe([*words, "trainer.batch_size=4"]), quiet=True)
     assert read == [*range(12)]
-    with pytest.raises(UserError, match="saved with trainer.batch_size=4; use the same value"):
+    with pytest.raises(UserError, match="saved with trainer.batch_size=4, not 2; use"):
         train(load_recipe([*words, "trainer.batch_size=2"]), quiet=True)

@@ -12,19 +12,17 @@ from pathlib import Path
 import pytest
 
 from tests.builders import read_metric, read_weights
-from tests.forks import ONE_THREAD, train_in_forks
+from tests.forks import ONE_THREAD
 
 ROOT = Path(__file__).resolve().parents[4]
 PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8").partition("## Start a run")[2]
 SIZES = {"recipe": "debug_block", "trainer.batch_size": "2", "launch.devices": "2"}
-SIZES |= {"launch.num_nodes": "1", "launch.accelerator": "cpu"}
+SIZES |= {"launch.num_nodes": "1", "target.device": "cpu"}
 SIZES |= {"trainer.max_steps": "2", "trainer.warmup_steps": "1"}
-SRUN = {"SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "4711"}
-SRUN |= {"SLURM_STEP_NODELIST": "localhost"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "srun"])
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
 def test_a_line_of_the_page(tmp_path: Path, debug_data: Path, launcher: str) -> None:
     output = tmp_path / "two"
     (line,) = [
@@ -34,19 +32,16 @@ def test_a_line_of_the_page(tmp_path: Path, debug_data: Path, launcher: str) -> 
     options = dict(word.split("=", 1) for word in shlex.split(after))
     options |= SIZES | {"output": str(output), "data.path": str(debug_data)}
     words = [f"{key}={value}" for key, value in options.items()]
-    if launcher == "srun":  # not installed: its tasks know who they are by its variables
-        done = train_in_forks(words, tmp_path, 2, slurm=SRUN)
-    else:
-        env = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
-        env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        name = "--master-port" if launcher == "torchrun" else "--master_port"
-        own = shlex.split(before.replace("8", "2"))[1:]
-        command = [launcher, name, port, *own, "align.train", *words]
-        done = subprocess.run(
-            command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600
-        )
+    env = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    name = "--master-port" if launcher == "torchrun" else "--master_port"
+    own = shlex.split(before.replace("8", "2"))[1:]
+    command = [launcher, name, port, *own, "align.train", *words]
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr
     assert read_weights(output) and len(read_metric(output)) == 2

@@ -8,27 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.training.parallel.sharded import AbsentTarget, SharedTarget
+from align.training.strategies import shard_target
 from specalign.common.errors import UserError
-from specalign.lm.loading import load_target
 from tests.builders import read_metric, read_weights
 from tests.forks import train_in_forks
 from tests.target_models import tiny_target
 
 
-def test_an_absent_target_holds_no_memory_of_its_layers() -> None:
-    """Embedding and head, tied here as two parameters of one place, leave the piece that all weights lie in."""
-    target = load_target("debug", device="cpu")
-    target.embedding_VD.data = target.head_weight_VD.data
-    assert target.embedding_VD.untyped_storage().nbytes() > target.embedding_VD.nbytes
-    AbsentTarget(target, torch.device("cpu"), Path("stored"))
-    there = [p for p in target.model.parameters() if not p.is_meta]
-    assert there and all(p.untyped_storage().nbytes() == p.nbytes for p in there)
-    assert target.embedding_VD.data_ptr() == target.head_weight_VD.data_ptr()
-
-
 def train(output: Path, recipe: str, processes: int, *words: str) -> list[float]:
-    own = [f"recipe={recipe}", f"output={output}", "launch.accelerator=cpu"]
+    own = [f"recipe={recipe}", f"output={output}", "target.device=cpu"]
     words = (*own, f"launch.devices={processes}", *words)
     done = train_in_forks(words, output.parent, processes)
     assert done.returncode == 0, done.stderr
@@ -96,4 +84,4 @@ def test_a_target_in_parts_is_the_same_target(
 def test_a_target_whose_texts_run_one_by_one_is_refused() -> None:
     """Processes would run its layers another number of times, and wait for each other."""
     with pytest.raises(UserError, match="'bart' has absolute positions, so texts run one by one"):
-        SharedTarget(tiny_target("bart"), torch.device("cpu"))
+        shard_target(tiny_target("bart"), torch.device("cpu"))
