@@ -64,7 +64,7 @@ def read_documents(source: str, data: DataConfig, left_out: Counter[str]) -> Ite
     check_text_source(source)
     path = expand_path(source, "data.text")
     if path.is_dir():
-        texts = chain.from_iterable(
+        texts: Iterator[str] = chain.from_iterable(
             _read_file(file, data, left_out) for file in _list_files(path, data, left_out)
         )
     elif path.is_file():

@@ -99,8 +99,6 @@ def _count_target(recipe: Recipe, target: TargetSizes) -> float:
     """Numbers of the target on a device; embedding, head and last norm are never split."""
     layers = sum(target.layers)
     rest = target.parameters - layers
-    if recipe.target.parallel == "absent":
-        return rest
     if recipe.target.parallel == "fsdp":  # the layer that runs and the next one are whole
         return rest + layers / recipe.processes + 2 * max(target.layers)
     return target.parameters

@@ -27,7 +27,8 @@ _READ_AT_ONCE = 2048
 def check_vocabulary(model: Target, target: Target) -> None:
     if model.vocab_size != target.vocab_size:
         sizes = f"of {model.vocab_size}, target {target.spec!r} has {target.vocab_size}"
-        raise UserError(f"drafter {model.spec!r} has a vocabulary {sizes}")
+        hint = "it needs its own tokenizer (--drafter-tokenizer)"
+        raise UserError(f"drafter {model.spec!r} has a vocabulary {sizes}: {hint}")
 
 
 class CausalContext:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from decode.proposers.autoregressive import DRAFT_TOKENS, CausalContext
+from decode.proposers.autoregressive import CausalContext
 from decode.proposers.base import DraftSession, Proposer, Request
 from decode.proposers.diffusion import follow
 from decode.speculation.proposal import Proposal, point_proposal
@@ -18,6 +18,7 @@ from specalign.lm.model import Target
 from specalign.models.diffusion_context import DiffusionContext
 from specalign.models.standalone import DiffusionDrafter
 
+DRAFT_TOKENS = 4
 LONGEST_CONTEXT = 4096
 """In the drafter's tokens; of a longer text it sees the later half of that."""
 OVERLAP = 16
@@ -39,7 +40,7 @@ class TranslatedSession(DraftSession):
     def _new_context(self) -> CausalContext | DiffusionContext:
         network = self.proposer.network
         if isinstance(network, Target):
-            return CausalContext(network, min(network.context_limit, LONGEST_CONTEXT))
+            return CausalContext(network, network, min(network.context_limit, LONGEST_CONTEXT))
         return DiffusionContext(network, LONGEST_CONTEXT + self.proposer.draft_tokens)
 
     def propose(self, k: int) -> Proposal | None:

@@ -257,7 +257,8 @@ def make_given(system: GivenDrafter, drafters: OpenDrafters) -> Proposer:
     siblings: Siblings | None = None
     verifier = None if system.verifier_name == "auto" else find(system.verifier_name)
     if verifier is not None and "point" not in verifier.laws:
-        nodes, kinds = nodes or 0, ("without_replacement", "iid")
+        nodes = nodes or 0
+        kinds: tuple[Siblings, ...] = ("without_replacement", "iid")
         siblings = next((kind for kind in kinds if kind in verifier.siblings), None)
     check_options(system, drafter)
     if isinstance(drafter, DiffusionDrafter):
