@@ -21,8 +21,7 @@ from specalign.common.files import write_atomically, write_text
 from specalign.common.schema import JsonObject
 from specalign.common.terminal import PlainConsole
 from specalign.common.text import format_title, markdown_text
-from specalign.suites.benchmarks import SUITES
-from specalign.suites.registry import GROUPS, prompts_of
+from specalign.suites.registry import GROUPS, SUITES, prompts_of
 
 FOLDER = Path(__file__).resolve().parents[1] / "recipes" / "compare"
 RECIPES = (f"{FOLDER}/ours.yaml", f"{FOLDER}/dflash.yaml")

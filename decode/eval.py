@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from decode.cli import Parser, parse_whole, path, pop_drafting, pop_sampling
 from decode.evaluation.config import DEFAULT_METHODS, TUNING_PROMPTS, TUNING_SUITE, EvalConfig
+from decode.evaluation.execution import check_sandbox
 from decode.evaluation.records import check_out
 from decode.systems.drafter_folders import check_methods, read_drafters
 from decode.systems.parsing import read_methods, read_sweep
@@ -29,8 +30,8 @@ from specalign.common.errors import UserError, cli
 from specalign.common.terminal import PlainConsole
 from specalign.folder.chat import Chat
 from specalign.lm.names import check_given
-from specalign.suites.benchmarks import SUITES
-from specalign.suites.registry import GROUPS, prompts_of, resolve
+from specalign.suites.long import CONTEXT
+from specalign.suites.registry import GROUPS, SUITES, prompts_of, resolve
 from specalign.suites.sources import Loaded
 
 if TYPE_CHECKING:
@@ -58,7 +59,11 @@ def parser() -> Parser:
         "none to tune"
     )
     sweep = "measure every combination of option values: draft_tokens=4,8,16 steps=1,2,4"
-    length = "length limit of an output (default 128)"
+    length = "length limit of an output (default: as published for each suite; 128 for --prompts)"
+    batches = "decode N prompts together, for each N: 1,4,8 (default 1)"
+    execute = "run the answers' code to score it: no network, limits of time and memory"
+    documents = "texts for the suite long: a file or a folder of your own"
+    context = f"tokens of a prompt of the suite long (default {CONTEXT})"
     repeats = "generations per prompt and method (default 1)"
     warmup = "untimed warm-up rounds (default 1)"
     threads = "CPU threads (default: torch's own choice)"
@@ -84,7 +89,19 @@ def parser() -> Parser:
         "options of the methods drafter and combined (--draft-tokens: of every method)"
     )
     p.add_sampling_options("seed for sampling, method order and intervals (default 0)")
-    add("--max-new-tokens", type=parse_whole(1), default=128, metavar="N", help=length)
+    p.set_defaults(temperature=None)
+    add("--max-new-tokens", type=parse_whole(1), metavar="N", help=length)
+    add(
+        "--batch-size",
+        type=parse_sizes,
+        default=(1,),
+        metavar="N,N",
+        dest="batch_sizes",
+        help=batches,
+    )
+    add("--execute-code", action="store_true", help=execute)
+    add("--documents", type=path, metavar="PATH", help=documents)
+    add("--context", type=parse_whole(64), default=CONTEXT, metavar="N", help=context)
     add("--repeats", type=parse_whole(1, 1000), default=1, metavar="N", help=repeats)
     add("--warmup", type=parse_whole(0, 1000), default=1, metavar="N", help=warmup)
     add("--threads", type=thread_count, metavar="N", help=threads)
@@ -99,6 +116,8 @@ def read_config(arguments: Sequence[str]) -> EvalConfig:
     """The command line as a config. Raises UserError for what is mistyped."""
     typed = vars(parser().parse_args(arguments))
     methods = typed.pop("methods")
+    if typed["temperature"] is None:
+        typed["temperature"] = published_temperature(None if typed["prompts"] else typed["suite"])
     return EvalConfig(
         methods=None if methods is None else read_methods(methods),
         sweep=read_sweep(typed.pop("sweep")),
@@ -107,6 +126,19 @@ def read_config(arguments: Sequence[str]) -> EvalConfig:
         drafters=read_drafters(typed.pop("drafter")),
         **typed,
     )
+
+
+def published_temperature(suites: str | None) -> float:
+    """The temperature at which all these suites are published; 0 where they differ."""
+    chosen = [] if suites is None else resolve(suites)
+    found = {suite.temperature for suite, _ in chosen}
+    return found.pop() if len(found) == 1 else 0.0
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Batch sizes: `1,4,8`."""
+    one = parse_whole(1, 1024)
+    return tuple(dict.fromkeys(one(size.strip()) for size in text.split(",")))
 
 
 @cli
@@ -172,12 +204,20 @@ def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
             f"--tune uses the prompts of {TUNING_SUITE}: measure on others (--suite mtbench, or "
             "--prompts FILE)"
         )
+    if config.execute_code:
+        check_sandbox()
     if config.out is not None:
         check_out(config.out, config.recorded, config.resume, config.tune is not None)
     if config.methods is not None:
         check_methods(config.methods.methods, config.drafters, config.target)
     return prompts_of(
-        config.suite, config.prompts, config.data_dir, config.limit, config.prompts_column
+        config.suite,
+        config.prompts,
+        config.data_dir,
+        config.limit,
+        config.prompts_column,
+        config.documents,
+        config.context,
     )
 
 

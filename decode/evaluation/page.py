@@ -70,7 +70,9 @@ def print_report(
     """Print table, sources (unless they are on the screen already), baseline and verdict."""
     console.print(tables.table(summary))
     for block in tables.against_first(summary).items():
-        console.print(tables.against_table(*block))
+        console.print(tables.plain_table(block[0], tables.AGAINST, block[1]))
+    if batches := tables.batch_rows(summary):
+        console.print(tables.plain_table("batches", tables.BATCH, batches))
     for line in tables.source_lines(summary) if sources else ():
         console.say(line)
     if line := tables.baseline_line(summary.run.baseline):
@@ -83,6 +85,7 @@ def page(summary: Summary, records: Sequence[Record], png: bytes) -> str:
     """The whole page, with the plots in `png`."""
     baseline = tables.baseline_line(summary.run.baseline)
     gains = tables.against_first(summary).items()
+    batches = tables.batch_rows(summary)
     parts = [
         "<h1>Speed-up and losslessness</h1>",
         f"<p>{html_text(tables.headline(summary))}</p>",
@@ -90,6 +93,7 @@ def page(summary: Summary, records: Sequence[Record], png: bytes) -> str:
         _table(*tables.overview(summary)) if len(summary.suites) > 1 else "",
         _table(tables.COLUMNS, [tuple(row.values()) for row in tables.rows(summary)]),
         *(f"<h3>{html_text(t)}</h3>{_table(tables.AGAINST, body)}" for t, body in gains),
+        f"<h3>Batches</h3>{_table(tables.BATCH, batches)}" if batches else "",
         f"<p>{html_text(baseline)}</p>" if baseline else "",
         f'<img alt="plots" src="data:image/png;base64,{base64.b64encode(png).decode()}">',
         "<h2>Lossless?</h2>" + _losslessness(summary, records),

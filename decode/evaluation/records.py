@@ -23,6 +23,10 @@ AS_JSON: JsonObject = {"ensure_ascii": False, "allow_nan": False}
 _OWN = (RECORDS, SUMMARY, "report.png", "report.html", "tuning")
 
 
+RecordKey = tuple[str, str, str, int, int]
+"""Suite, prompt, method, repeat, batch size."""
+
+
 @dataclass
 class Divergence:
     """Where a greedy output first leaves the plain one, at position `index`, and why: `rounding
@@ -52,6 +56,8 @@ class Record:
     tree, levels; `nodes`: all of them). tau: committed / calls. seconds: of decoding, prefill
     excluded; drafting and verifying are parts of it. position: the method's place in the order on
     this prompt. identical: whether the output equals plain decoding's; None above temperature 0.
+    batch: prompts that were decoded together, at most. group: the first of them. score: by the suite's metric, 0 to 1; None = not
+    scored.
     """
 
     suite: str
@@ -79,6 +85,12 @@ class Record:
     identical: bool | None = None
     divergence: Divergence | None = None
     verifier: str = ""
+    batch: int = 1
+    group: str = ""
+    score: float | None = None
+
+    def __post_init__(self) -> None:
+        self.group = self.group or self.prompt
 
     @property
     def lossy(self) -> bool:
@@ -86,8 +98,8 @@ class Record:
         return self.verifier.startswith(LOSSY)
 
     @property
-    def key(self) -> tuple[str, str, str, int]:
-        return self.suite, self.prompt, self.method, self.repeat
+    def key(self) -> RecordKey:
+        return self.suite, self.prompt, self.method, self.repeat, self.batch
 
 
 @dataclass
@@ -172,7 +184,7 @@ def read_records(folder: Path, mend: bool = False) -> list[Record]:
     if mend and len(whole) < len(raw):
         with open(path, "r+b") as file:
             file.truncate(len(whole))
-    records: dict[tuple[str, str, str, int], Record] = {}
+    records: dict[RecordKey, Record] = {}
     for number, line in enumerate(whole.decode("utf-8", errors="replace").split("\n")[:-1], 1):
         where = f"{path}, line {number}"
         record: Record = convert(parse_json(line, where), Record, "", where)

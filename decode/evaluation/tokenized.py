@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from decode.engine.prompts import prompt_tokens
 from specalign.common.errors import UserError
+from specalign.common.schema import JsonObject
 from specalign.common.text import plural, say_once
 from specalign.folder.template_notes import ignored_notes
 from specalign.suites.prompt import Prompt
@@ -27,12 +28,42 @@ def tokenize_prompts(
     fitting, refused, ignored = [], [], Counter[str]()
     for prompt in prompts:
         try:
-            fitting.append((prompt, prompt_tokens(target, prompt.content, ignored=ignored)))
+            fitting.append((prompt, tokenize_prompt(target, prompt, ignored)))
         except UserError as error:
             refused.append(f"{prompt.id}: {error}")
     for note in ignored_notes(target, ignored, str(len(prompts))):
         say_once(f"note: {note}")
     return fitting, refused
+
+
+def tokenize_prompt(
+    target: Target, prompt: Prompt, ignored: Counter[str] | None = None
+) -> list[int]:
+    """A prompt's tokens, cut to at most `prompt.cut` of them. Raises UserError as `prompt_tokens`
+    does."""
+    if prompt.cut is None:
+        return prompt_tokens(target, prompt.content, prompt.raw, ignored)
+    body, _, ask = str(prompt.content).rpartition("\n")
+    while True:
+        tokens = target.chat_tokens(f"{body}\n{ask}")
+        if len(tokens) <= prompt.cut:
+            return prompt_tokens(target, f"{body}\n{ask}")
+        keep = int(len(body) * prompt.cut / len(tokens)) - 1
+        if keep <= 0:
+            raise UserError(f"a context of {prompt.cut} tokens leaves no room for a text")
+        body = body[:keep]
+
+
+def continue_conversation(
+    target: Target, messages: Sequence[JsonObject], answers: Sequence[str]
+) -> list[int]:
+    """The tokens of a later turn: the user's messages, with the target's answer before each of the
+    last ones. Raises UserError as `prompt_tokens` does."""
+    first = len(messages) - len(answers)
+    conversation = list(messages[:first])
+    for answer, message in zip(answers, messages[first:], strict=True):
+        conversation += [{"role": "assistant", "content": answer}, message]
+    return prompt_tokens(target, conversation)
 
 
 def tokenize_suites(

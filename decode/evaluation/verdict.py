@@ -33,7 +33,7 @@ def verdict(summary: Summary) -> str:
     where = f"{plural(count, 'prompt')} ({titles}), {summary.sampling}"
     sentences = [
         f"{_subject(best, overall[best])} {_describe_speed(overall[best])} on {where}, "
-        f"up to {settings['max_new_tokens']} new tokens, {settings['dtype']}, "
+        f"up to {summary.length} new tokens, {settings['dtype']}, "
         f"with τ = {format_number(value_of(overall[best].tau))} tokens per target forward pass."
     ]
     if len(others) <= _MOST_SENTENCES:
@@ -42,6 +42,7 @@ def verdict(summary: Summary) -> str:
     exact = [method for method in others if not overall[method].lossy]
     if exact:
         sentences.append(_describe_losslessness(summary, exact))
+    sentences += _describe_accuracy(summary, best)
     sentences += [_describe_lossy(m, overall[m]) for m in others if overall[m].lossy]
     sentences += _warnings(summary, count)
     sentences += _best_points(summary)
@@ -96,6 +97,20 @@ def _describe_losslessness(summary: Summary, methods: Sequence[str]) -> str:
     hint = "" if summary.settings["dtype"] == "float32" else " (hardly any with --dtype float32)"
     differences = plural(ties, "difference")
     return f"{same}; {differences}{over} start at a rounding tie between two tokens{hint}."
+
+
+def _describe_accuracy(summary: Summary, method: str) -> Iterator[str]:
+    """The scores of plain decoding and the best method on each suite that has a metric."""
+    for source in summary.run.suites:
+        methods = summary.suites.get(source["name"], {})
+        if method not in methods or methods[method].score is None:
+            continue
+        plain, mine = methods[PLAIN].score, methods[method].score
+        gain = methods[method].score_difference
+        where = f"{source['title']}, {source['metric']}"
+        scores = f"{value_of(plain):.3f} with plain decoding, {value_of(mine):.3f} drafted"
+        change = "" if summary.greedy else f", difference {format_estimate(gain, '', '+.3f')}"
+        yield f"{where}: {scores}{change}."
 
 
 def _describe_lossy(method: str, figures: Figures) -> str:

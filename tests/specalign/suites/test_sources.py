@@ -12,8 +12,8 @@ import pytest
 
 from specalign.rows import hub_rows
 from specalign.suites import sources
-from specalign.suites.benchmarks import SUITES
 from specalign.suites.prompt import Prompt
+from specalign.suites.registry import SUITES
 from specalign.suites.sources import choose, load_prompts_file, load_suite
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from specalign.suites.benchmarks import SUITES
 
 from specalign.suites import benchmarks
-from specalign.suites.benchmarks import SUITES
 from specalign.suites.prompt import Prompt
 from specalign.suites.registry import GROUPS, resolve
 from specalign.suites.sources import load_suite
