@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from specalign.common.provenance import git_commit
 from specalign.common.schema import JsonObject, convert, parse_json, read_json
 from specalign.common.text import cut
 
-RECORDS, RUN, SUMMARY = "records.jsonl", "run.json", "summary.json"
+RECORDS, RUN, SUMMARY, REPLAYS = "records.jsonl", "run.json", "summary.json", "replays.json"
 AS_JSON: JsonObject = {"ensure_ascii": False, "allow_nan": False}
 """How the files of a measurement are written."""
-_OWN = (RECORDS, SUMMARY, "report.png", "report.html", "tuning")
+_OWN = (RECORDS, SUMMARY, "share.png", "report.html", REPLAYS, "tuning")
 
 
 RecordKey = tuple[str, str, str, int, int]
@@ -138,6 +138,20 @@ def read_run(folder: Path) -> Run:
     return run
 
 
+def write_replays(folder: Path, replays: Sequence[JsonObject]) -> None:
+    """Write what `decode.evaluation.replay` has recorded."""
+    write_json(folder / REPLAYS, list(replays), **AS_JSON)
+
+
+def read_replays(folder: Path) -> list[JsonObject]:
+    """The folder's replays; none without the file."""
+    path = folder / REPLAYS
+    if not path.is_file():
+        return []
+    found: list[JsonObject] = convert(read_json(path), list[JsonObject], "replays", str(path))
+    return found
+
+
 def append(folder: Path, records: Iterable[Record]) -> None:
     """Append one JSON line per record, synced to disk."""
     check_ordinary(folder / RECORDS)
@@ -228,7 +242,7 @@ def open_folder(folder: Path, run: Run, replace: bool) -> tuple[Run, list[Record
 
 
 def _empty(folder: Path) -> None:
-    for name in (RECORDS, RUN, SUMMARY):
+    for name in (RECORDS, RUN, SUMMARY, REPLAYS):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -7,6 +7,7 @@ import resource
 import runpy
 import struct
 import sys
+from typing import Any
 
 SECONDS, MEMORY, FILE = 10, 2 << 30, 16 << 20
 """Limits: of the processor's time, memory and a file's size."""
@@ -14,7 +15,7 @@ SECONDS, MEMORY, FILE = 10, 2 << 30, 16 << 20
 # Linux's numbers of system calls, by machine. Refused: those that open a network (socket,
 # io_uring_setup) and those that start a process (fork, vfork, clone without a thread's flag).
 # clone3, whose flags a filter can't read, is missing, and the C library uses clone instead.
-MACHINES = {
+MACHINES: dict[str, dict[str, Any]] = {
     "x86_64": {"machine": 0xC000003E, "refused": (41, 425, 57, 58), "clone": 56, "missing": 435},
     "aarch64": {"machine": 0xC00000B7, "refused": (198, 425), "clone": 220, "missing": 435},
 }
@@ -26,7 +27,7 @@ _NUMBER, _MACHINE, _FIRST_ARGUMENT = 0, 4, 16  # places in what the filter reads
 _ALLOW, _REFUSE, _MISSING, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 
 
-def confine():
+def confine() -> None:
     """Limits of this process, and a filter of its system calls (seccomp)."""
     for kind, limit in (
         (resource.RLIMIT_CPU, SECONDS),
@@ -38,7 +39,7 @@ def confine():
     _install(_filter(MACHINES[platform.machine()]))
 
 
-def _filter(calls):
+def _filter(calls: dict[str, Any]) -> list[tuple[int, int, int, int]]:
     """Steps of a filter; each jumps over as many steps as its second (if so) or third field."""
     tests = []
     for call in calls["refused"]:
@@ -66,7 +67,7 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
 
 
-def _install(steps):
+def _install(steps: list[tuple[int, int, int, int]]) -> None:
     packed = b"".join(struct.pack("=HBBI", *step) for step in steps)
     libc = ctypes.CDLL(None, use_errno=True)
     program = _Program(len(steps), packed)

@@ -20,7 +20,18 @@ from decode.evaluation.accuracy import CODE
 from decode.evaluation.config import EvalConfig
 from decode.evaluation.page import make_report
 from decode.evaluation.plan import EvalPlan
-from decode.evaluation.records import RUN, Record, Run, add, open_folder, read_run, write_run
+from decode.evaluation.records import (
+    REPLAYS,
+    RUN,
+    Record,
+    Run,
+    add,
+    open_folder,
+    read_run,
+    write_replays,
+    write_run,
+)
+from decode.evaluation.replay import record_replay
 from decode.evaluation.summary import Summary
 from decode.evaluation.tokenized import (
     TokenizedPrompts,
@@ -40,6 +51,7 @@ from specalign.lm.model import Target
 from specalign.suites.sources import Loaded
 
 WARMUP_TOKENS = 16
+MOST_REPLAYS = 4
 
 
 def measure(
@@ -85,6 +97,7 @@ def measure(
         settings_of = {suite.name: _settings_of(config, suite) for suite in suites}
         measurement = Measurement(config, folder, run, records, decoders, settings_of, console)
         measurement.run_missing(groups)
+        measurement.record_replays(groups)
         return *make_report(folder), folder
 
 
@@ -195,6 +208,15 @@ class Measurement:
             if tasks:
                 new = runner.run_tasks(self.decoders, tasks, self.settings[tasks[0].suite])
                 self.records = add(self.folder, self.records, new)
+
+    def record_replays(self, groups: Sequence[Sequence[runner.Task]]) -> None:
+        """Record a replay of the first prompt of some suites, once per folder."""
+        if self.config.tuning or (self.folder / REPLAYS).exists():
+            return
+        first = {task.suite: task for group in reversed(groups) for task in group if task.tokens}
+        suites = [name for name in self.settings if name in first][:MOST_REPLAYS]
+        replays = [record_replay(self.decoders, first[n], self.settings[n]) for n in suites]
+        write_replays(self.folder, replays)
 
     def _warm_up(self, tokens: list[int], limit: int) -> None:
         for decoder in [*self.decoders.values()] * self.config.warmup:

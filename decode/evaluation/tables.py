@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from decode.evaluation.accuracy import CODE
 from decode.evaluation.statistics import format_estimate, format_number, value_of
 from decode.evaluation.summary import Figures, Summary, format_method
 from decode.systems.registry import MAIN, PLAIN
@@ -169,6 +170,15 @@ def batch_rows(summary: Summary) -> list[list[str]]:
             shown = (row[SPEED], row[SPEEDUP], row[TAU].partition(" [")[0], row[SAME])
             found.append([str(size), row[METHOD], *shown])
     return found
+
+
+def unscored(summary: Summary) -> list[str]:
+    """A line for each suite whose metric was not applied."""
+    return [
+        f"{source['title']} ({source['metric']}): its answers are code (--execute-code runs it)"
+        for source in summary.run.suites
+        if source.get("metric") == CODE and not summary.settings.get("execute_code")
+    ]
 
 
 def source_lines(summary: Summary) -> list[str]:

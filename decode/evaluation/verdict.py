@@ -17,6 +17,32 @@ STEADY = 2.0
 token of its fastest one: 1.4 and 1.5 over MT-Bench, 4 to 10 next to another process."""
 
 
+def find_best(summary: Summary) -> str:
+    """The method that verdicts begin with: the drafter, else the fastest; "" without one."""
+    others = [method for method in summary.overall if method != PLAIN]
+    speeds = {m: value_of(summary.overall[m].speedup) or 0.0 for m in others}
+    return max(others, key=lambda m: (m == MAIN, speeds[m]), default="")
+
+
+def headline(summary: Summary) -> str:
+    """The verdict in one short sentence."""
+    target = str(summary.settings["target"]).rstrip("/").rpartition("/")[2]
+    best = find_best(summary)
+    speedup = summary.overall[best].speedup if best else None
+    if speedup is None:
+        return f"{target}: nothing to compare with plain decoding"
+    if summary.bugs:
+        return f"{target}: OUTPUT CHANGED"
+    lossy = summary.overall[best].lossy
+    same = "another output distribution" if lossy else "the same output"
+    if not (lossy or summary.greedy):
+        same = "the same output distribution"
+    if speedup.lo is not None and speedup.hi is not None and speedup.lo <= 1 <= speedup.hi:
+        return f"{target}: no measurable difference ({speedup.value:.2f}×), {same}"
+    word = "faster" if speedup.value > 1 else "SLOWER"
+    return f"{target} decodes {word}: {speedup.value:.2f}×, with {same}"
+
+
 def verdict(summary: Summary) -> str:
     """The verdict as one paragraph."""
     settings, overall = summary.settings, summary.overall
@@ -27,7 +53,7 @@ def verdict(summary: Summary) -> str:
         return (
             "Tuning, not a measurement: the fastest settings were chosen from these same figures."
         )
-    best = max(others, key=lambda m: (m == MAIN, value_of(overall[m].speedup) or 0.0))
+    best = find_best(summary)
     count = overall[best].prompts
     titles = ", ".join(source["title"] for source in summary.run.suites if source["prompts"])
     where = f"{plural(count, 'prompt')} ({titles}), {summary.sampling}"

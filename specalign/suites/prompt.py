@@ -105,9 +105,10 @@ def find_turns(row: Row, *columns: str) -> tuple[str, ...]:
     column) if there is no text."""
     found = next((row[column] for column in columns if row.get(column)), None)
     turns = [turn.get("content") if isinstance(turn, Mapping) else turn for turn in found or []]
-    if not isinstance(found, list) or not all(isinstance(turn, str) for turn in turns):
+    texts = tuple(turn for turn in turns if isinstance(turn, str))
+    if not isinstance(found, list) or not texts or len(texts) < len(turns):
         raise KeyError(columns[0])
-    return tuple(turns)
+    return texts
 
 
 def list_choices(question: str, choices: Sequence[object], ask: str = CHOOSE) -> str:
