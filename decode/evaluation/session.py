@@ -248,6 +248,8 @@ class Measurement:
             line = f"{task.suite}: {task.prompt.id}: {error}"
             if line not in self.run.skipped:
                 self.run.skipped.append(line)
+                of_suite = next(one for one in self.run.suites if one["name"] == task.suite)
+                of_suite["prompts"] -= 1 + len(task.prompt.later)
                 write_run(self.folder, self.run)
             return None
         return replace(task, tokens=tuple(tokens))

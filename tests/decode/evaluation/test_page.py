@@ -27,14 +27,14 @@ def test_the_charts_show_what_the_records_say(tmp_path: Path) -> None:
     folder = fill_report(tmp_path / "o")
     write_replays(
         folder,
-        [{"title": "s: p", "prompt": "<b>", "lanes": [{"method": "plain", "rounds": [ROUND]}]}],
+        [{"title": "s: p", "prompt": "<blink>", "lanes": [{"method": "plain", "rounds": [ROUND]}]}],
     )
     summary, _ = make_report(folder)
     records = read_records(folder)
     text = (folder / "report.html").read_text()
     data = page_data(text)
     charts = {chart["name"]: chart for chart in data["charts"]}
-    assert set(charts) == {"speed", "positions", "tau", "time"} and "<b>" not in text
+    assert set(charts) == {"speed", "positions", "tau", "time"} and "<blink>" not in text
     plain = stats.times(records, "plain")
     for trace in charts["speed"]["traces"]:
         found = stats.paired_ratio(plain, stats.times(records, trace["name"]))
