@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decode.cli import Parser, parse_whole, path, pop_drafting, pop_sampling
-from decode.evaluation.config import DEFAULT_METHODS, TUNING_PROMPTS, TUNING_SUITE, EvalConfig
+from decode.evaluation.config import (
+    DEFAULT_METHODS,
+    TUNING_PROMPTS,
+    TUNING_SUITE,
+    EvalConfig,
+    ServerConfig,
+)
 from decode.evaluation.execution import check_sandbox
 from decode.evaluation.records import check_out
 from decode.systems.drafter_folders import check_methods, read_drafters
@@ -61,6 +67,9 @@ def parser() -> Parser:
     sweep = "measure every combination of option values: draft_tokens=4,8,16 steps=1,2,4"
     length = "length limit of an output (default: as published for each suite; 128 for --prompts)"
     batches = "decode N prompts together, for each N: 1,4,8 (default 1)"
+    server = "measure a running server (an OpenAI-compatible URL) in place of decoding here"
+    baseline = "the same target served without a drafter, for the speed-up"
+    flights = "requests in flight at a server (default 1,8,32)"
     execute = "run the answers' code to score it: no network, limits of time and memory"
     documents = "texts for the suite long: a file or a folder of your own"
     context = f"tokens of a prompt of the suite long (default {CONTEXT})"
@@ -99,6 +108,9 @@ def parser() -> Parser:
         dest="batch_sizes",
         help=batches,
     )
+    add("--server", metavar="URL", help=server)
+    add("--baseline-server", metavar="URL", help=baseline)
+    add("--concurrency", type=parse_sizes, default=(1, 8, 32), metavar="N,N", help=flights)
     add("--execute-code", action="store_true", help=execute)
     add("--documents", type=path, metavar="PATH", help=documents)
     add("--context", type=parse_whole(64), default=CONTEXT, metavar="N", help=context)
@@ -118,6 +130,8 @@ def read_config(arguments: Sequence[str]) -> EvalConfig:
     methods = typed.pop("methods")
     if typed["temperature"] is None:
         typed["temperature"] = published_temperature(None if typed["prompts"] else typed["suite"])
+    for name in ("server", "baseline_server", "concurrency"):
+        typed.pop(name)
     return EvalConfig(
         methods=None if methods is None else read_methods(methods),
         sweep=read_sweep(typed.pop("sweep")),
@@ -126,6 +140,42 @@ def read_config(arguments: Sequence[str]) -> EvalConfig:
         drafters=read_drafters(typed.pop("drafter")),
         **typed,
     )
+
+
+def read_servers(arguments: Sequence[str], config: EvalConfig) -> ServerConfig | None:
+    """The servers to measure; None = decoding here. Raises UserError for a baseline alone, or
+    options of decoding here."""
+    typed = parser().parse_args(arguments)
+    if typed.server is None:
+        if typed.baseline_server is not None:
+            raise UserError("--baseline-server is compared with --server, which is not given")
+        return None
+    for name in ("methods", "drafter", "sweep", "tune", "target"):
+        if getattr(typed, name):
+            raise UserError(f"--{name} applies to decoding here: a server has its own")
+    return ServerConfig(
+        typed.server,
+        typed.baseline_server,
+        typed.concurrency,
+        config.sampling.temperature,
+        max(config.repeats, 2),
+        config.out or Path("runs/eval/server"),
+    )
+
+
+def measure_serving(servers: ServerConfig, config: EvalConfig, console: PlainConsole) -> None:
+    """Measure servers and print their table."""
+    from decode.evaluation.serving import HEADER, PAGE, measure_servers, serving_rows
+    from decode.evaluation.tables import plain_table
+
+    suites, skipped = load_prompts(config)
+    for line in [*(suite.describe() for suite in suites), *(f"left out: {s}" for s in skipped)]:
+        console.say(line, wrap=False)
+    limits = {suite.name: config.limit_of(suite.name) for suite in suites}
+    with Claim(servers.out, "--out"):
+        rounds, folder = measure_servers(servers, suites, limits, console)
+    console.print(plain_table("servers", HEADER, serving_rows(rounds)))
+    console.say(f"Report: {folder / PAGE}", wrap=False)
 
 
 def published_temperature(suites: str | None) -> float:
@@ -146,6 +196,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command. Exit code 1 when an output changed beyond rounding, 2 for an unusable input."""
     words = sys.argv[1:] if arguments is None else arguments
     config, console = read_config(words), PlainConsole(wide=True)
+    if (servers := read_servers(words, config)) is not None:
+        measure_serving(servers, config, console)
+        return
     typed = shlex.join(["python", "-m", "decode.eval", *words])
     with Claim(config.out, "--out") if config.out else nullcontext():
         summary, folder = evaluate(config, console, typed)
@@ -210,6 +263,11 @@ def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
         check_out(config.out, config.recorded, config.resume, config.tune is not None)
     if config.methods is not None:
         check_methods(config.methods.methods, config.drafters, config.target)
+    return load_prompts(config)
+
+
+def load_prompts(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
+    """The prompts, and a line for each suite that is left out."""
     return prompts_of(
         config.suite,
         config.prompts,

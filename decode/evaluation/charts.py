@@ -170,15 +170,25 @@ def _rest(summary: Summary, name: str) -> float | None:
 
 def _chart_batches(summary: Summary) -> Chart:
     sizes = [*summary.batches]
-    traces = []
-    for i, name in enumerate([*summary.overall][: MANY + 1] if len(sizes) > 1 else []):
-        speeds = [summary.batches[size][name].tokens_per_s for size in sizes]
-        traces.append(_line(sizes, speeds, format_method(name, summary.overall[name]), i))
+    if len(sizes) < 2:
+        return Chart("batches", "", "", [])
+    speeds = {
+        format_method(name, summary.overall[name]): [
+            summary.batches[size][name].tokens_per_s for size in sizes
+        ]
+        for name in [*summary.overall][: MANY + 1]
+    }
+    return chart_throughput(sizes, speeds)
+
+
+def chart_throughput(sizes: Sequence[int], speeds: Mapping[str, Sequence[float | None]]) -> Chart:
+    """Tokens per second of all requests, by how many run together."""
+    traces = [_line(sizes, found, title, i) for i, (title, found) in enumerate(speeds.items())]
     layout = {
-        "xaxis": {"title": {"text": "requests decoded together"}, "type": "log", "tickvals": sizes},
+        "xaxis": {"title": {"text": "requests together"}, "type": "log", "tickvals": [*sizes]},
         "yaxis": {"title": {"text": "tokens/s of all"}, "rangemode": "tozero"},
     }
-    return Chart("batches", "Throughput by batch size", "Decoding alone.", traces, layout)
+    return Chart("batches", "Throughput", "Tokens per second of all requests.", traces, layout)
 
 
 def _chart_sweeps(summary: Summary) -> list[Chart]:

@@ -97,14 +97,14 @@ def page(summary: Summary, records: Sequence[Record], replays: Sequence[JsonObje
         f"<h1>{html_text(headline(summary))}</h1>",
         _cards(summary),
         f'<p class="verdict">{html_text(summary.verdict)}</p>',
-        _charts(drawn[:1]),
+        render_charts(drawn[:1]),
         _replay(replays),
         "<h2>Figures</h2>",
-        _table(*tables.overview(summary)) if len(summary.suites) > 1 else "",
-        _table(tables.COLUMNS, [tuple(row.values()) for row in tables.rows(summary)]),
-        *(f"<h3>{html_text(t)}</h3>{_table(tables.AGAINST, body)}" for t, body in gains),
-        f"<h3>Batches</h3>{_table(tables.BATCH, batches)}" if batches else "",
-        _charts(drawn[1:]),
+        render_table(*tables.overview(summary)) if len(summary.suites) > 1 else "",
+        render_table(tables.COLUMNS, [tuple(row.values()) for row in tables.rows(summary)]),
+        *(f"<h3>{html_text(t)}</h3>{render_table(tables.AGAINST, body)}" for t, body in gains),
+        f"<h3>Batches</h3>{render_table(tables.BATCH, batches)}" if batches else "",
+        render_charts(drawn[1:]),
         f"<p>{html_text(baseline)}</p>" if baseline else "",
         "<h2>Lossless?</h2>" + _losslessness(summary, records),
         "<h2>Prompts</h2>" + _list(tables.source_lines(summary)),
@@ -161,7 +161,8 @@ def _cards(summary: Summary) -> str:
     return f'<div class="cards">{body}</div>'
 
 
-def _charts(drawn: Sequence[charts.Chart]) -> str:
+def render_charts(drawn: Sequence[charts.Chart]) -> str:
+    """Boxes that the page's script draws into."""
     boxes = [
         f'<div class="chart"><h3>{html_text(chart.title)}</h3>'
         f'<p class="note">{html_text(chart.note)}</p>'
@@ -188,7 +189,9 @@ def _replay(replays: Sequence[JsonObject]) -> str:
     )
 
 
-def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+def render_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table of text."""
+
     def line(cells: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{html_text(cell)}</{tag}>" for cell in cells) + "</tr>"
 
@@ -227,7 +230,7 @@ def _losslessness(summary: Summary, records: Sequence[Record]) -> str:
         f"<p{style}>{plural(len(body), 'output')} differ from plain decoding's. Where the gap is "
         "within the bound, rounding explains the difference; any other difference is a bug.</p>"
     )
-    return warning + found + _table(_DIVERGENCE, body)
+    return warning + found + render_table(_DIVERGENCE, body)
 
 
 def _method_notes(summary: Summary) -> list[str]:
@@ -278,9 +281,9 @@ def compare_runs(folders: Sequence[Path]) -> str:
     chart = charts.compare_speeds(names, summaries)
     parts = [
         f"<h1>{html_text(' · '.join(names))}</h1>",
-        _charts([chart]),
-        "<h2>Figures</h2>" + _table(header, body),
-        "<h2>Settings that differ</h2>" + _table(("setting", *names), differing),
+        render_charts([chart]),
+        "<h2>Figures</h2>" + render_table(header, body),
+        "<h2>Settings that differ</h2>" + render_table(("setting", *names), differing),
     ]
     return fill_page("Comparison", "".join(parts), {"charts": [asdict(chart)], "replays": []})
 
