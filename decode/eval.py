@@ -27,12 +27,14 @@ from decode.evaluation.config import (
 )
 from decode.evaluation.execution import check_sandbox
 from decode.evaluation.records import check_out
+from decode.evaluation.reproductions import REPRODUCTIONS, find_reproduction, reproduce
 from decode.systems.drafter_folders import check_methods, read_drafters
 from decode.systems.parsing import read_methods, read_sweep
 from decode.systems.registry import COMBINED, DRAFTER, LOOKUP, PLAIN, ROLES, SYSTEMS, list_systems
 from specalign.common.claims import Claim
 from specalign.common.commands import command
 from specalign.common.errors import UserError, cli
+from specalign.common.files import write_text
 from specalign.common.terminal import PlainConsole
 from specalign.folder.chat import Chat
 from specalign.lm.names import check_given
@@ -108,6 +110,10 @@ def parser() -> Parser:
         dest="batch_sizes",
         help=batches,
     )
+    names = ", ".join(REPRODUCTIONS)
+    add("--reproduce", metavar="NAME", help=f"measure a paper's table again: {names}")
+    tiny = "tiny: the code of --reproduce on a few short answers of a small target (default full)"
+    add("--scale", choices=("full", "tiny"), default="full", help=tiny)
     add("--server", metavar="URL", help=server)
     add("--baseline-server", metavar="URL", help=baseline)
     add("--concurrency", type=parse_sizes, default=(1, 8, 32), metavar="N,N", help=flights)
@@ -130,7 +136,7 @@ def read_config(arguments: Sequence[str]) -> EvalConfig:
     methods = typed.pop("methods")
     if typed["temperature"] is None:
         typed["temperature"] = published_temperature(None if typed["prompts"] else typed["suite"])
-    for name in ("server", "baseline_server", "concurrency"):
+    for name in ("server", "baseline_server", "concurrency", "reproduce", "scale"):
         typed.pop(name)
     return EvalConfig(
         methods=None if methods is None else read_methods(methods),
@@ -161,6 +167,21 @@ def read_servers(arguments: Sequence[str], config: EvalConfig) -> ServerConfig |
         max(config.repeats, 2),
         config.out or Path("runs/eval/server"),
     )
+
+
+def run_reproduction(
+    name: str, config: EvalConfig, tiny: bool, console: PlainConsole, typed: str
+) -> None:
+    """Measure a paper's table, print ours next to it, and write it to --out."""
+    found = find_reproduction(name)
+    if config.suite or config.prompts or config.methods:
+        raise UserError("--reproduce chooses suites and methods: leave out --suite and --methods")
+    if not config.drafters and not tiny:
+        raise UserError(f"--reproduce={name} needs --drafter {found.drafters}")
+    page = reproduce(name, config, tiny, lambda own: evaluate(own, console, typed))
+    folder = config.out or Path("runs/reproduce") / name
+    write_text(folder / "reproduction.md", page + "\n")
+    console.say(page, wrap=False)
 
 
 def measure_serving(servers: ServerConfig, config: EvalConfig, console: PlainConsole) -> None:
@@ -200,6 +221,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         measure_serving(servers, config, console)
         return
     typed = shlex.join(["python", "-m", "decode.eval", *words])
+    chosen = parser().parse_args(words)
+    if chosen.reproduce is not None:
+        run_reproduction(chosen.reproduce, config, chosen.scale == "tiny", console, typed)
+        return
     with Claim(config.out, "--out") if config.out else nullcontext():
         summary, folder = evaluate(config, console, typed)
     from decode.evaluation.page import print_report
