@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shutil
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -69,3 +72,41 @@ def test_the_share_card_has_its_size(tmp_path: Path) -> None:
     make_report(fill_report(tmp_path / "o"))
     png = (tmp_path / "o/share.png").read_bytes()
     assert struct.unpack(">II", png[16:24]) == (1200, 630)
+
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+HOOK = """<script>window.faults = []; onerror = (text) => { faults.push(text) }</script>"""
+PROBE = """
+onload = () => setTimeout(() => {
+  const inner = document.querySelector("iframe").contentWindow;
+  const root = inner.document.documentElement;
+  const drawn = inner.document.querySelectorAll(".js-plotly-plot").length;
+  inner.document.getElementById("play").click();
+  const words = inner.document.querySelectorAll(".words span").length;
+  const found = { wide: root.scrollWidth, seen: root.clientWidth, drawn, words, faults: inner.faults };
+  document.body.innerHTML = "<pre>" + JSON.stringify(found) + "</pre>";
+}, 1500)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+@pytest.mark.parametrize("width", [390, 1400])
+def test_in_a_browser(width: int, tmp_path: Path) -> None:
+    """Phone and desktop: nothing is wider than the window, no script fails, all charts are drawn."""
+    folder = fill_report(tmp_path / "o")
+    lanes = [{"method": name, "rounds": [ROUND]} for name in ("plain", "drafter")]
+    write_replays(folder, [{"title": "s: p", "prompt": "?", "lanes": lanes}])
+    make_report(folder)
+    text = (folder / "report.html").read_text().replace("<head>", "<head>" + HOOK)
+    frame = f'<iframe width="{width}" height="3000" srcdoc="{html.escape(text)}"></iframe>'
+    page = tmp_path / "frame.html"
+    page.write_text(f'<meta charset="utf-8"><body>{frame}<script>{PROBE}</script></body>')
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=8000"]
+    command = [str(CHROMIUM), *options, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
+    done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120)
+    found = json.loads(html.unescape(re.search(r"<pre>(.*?)</pre>", done.stdout, re.DOTALL)[1]))
+    assert found["faults"] == [] and found["wide"] <= found["seen"]
+    assert found["drawn"] == 4 and found["words"] > 0
