@@ -66,7 +66,9 @@ def fill_report(
         plain = record("plain", f"p{i}", slow, 20, 20, none, none, identical=same, load=0.2)
         copied = slow * (1 + (-0.1) ** (i % 2))
         lookup = record("lookup", f"p{i}", copied, 20, 18, few, [1] * 18, identical=same)
-        mine = record("drafter", f"p{i}", slow / gain, 20, 10, [1] * 10, [3] * 10, identical=same)
+        parts = {"draft_seconds": 0.2 * slow / gain, "verify_seconds": 0.7 * slow / gain}
+        ten = (slow / gain, 20, 10, [1] * 10, [3] * 10)
+        mine = record("drafter", f"p{i}", *ten, identical=same, **parts)
         if change is not None and i == 0:
             mine.identical, mine.divergence = False, change
         rows += [plain, lookup, mine]

@@ -10,7 +10,7 @@ from html import unescape
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
 from specalign.rows.tables import EVERY, read_rows
-from specalign.suites.benchmarks import SUITES
+from specalign.suites.registry import SUITES
 from specalign.suites.sources import read_place
 
 GRAM = 13
@@ -76,6 +76,8 @@ def read_excluded(sources: Iterable[str]) -> tuple[Passages, dict[str, str]]:
             texts += _find_strings(rows)
             continue
         for suite in SUITES.values():
+            if not suite.excluded:
+                continue
             try:
                 texts += _find_strings(suite.rows or read_place(suite.place, EVERY)[0])
             except UserError as error:

@@ -30,6 +30,7 @@ class GenerateOptions(SamplingOptions, total=False):
     tools: Sequence[Tool] | None
     stop: str | Sequence[str] | None
     raw: bool
+    trace: bool
 
 
 class Decoder:
@@ -89,6 +90,7 @@ class Decoder:
             stop: the text ends before the first of these strings, which may be special tokens
                 (`<|im_end|>`).
             raw: continue a string as plain text, without a chat template.
+            trace: record every round in `Generation.trace`.
 
         Raises:
             UserError: an argument is invalid, or the verifier would change the output's
@@ -165,10 +167,13 @@ class Decoder:
             if len(each) != len(rows):
                 raise UserError(f"{name}: {len(each)} for {len(rows)} prompts")
         stops = _read_stops(options.get("stop"))
-        return [
+        runners = [
             self._make_runner(tokens, limit, sampling, stops, stream)
             for tokens, limit, sampling in zip(rows, limits, settings, strict=True)
         ]
+        for runner in runners:
+            runner.tracing = bool(options.get("trace"))
+        return runners
 
     def _make_runner(
         self,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from decode.engine.detokenizer import TextStream, special_tokens_in
-from decode.engine.output import Generation, Tree
+from decode.engine.output import Generation, RoundTrace, Tree
 from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation.processors import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
@@ -102,6 +102,17 @@ def forward_batch(
     return target.forward_batch(tokens, caches, see, taps)
 
 
+def list_rejected(proposal: Proposal, path: Sequence[int]) -> tuple[int, ...]:
+    """The drafts after the accepted path, each time the first that was drafted there."""
+    last = path[-1] if path else -1
+    rejected = []
+    for node in range(len(proposal)):
+        if proposal.tree[node] == last and node not in path:
+            rejected.append(int(proposal.tokens_K[node]))
+            last = node
+    return tuple(rejected)
+
+
 class RequestRunner:
     """Runs one request that `Decoder` has checked; without a drafter, plain decoding."""
 
@@ -126,6 +137,7 @@ class RequestRunner:
             special = special_tokens_in(stop, target.tokenizer)
             self.text = TextStream(target.detokenize, stop, stream, special)
         self.session: DraftSession | None = None
+        self.tracing = False
         self.out = Generation([], "", len(prompt), finish="")
         self.out.seed = None if sampling.greedy else sampling.fixed_seed
 
@@ -215,6 +227,7 @@ class RequestRunner:
     def commit_round(self, output: TargetOutput, outcome: Outcome) -> None:
         out, proposal, cache, rows = self.out, self.proposal, self.request.cache, outcome.rows
         cache.keep(cache.length - len(proposal) - 1, rows)
+        before = len(out.tokens)
         out.calls += 1
         out.drafted.append(proposal.depth)
         tree = None if proposal.parents is None else Tree(proposal.parents, outcome.path)
@@ -223,6 +236,12 @@ class RequestRunner:
         verified = perf_counter()
         if self.session is not None and not out.finish:
             self.session.observe(output if outcome.straight else output.at(rows), len(rows))
+        if self.tracing:
+            rejected = list_rejected(proposal, outcome.path)
+            trace = RoundTrace(
+                verified - self.prefilled, len(out.tokens) - before, out.accepted[-1], rejected
+            )
+            out.trace.append(trace)
         out.verify_seconds += verified - self.drafted
         out.draft_seconds += perf_counter() - verified
         self._record_end()

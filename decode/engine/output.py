@@ -15,6 +15,17 @@ class Tree(NamedTuple):
     path: list[int]
 
 
+class RoundTrace(NamedTuple):
+    """A round for a replay: seconds since the first token at its end, the tokens that it committed,
+    how many of them were drafts, and the drafts that were rejected: of a tree, those that would
+    have come next in draft order."""
+
+    seconds: float
+    committed: int
+    accepted: int
+    rejected: tuple[int, ...]
+
+
 @dataclass(repr=False)
 class Generation:
     """One request's output, counts and times.
@@ -46,6 +57,8 @@ class Generation:
     """Part of `seconds` spent drafting. Queued GPU work counts where it is synchronized."""
     verify_seconds: float = 0.0
     """Part of `seconds` spent in target calls and verification."""
+    trace: list[RoundTrace] = field(default_factory=list)
+    """With `trace=True`, every round."""
     seed: int | None = None
     """None for greedy decoding."""
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from decode.evaluation import runner
@@ -167,10 +167,14 @@ def measure(
     decoders = {PLAIN: load(target, None)}
     for milestone in milestones:
         decoders[milestone.method] = load(target, milestone.folder, copying=False)
-    planned = runner.plan_tasks(tokenized, list(decoders), 1, sampling.fixed_seed)
+    first_turns = {
+        name: [(replace(prompt, later=()), tokens) for prompt, tokens in pairs]
+        for name, pairs in tokenized.items()
+    }
+    planned = runner.plan_tasks(first_turns, list(decoders), 1, sampling.fixed_seed)
     tasks = runner.missing_tasks(planned, records)
-    for task in runner.track(tasks, len(planned), console):
-        records = add(folder, records, runner.run_task(decoders, task, settings))
+    for group in runner.track(tasks, len(planned), console):
+        records = add(folder, records, runner.run_tasks(decoders, group, settings))
     return records
 
 

@@ -10,8 +10,13 @@ from decode.systems.drafter_folders import NamedDrafter
 from decode.systems.parsing import MethodList, Sweep
 from decode.systems.registry import COMBINED, DRAFTER, LOOKUP, PLAIN, GivenDrafter
 from specalign.common.schema import JsonObject
+from specalign.suites.long import CONTEXT
+from specalign.suites.registry import SUITES, resolve
 
 DEFAULT_METHODS = (PLAIN, LOOKUP, DRAFTER, COMBINED)
+DEFAULT_SUITE, LONG = "builtin", "long"
+OWN = 128
+"""Length limit of answers to a user's own prompts."""
 TUNING_SUITE = "builtin"
 """The suite on which options are tuned: built-in prompts, not a benchmark."""
 TUNING_PROMPTS = 12
@@ -21,6 +26,8 @@ TUNING_PROMPTS = 12
 class EvalConfig:
     """The options of `decode.eval` (see its --help), and the results of tuning.
 
+    max_new_tokens: None = as published for each suite.
+    batch_sizes: prompts that are decoded together; the first size is that of the main tables.
     tuning: this run chooses options and is no measurement. tuned: a line for each method whose
         options were tuned.
     """
@@ -38,7 +45,11 @@ class EvalConfig:
     drafting: GivenDrafter = GivenDrafter()
     sampling: Sampling = Sampling(seed=0)
     limit: int | None = None
-    max_new_tokens: int = 128
+    max_new_tokens: int | None = None
+    batch_sizes: tuple[int, ...] = (1,)
+    documents: Path | None = None
+    context: int = CONTEXT
+    execute_code: bool = False
     repeats: int = 1
     warmup: int = 1
     dtype: str = "auto"
@@ -54,11 +65,21 @@ class EvalConfig:
     tuned: list[str] | None = None
 
     @property
+    def suite_names(self) -> list[str]:
+        """The suites that are asked for; none for a file of prompts."""
+        chosen = [] if self.prompts else resolve(self.suite or DEFAULT_SUITE)
+        return [suite.name for suite, _ in chosen]
+
+    def limit_of(self, suite: str) -> int:
+        """The length limit of a suite's outputs."""
+        published = SUITES[suite].max_new_tokens if suite in SUITES and not self.prompts else OWN
+        return self.max_new_tokens or published
+
+    @property
     def recorded(self) -> JsonObject:
         """The options that run.json records as they were typed."""
         own = (
             "limit",
-            "max_new_tokens",
             "repeats",
             "warmup",
             "drafter_tokenizer",
@@ -66,7 +87,13 @@ class EvalConfig:
             "system",
         )
         drafting = ("draft_tokens", "tree_nodes", "steps", "order")
+        limits = {name: self.limit_of(name) for name in self.suite_names} or {"": self.limit_of("")}
+        same = len({*limits.values()}) == 1
         return {
+            "max_new_tokens": next(iter(limits.values())) if same else limits,
+            "batch_sizes": list(self.batch_sizes),
+            "execute_code": self.execute_code or None,
+            "context": self.context if LONG in limits else None,
             **{key: getattr(self, key) for key in own},
             **{key: getattr(self.sampling, key) for key in ("temperature", "top_p", "top_k")},
             **{key: getattr(self.drafting, key) for key in drafting},
@@ -75,3 +102,16 @@ class EvalConfig:
             "trust_remote_code": self.trust_remote_code or None,
             "template_kwargs": self.template_kwargs or None,
         }
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The servers, and how they are asked. baseline: the address of the same target without a
+    drafter; None = only the one with a drafter is measured."""
+
+    url: str
+    baseline: str | None = None
+    concurrency: tuple[int, ...] = (1, 8, 32)
+    temperature: float = 0.0
+    repeats: int = 2
+    out: Path = Path("runs/eval/server")

@@ -53,6 +53,7 @@ def explain_divergence(
     trees: Sequence[Tree | None] = (),
     score: Callable[[Tensor, int], Tensor] | None = None,
     others: Target | None = None,
+    batched: bool = False,
 ) -> Divergence | None:
     """The first difference between plain decoding's output and another one, and whether it is a tie
     or a bug; None when they are equal.
@@ -61,7 +62,10 @@ def explain_divergence(
         drafted, accepted, trees: of each call of the other method.
         score: (logits (V,), index of the token) → the values of which the token was the argmax;
             default: the logits.
-        others: the target as the other method runs it, where that differs (compiled, for instance).
+        others: the target as the other method runs it, where that differs (on another device, for
+            instance).
+        batched: the outputs were decoded together with others, so that a replay alone need not
+            give both tokens again; their gap is still bounded by the dtype's rounding.
     """
     if plain == other:
         return None
@@ -83,6 +87,7 @@ def explain_divergence(
     reproduced = int(z_V.argmax()) == a and int(other_V.argmax()) == b
     possible = abs(gap) <= bound and (reproduced or target.device.type != "cpu")
     explained = possible and bound <= limit
+    explained |= batched and abs(gap) <= limit
     choices = TokenChoices(target.model) if second is target else None
     if possible and not explained and choices is not None and choices.modules:
         with choices.hooked():

@@ -1,31 +1,34 @@
-"""A measurement's report, made from its records: summary.json, the plots, and one HTML file, which
-holds its pictures, runs no script and fetches nothing."""
+"""A measurement's report, made from its records: summary.json, report.html, share.png. The page holds
+its charts (drawn by Plotly), scripts and data, and fetches nothing."""
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from decode.evaluation import figures, tables
-from decode.evaluation.records import AS_JSON, SUMMARY, Record, read_records, read_run
-from decode.evaluation.statistics import format_number
+from decode.evaluation import charts, figures, tables
+from decode.evaluation.records import (
+    AS_JSON,
+    SUMMARY,
+    Record,
+    read_records,
+    read_replays,
+    read_run,
+)
+from decode.evaluation.statistics import format_estimate, format_number, value_of
 from decode.evaluation.summary import Summary, summarise
-from decode.evaluation.verdict import verdict
+from decode.evaluation.verdict import find_best, headline, verdict
+from decode.systems.registry import PLAIN
 from specalign.common.errors import UserError
 from specalign.common.files import write_atomically, write_json, write_text
+from specalign.common.schema import JsonObject
 from specalign.common.terminal import PlainConsole
-from specalign.common.text import html_text
+from specalign.common.text import html_text, plural
 
-_STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#222}
-table{border-collapse:collapse;margin:1rem 0;font-size:.92rem}
-td,th{padding:.3rem .7rem;border-bottom:1px solid #ddd;text-align:right}
-td:first-child,th:first-child,td:nth-child(2),th:nth-child(2){text-align:left}
-.verdict{background:#eef4f6;padding:1rem 1.2rem;border-left:4px solid #1f6f8b}
-img{max-width:100%}pre{white-space:pre-wrap;font-size:.85rem}.bug{color:#b00020;font-weight:bold}
-"""
+REPORT, CARD = "report.html", "share.png"
+_WEB = Path(__file__).with_name("web")
 
 _DIVERGENCE = (
     "suite", "prompt", "method", "repeat", "first difference", "tokens", "gap", "rounding bound",
@@ -37,15 +40,17 @@ _DEFINITIONS = (
     "both excluding the prefill and its token. The interval is a paired bootstrap over prompts "
     "(95%).",
     "τ: tokens committed per verifying target forward pass (accepted drafts and the target's own "
-    "token), excluding the prefill's token and anything after an end of sequence or a limit. Its "
-    "interval uses the same resamples.",
+    "token), excluding the prefill's token and anything after an end of sequence or a limit; "
+    "pooled over all forward passes (others: acceptance length, mean accepted length). τ macro: "
+    "the mean of the prompts' own τ (per-request mean). Mean accepted tokens are τ − 1.",
     "Acceptance at position k: the share of rounds with at least k drafted tokens in which the "
-    "k-th was accepted; dashed: among rounds in which all earlier tokens were accepted.",
+    "k-th was accepted.",
+    "Score: the suite's own metric, applied alike to plain and drafted answers.",
 )
 
 
 def make_report(folder: Path) -> tuple[Summary, list[Record]]:
-    """Write summary.json, report.png and report.html into the folder; return the summary and the
+    """Write summary.json, report.html and share.png into the folder; return the summary and the
     records. Raises UserError: no run.json, no records, or broken ones."""
     run = read_run(folder)
     records = read_records(folder)
@@ -54,13 +59,13 @@ def make_report(folder: Path) -> tuple[Summary, list[Record]]:
     try:
         summary = summarise(run, records)
         summary.verdict = verdict(summary)
-        png = figures.picture(summary, records, tables.headline(summary))
-        text = page(summary, records, png)
+        text = page(summary, records, read_replays(folder))
     except KeyError as error:
         raise UserError(f"{folder}: run.json lacks the setting {error}") from None
     write_json(folder / SUMMARY, summary.as_json(), **AS_JSON)
-    write_atomically(folder / "report.png", lambda part: part.write_bytes(png))
-    write_text(folder / "report.html", text)
+    write_text(folder / REPORT, text)
+    png = figures.share_card(summary)
+    write_atomically(folder / CARD, lambda part: part.write_bytes(png))
     return summary, records
 
 
@@ -70,43 +75,128 @@ def print_report(
     """Print table, sources (unless they are on the screen already), baseline and verdict."""
     console.print(tables.table(summary))
     for block in tables.against_first(summary).items():
-        console.print(tables.against_table(*block))
+        console.print(tables.plain_table(block[0], tables.AGAINST, block[1]))
+    if batches := tables.batch_rows(summary):
+        console.print(tables.plain_table("batches", tables.BATCH, batches))
     for line in tables.source_lines(summary) if sources else ():
         console.say(line)
     if line := tables.baseline_line(summary.run.baseline):
         console.say(line)
     console.say(f"\n{summary.verdict}\n")
-    console.say(f"Report: {folder / 'report.html'}", wrap=False)
+    console.say(f"Report: {folder / REPORT}", wrap=False)
 
 
-def page(summary: Summary, records: Sequence[Record], png: bytes) -> str:
-    """The whole page, with the plots in `png`."""
+def page(summary: Summary, records: Sequence[Record], replays: Sequence[JsonObject] = ()) -> str:
+    """The whole page."""
+    drawn = charts.make_charts(summary, records)
     baseline = tables.baseline_line(summary.run.baseline)
     gains = tables.against_first(summary).items()
+    batches = tables.batch_rows(summary)
     parts = [
-        "<h1>Speed-up and losslessness</h1>",
-        f"<p>{html_text(tables.headline(summary))}</p>",
+        f'<p class="soft">{html_text(tables.headline(summary))}</p>',
+        f"<h1>{html_text(headline(summary))}</h1>",
+        _cards(summary),
         f'<p class="verdict">{html_text(summary.verdict)}</p>',
-        _table(*tables.overview(summary)) if len(summary.suites) > 1 else "",
-        _table(tables.COLUMNS, [tuple(row.values()) for row in tables.rows(summary)]),
-        *(f"<h3>{html_text(t)}</h3>{_table(tables.AGAINST, body)}" for t, body in gains),
+        render_charts(drawn[:1]),
+        _replay(replays),
+        "<h2>Figures</h2>",
+        render_table(*tables.overview(summary)) if len(summary.suites) > 1 else "",
+        render_table(tables.COLUMNS, [tuple(row.values()) for row in tables.rows(summary)]),
+        *(f"<h3>{html_text(t)}</h3>{render_table(tables.AGAINST, body)}" for t, body in gains),
+        f"<h3>Batches</h3>{render_table(tables.BATCH, batches)}" if batches else "",
+        render_charts(drawn[1:]),
         f"<p>{html_text(baseline)}</p>" if baseline else "",
-        f'<img alt="plots" src="data:image/png;base64,{base64.b64encode(png).decode()}">',
         "<h2>Lossless?</h2>" + _losslessness(summary, records),
         "<h2>Prompts</h2>" + _list(tables.source_lines(summary)),
         "<h2>How it was measured</h2>" + _list(_method_notes(summary)),
+        "<h2>To paste</h2><details><summary>Table in Markdown</summary>"
+        f"<pre>{html_text(tables.markdown(summary))}</pre></details>",
         "<h2>Settings and machine</h2>" + _facts(summary),
     ]
-    head = f'<meta charset="utf-8"><title>Speed report</title><style>{_STYLE}</style>'
-    body = "".join(parts)
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+    data = {"charts": [asdict(chart) for chart in drawn], "replays": [*replays]}
+    return fill_page("Speed report", "".join(parts), data)
 
 
-def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+def fill_page(title: str, body: str, data: Mapping[str, object]) -> str:
+    """A page with this body; Plotly, and the script that draws `data`, are part of it."""
+    from plotly.offline import get_plotlyjs  # 5 MB of text: only where a page is written
+
+    style, script = ((_WEB / name).read_text(encoding="utf-8") for name in ("style.css", "page.js"))
+    text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{html_text(title)}</title><style>{style}</style>"
+    )
+    scripts = (
+        f'<script type="application/json" id="report-data">{text}</script>'
+        f"<script>{get_plotlyjs()}</script><script>{script}</script>"
+    )
+    return (
+        f'<!doctype html><html lang="en"><head>{head}</head>'
+        f"<body><main>{body}</main>{scripts}</body></html>\n"
+    )
+
+
+def _cards(summary: Summary) -> str:
+    """The main figures of the first drafting method."""
+    best = find_best(summary)
+    if not best:
+        return ""
+    figures_ = summary.overall[best]
+    cards = [
+        (format_number(value_of(figures_.speedup), 2, "×"), f"speed-up, {best}"),
+        (format_number(value_of(figures_.tau)), "τ, tokens per forward pass"),
+    ]
+    if figures_.identical is not None:
+        cards.append((f"{figures_.identical}/{figures_.prompts}", "outputs identical"))
+    if figures_.score is not None:
+        plain = format_number(value_of(summary.overall[PLAIN].score), 3)
+        cards.append((f"{figures_.score.value:.3f}", f"score (plain decoding {plain})"))
+    if figures_.tokens_per_s is not None:
+        cards.append((f"{figures_.tokens_per_s:.1f}", "tokens per second"))
+    body = "".join(
+        f'<div class="card"><b>{html_text(value)}</b>{html_text(name)}</div>'
+        for value, name in cards
+    )
+    return f'<div class="cards">{body}</div>'
+
+
+def render_charts(drawn: Sequence[charts.Chart]) -> str:
+    """Boxes that the page's script draws into."""
+    boxes = [
+        f'<div class="chart"><h3>{html_text(chart.title)}</h3>'
+        f'<p class="note">{html_text(chart.note)}</p>'
+        f'<div class="plot" id="plot-{chart.name}"></div></div>'
+        for chart in drawn
+    ]
+    return f'<div class="charts">{"".join(boxes)}</div>'
+
+
+def _replay(replays: Sequence[JsonObject]) -> str:
+    if not replays:
+        return ""
+    note = (
+        "Accepted drafts are coloured by their position in the round, rejected ones of the last "
+        "round are struck through. The slider moves by rounds of the last method; the others show "
+        "what they had written by then."
+    )
+    return (
+        f'<h2>Replay</h2><p class="note">{note}</p><div class="bar">'
+        '<select id="replay-choice" aria-label="prompt"></select><button id="play">Play</button>'
+        '<input id="round" type="range" min="0" value="0" aria-label="round">'
+        '<span id="clock" class="soft"></span></div>'
+        '<p class="soft" id="replay-prompt"></p><div class="replay" id="replay"></div>'
+    )
+
+
+def render_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table of text."""
+
     def line(cells: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{html_text(cell)}</{tag}>" for cell in cells) + "</tr>"
 
-    return f"<table>{line(header, 'th')}{''.join(line(row, 'td') for row in body)}</table>"
+    rows = "".join(line(row, "td") for row in body)
+    return f'<div class="wide"><table>{line(header, "th")}{rows}</table></div>'
 
 
 def _list(lines: Sequence[str]) -> str:
@@ -137,10 +227,10 @@ def _losslessness(summary: Summary, records: Sequence[Record]) -> str:
         )
     style = ' class="bug"' if summary.bugs else ""
     found = (
-        f"<p{style}>{len(body)} outputs differ from plain decoding's. Where the gap is within the "
-        "bound, rounding explains the difference; any other difference is a bug.</p>"
+        f"<p{style}>{plural(len(body), 'output')} differ from plain decoding's. Where the gap is "
+        "within the bound, rounding explains the difference; any other difference is a bug.</p>"
     )
-    return warning + found + _table(_DIVERGENCE, body)
+    return warning + found + render_table(_DIVERGENCE, body)
 
 
 def _method_notes(summary: Summary) -> list[str]:
@@ -152,6 +242,7 @@ def _method_notes(summary: Summary) -> list[str]:
         f"{settings.get('warmup', 0)} untimed round(s)."
     )
     notes = [f"Settings tuned on other prompts: {'; '.join(tuned)}."] if tuned else []
+    notes += [f"Not scored: {line}" for line in tables.unscored(summary)]
     return [*notes, order, *_DEFINITIONS]
 
 
@@ -166,3 +257,44 @@ def _facts(summary: Summary) -> str:
     }
     shown = json.dumps(facts, indent=1, ensure_ascii=False)
     return f"<pre>{html_text(summary.run.command)}\n{html_text(shown)}</pre>"
+
+
+def compare_runs(folders: Sequence[Path]) -> str:
+    """A page that puts several measurements side by side. Raises UserError as `make_report` does."""
+    names, summaries = [], []
+    for folder in folders:
+        summary, _ = make_report(folder)
+        names.append(folder.name)
+        summaries.append(summary)
+    header = ("run", "method", "suites", "speed-up [95%]", "τ [95%]", "identical", "processor")
+    body = []
+    for name, summary in zip(names, summaries, strict=True):
+        for method, found in summary.overall.items():
+            if method != PLAIN:
+                same = "" if found.identical is None else f"{found.identical}/{found.prompts}"
+                body.append((
+                    name, method, ", ".join(summary.titles.values()),
+                    format_estimate(found.speedup), format_estimate(found.tau, ""), same,
+                    str(summary.run.machine.get("processor", "unknown")),
+                ))  # fmt: skip
+    differing = _find_differences(names, summaries)
+    chart = charts.compare_speeds(names, summaries)
+    parts = [
+        f"<h1>{html_text(' · '.join(names))}</h1>",
+        render_charts([chart]),
+        "<h2>Figures</h2>" + render_table(header, body),
+        "<h2>Settings that differ</h2>" + render_table(("setting", *names), differing),
+    ]
+    return fill_page("Comparison", "".join(parts), {"charts": [asdict(chart)], "replays": []})
+
+
+def _find_differences(names: Sequence[str], summaries: Sequence[Summary]) -> list[list[str]]:
+    keys = dict.fromkeys(key for summary in summaries for key in summary.settings)
+    rows = []
+    for key in keys:
+        values = [json.dumps(s.settings.get(key), ensure_ascii=False) for s in summaries]
+        if len({*values}) > 1:
+            rows.append(
+                [key, *(value if len(value) < 60 else value[:57] + "…" for value in values)]
+            )
+    return rows

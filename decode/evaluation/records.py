@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,14 @@ from specalign.common.provenance import git_commit
 from specalign.common.schema import JsonObject, convert, parse_json, read_json
 from specalign.common.text import cut
 
-RECORDS, RUN, SUMMARY = "records.jsonl", "run.json", "summary.json"
+RECORDS, RUN, SUMMARY, REPLAYS = "records.jsonl", "run.json", "summary.json", "replays.json"
 AS_JSON: JsonObject = {"ensure_ascii": False, "allow_nan": False}
 """How the files of a measurement are written."""
-_OWN = (RECORDS, SUMMARY, "report.png", "report.html", "tuning")
+_OWN = (RECORDS, SUMMARY, "share.png", "report.html", REPLAYS, "tuning")
+
+
+RecordKey = tuple[str, str, str, int, int]
+"""Suite, prompt, method, repeat, batch size."""
 
 
 @dataclass
@@ -52,6 +56,8 @@ class Record:
     tree, levels; `nodes`: all of them). tau: committed / calls. seconds: of decoding, prefill
     excluded; drafting and verifying are parts of it. position: the method's place in the order on
     this prompt. identical: whether the output equals plain decoding's; None above temperature 0.
+    batch: prompts that were decoded together, at most. group: the first of them. score: by the suite's metric, 0 to 1; None = not
+    scored.
     """
 
     suite: str
@@ -79,6 +85,12 @@ class Record:
     identical: bool | None = None
     divergence: Divergence | None = None
     verifier: str = ""
+    batch: int = 1
+    group: str = ""
+    score: float | None = None
+
+    def __post_init__(self) -> None:
+        self.group = self.group or self.prompt
 
     @property
     def lossy(self) -> bool:
@@ -86,8 +98,8 @@ class Record:
         return self.verifier.startswith(LOSSY)
 
     @property
-    def key(self) -> tuple[str, str, str, int]:
-        return self.suite, self.prompt, self.method, self.repeat
+    def key(self) -> RecordKey:
+        return self.suite, self.prompt, self.method, self.repeat, self.batch
 
 
 @dataclass
@@ -124,6 +136,20 @@ def read_run(folder: Path) -> Run:
         )
     run: Run = convert(read_json(path), Run, "", str(path))
     return run
+
+
+def write_replays(folder: Path, replays: Sequence[JsonObject]) -> None:
+    """Write what `decode.evaluation.replay` has recorded."""
+    write_json(folder / REPLAYS, list(replays), **AS_JSON)
+
+
+def read_replays(folder: Path) -> list[JsonObject]:
+    """The folder's replays; none without the file."""
+    path = folder / REPLAYS
+    if not path.is_file():
+        return []
+    found: list[JsonObject] = convert(read_json(path), list[JsonObject], "replays", str(path))
+    return found
 
 
 def append(folder: Path, records: Iterable[Record]) -> None:
@@ -172,7 +198,7 @@ def read_records(folder: Path, mend: bool = False) -> list[Record]:
     if mend and len(whole) < len(raw):
         with open(path, "r+b") as file:
             file.truncate(len(whole))
-    records: dict[tuple[str, str, str, int], Record] = {}
+    records: dict[RecordKey, Record] = {}
     for number, line in enumerate(whole.decode("utf-8", errors="replace").split("\n")[:-1], 1):
         where = f"{path}, line {number}"
         record: Record = convert(parse_json(line, where), Record, "", where)
@@ -216,7 +242,7 @@ def open_folder(folder: Path, run: Run, replace: bool) -> tuple[Run, list[Record
 
 
 def _empty(folder: Path) -> None:
-    for name in (RECORDS, RUN, SUMMARY):
+    for name in (RECORDS, RUN, SUMMARY, REPLAYS):
         (folder / name).unlink(missing_ok=True)
 
 

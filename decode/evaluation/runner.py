@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
+from decode.evaluation.accuracy import score
 from decode.evaluation.divergence import explain_divergence
 from decode.evaluation.records import Record
 from decode.speculation.sampling import Sampling
@@ -24,6 +25,8 @@ _MEASURED = (
     "prompt_tokens", "seconds", "prefill_seconds", "calls", "accepted", "drafted", "nodes",
     "finish", "tokens", "draft_seconds", "verify_seconds",
 )  # fmt: skip
+TURN = "#"
+"""Before the number of a later turn, in a prompt's id."""
 LINE_EVERY = 30.0
 """Seconds between lines of progress."""
 
@@ -32,19 +35,29 @@ Work = TypeVar("Work")
 
 @dataclass(frozen=True)
 class Task:
-    """One prompt in one repeat, on which every method runs before the next task begins."""
+    """One prompt in one repeat, on which every method runs before the next task begins.
+
+    tokens: none yet for a later turn, which needs the target's answer to the one before.
+    follows: the prompts of the turns before it; its own prompt holds what the user says in all.
+    batch: prompts that are decoded together.
+    """
 
     suite: str
     prompt: Prompt
     tokens: tuple[int, ...]
     repeat: int
     order: tuple[str, ...]
+    follows: tuple[str, ...] = ()
+    batch: int = 1
 
 
 @dataclass(frozen=True)
 class GenerationSettings:
+    """How a suite's prompts are answered, and scored. metric: "" = not scored."""
+
     sampling: Sampling
     max_new_tokens: int
+    metric: str = ""
 
 
 def plan_tasks(
@@ -52,10 +65,12 @@ def plan_tasks(
     methods: Sequence[str],
     repeats: int,
     seed: int,
-) -> list[Task]:
-    """All tasks, repeat by repeat, over all suites at once. A run that is interrupted has covered
-    every suite evenly, although categories usually lie in blocks. With few methods every order
-    occurs equally often; with many, each method is equally often at each position (seeded)."""
+    batch: int = 1,
+) -> list[list[Task]]:
+    """All tasks, those that are decoded together in one list, repeat by repeat, over all suites at
+    once; later turns follow the earlier ones. A run that is interrupted has covered every suite
+    evenly, although categories usually lie in blocks. With few methods every order occurs equally
+    often; with many, each method is equally often at each position (seeded)."""
     orders = _orders(list(methods), random.Random(seed))
     each = [
         ((rank + 0.5) / len(prompts), name, *prompts[i])
@@ -63,11 +78,37 @@ def plan_tasks(
         for rank, i in enumerate(_spread(len(prompts)))
     ]
     each.sort(key=lambda task: task[0])
-    return [
-        Task(name, prompt, tuple(tokens), repeat, next(orders))
-        for repeat in range(repeats)
-        for _, name, prompt, tokens in each
-    ]
+    groups: list[list[Task]] = []
+    for repeat in range(repeats):
+        waiting: dict[str, list[tuple[Prompt, tuple[int, ...]]]] = {name: [] for name in suites}
+        left = {name: len(prompts) for name, prompts in suites.items()}
+        for _, name, prompt, tokens in each:
+            waiting[name].append((prompt, tuple(tokens)))
+            left[name] -= 1
+            if len(waiting[name]) == batch or not left[name]:
+                tasks = [
+                    Task(name, *pair, repeat, next(orders), batch=batch) for pair in waiting[name]
+                ]
+                while tasks:
+                    groups.append(tasks)
+                    tasks = [next_turn(task) for task in tasks if task.prompt.later]
+                waiting[name] = []
+    return groups
+
+
+def next_turn(task: Task) -> Task:
+    """The task of the turn after this one."""
+    prompt, follows = task.prompt, (*task.follows, task.prompt.id)
+    content = prompt.content
+    earlier = list(content) if isinstance(content, list) else [{"role": "user", "content": content}]
+    said, *later = prompt.later
+    following = replace(
+        prompt,
+        id=f"{follows[0]}{TURN}{len(follows) + 1}",
+        content=[*earlier, {"role": "user", "content": said}],
+        later=tuple(later),
+    )
+    return replace(task, prompt=following, tokens=(), follows=follows)
 
 
 def _spread(count: int) -> list[int]:
@@ -91,13 +132,19 @@ def _orders(methods: list[str], rng: random.Random) -> Iterator[tuple[str, ...]]
             yield tuple(methods[start:] + methods[:start])
 
 
-def missing_tasks(tasks: Sequence[Task], records: Sequence[Record]) -> list[Task]:
-    """The tasks of which some method has no record yet."""
+def missing_tasks(
+    groups: Sequence[Sequence[Task]], records: Sequence[Record]
+) -> list[Sequence[Task]]:
+    """The groups of which some method has no record yet."""
     done = {record.key for record in records}
     return [
-        task
-        for task in tasks
-        if not done.issuperset((task.suite, task.prompt.id, m, task.repeat) for m in task.order)
+        group
+        for group in groups
+        if not done.issuperset(
+            (task.suite, task.prompt.id, method, task.repeat, task.batch)
+            for task in group
+            for method in task.order
+        )
     ]
 
 
@@ -113,19 +160,13 @@ def track(work: Sequence[Work], total: int, console: PlainConsole) -> Iterator[W
             console.say(f"{total - len(work) + number}/{total} rounds · {left} left")
 
 
-def run_task(
-    decoders: dict[str, Decoder], task: Task, settings: GenerationSettings
-) -> list[Record]:
-    """One record per method, in the order in which they ran. Above temperature 0 each repeat has
-    its own seed, the same for all methods."""
-    return run_task_batch(decoders, [task], settings)[0]
-
-
-def run_task_batch(
+def run_tasks(
     decoders: dict[str, Decoder], tasks: Sequence[Task], settings: GenerationSettings
-) -> list[list[Record]]:
-    """`run_task` for several tasks, whose prompts every method decodes in one batch. Prompts share
-    the times of their forward passes, and products over more rows round differently."""
+) -> list[Record]:
+    """One record per task and method, in the order in which they ran. Above temperature 0 each
+    repeat has its own seed, the same for all methods. Several tasks are decoded in one batch:
+    their prompts share the times of their forward passes, and products over more rows round
+    differently."""
     limit = settings.max_new_tokens
     samplings = [settings.sampling] * len(tasks)
     if not settings.sampling.greedy:
@@ -145,15 +186,25 @@ def run_task_batch(
         for of_task, generation in zip(outputs, found, strict=True):
             of_task[method] = generation
     done = zip(tasks, samplings, outputs, strict=True)
-    return [_record_task(decoders, task, sampling, of_task) for task, sampling, of_task in done]
+    records: list[Record] = []
+    for task, sampling, of_task in done:
+        records += _record_task(decoders, task, sampling, of_task, settings.metric)
+    for record in records:
+        record.group = tasks[0].prompt.id
+    return records
 
 
 def _record_task(
-    decoders: dict[str, Decoder], task: Task, sampling: Sampling, outputs: dict[str, Generation]
+    decoders: dict[str, Decoder],
+    task: Task,
+    sampling: Sampling,
+    outputs: dict[str, Generation],
+    metric: str,
 ) -> list[Record]:
     """The records of a task. At temperature 0 each output is compared with plain decoding's, if
     that was measured; a difference is examined unless the verifier is lossy."""
-    records = []
+    records: list[Record] = []
+    scores: dict[str, float] = {}
     for position, method in enumerate(task.order):
         decoder = decoders[method]
         output = outputs[method]
@@ -172,8 +223,14 @@ def _record_task(
                     output.accepted,
                     output.trees,
                     others=decoder.target,
+                    batched=task.batch > 1,
                 )
             record.identical = output.tokens == outputs[PLAIN].tokens
+        if metric and task.prompt.reference is not None:
+            text = output.text
+            if text not in scores:
+                scores[text] = score(metric, task.prompt.reference, text)
+            record.score = scores[text]
         records.append(record)
     return records
 
@@ -189,6 +246,7 @@ def make_record(
         prompt=task.prompt.id,
         method=method,
         repeat=task.repeat,
+        batch=task.batch,
         category=task.prompt.category,
         new_tokens=len(output.tokens),
         committed=committed,

@@ -7,6 +7,7 @@ import datetime
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -15,12 +16,28 @@ import torch
 from decode.engine.decoder import Decoder
 from decode.engine.stock import stock_model
 from decode.evaluation import runner
+from decode.evaluation.accuracy import CODE
 from decode.evaluation.config import EvalConfig
 from decode.evaluation.page import make_report
 from decode.evaluation.plan import EvalPlan
-from decode.evaluation.records import RUN, Record, Run, add, open_folder, read_run, write_run
+from decode.evaluation.records import (
+    REPLAYS,
+    RUN,
+    Record,
+    Run,
+    add,
+    open_folder,
+    read_run,
+    write_replays,
+    write_run,
+)
+from decode.evaluation.replay import record_replay
 from decode.evaluation.summary import Summary
-from decode.evaluation.tokenized import TokenizedPrompts, tokenize_suites
+from decode.evaluation.tokenized import (
+    TokenizedPrompts,
+    continue_conversation,
+    tokenize_suites,
+)
 from decode.systems.registry import PLAIN, CorpusSystem
 from specalign.common.checksums import folder_hash
 from specalign.common.claims import Claim
@@ -34,6 +51,7 @@ from specalign.lm.model import Target
 from specalign.suites.sources import Loaded
 
 WARMUP_TOKENS = 16
+MOST_REPLAYS = 4
 
 
 def measure(
@@ -59,7 +77,7 @@ def measure(
     settings = describe_settings(config, plan, target, list(decoders), tokenized)
     run = Run(
         settings=settings,
-        suites=[{**vars(suite), "prompts": len(tokenized[suite.name])} for suite in suites],
+        suites=[_describe_suite(suite, tokenized[suite.name]) for suite in suites],
         command=command,
         machine=machine(),
         versions=decoding_versions(),
@@ -71,9 +89,35 @@ def measure(
     with Claim(folder, "--out"):
         run, records = open_folder(folder, run, not config.resume)
         seed = config.sampling.fixed_seed
-        tasks = runner.plan_tasks(tokenized, list(decoders), config.repeats, seed)
-        _run_missing(config, folder, run, records, tasks, decoders, console)
+        groups = [
+            group
+            for size in config.batch_sizes
+            for group in runner.plan_tasks(tokenized, list(decoders), config.repeats, seed, size)
+        ]
+        settings_of = {suite.name: _settings_of(config, suite) for suite in suites}
+        measurement = Measurement(config, folder, run, records, decoders, settings_of, console)
+        measurement.run_missing(groups)
+        measurement.record_replays(groups)
         return *make_report(folder), folder
+
+
+def _describe_suite(suite: Loaded, prompts: TokenizedPrompts) -> JsonObject:
+    """A suite in run.json. `prompts`: with the later turns of conversations."""
+    return {
+        "name": suite.name,
+        "title": suite.title,
+        "group": suite.group,
+        "source": suite.source,
+        "prompts": sum(1 + len(prompt.later) for prompt, _ in prompts),
+        "metric": suite.suite.metric if suite.suite else "",
+    }
+
+
+def _settings_of(config: EvalConfig, suite: Loaded) -> runner.GenerationSettings:
+    metric = suite.suite.metric if suite.suite else ""
+    if metric == CODE and not config.execute_code:
+        metric = ""
+    return runner.GenerationSettings(config.sampling, config.limit_of(suite.name), metric)
 
 
 def describe_settings(
@@ -84,7 +128,11 @@ def describe_settings(
     suites: Mapping[str, TokenizedPrompts],
 ) -> JsonObject:
     """All settings that the figures depend on."""
-    prompts = [(name, prompt.id, ids) for name, pairs in suites.items() for prompt, ids in pairs]
+    prompts = [
+        (name, prompt.id, ids, prompt.later)
+        for name, pairs in suites.items()
+        for prompt, ids in pairs
+    ]
     folders = {kind: local_path(folder) for kind, folder in plan.drafters.items()}
     systems = [method.system for method in plan.methods.values()]
     corpora = {s.corpus for s in systems if isinstance(s, CorpusSystem) and s.corpus}
@@ -129,35 +177,82 @@ def name_folder(settings: JsonObject) -> str:
     return "-".join([*settings["suites"][:3], digest])
 
 
-def _run_missing(
-    config: EvalConfig,
-    folder: Path,
-    run: Run,
-    records: list[Record],
-    tasks: Sequence[runner.Task],
-    decoders: dict[str, Decoder],
-    console: PlainConsole,
-) -> None:
-    """Run the tasks that have no records yet, and write those. Untimed rounds come first, and once
-    per folder the time of transformers' own `generate`."""
-    limit = config.max_new_tokens
-    settings = runner.GenerationSettings(config.sampling, limit)
-    missing = runner.missing_tasks(tasks, records)
-    done = len(tasks) - len(missing)
-    if records:
-        note = "" if missing else " (--no-resume measures again)"
-        console.say(f"resuming {folder}: {done} of {len(tasks)} rounds are done{note}")
-    if not missing:
-        return
-    tokens = list(missing[0].tokens)
-    for decoder in [*decoders.values()] * config.warmup:
-        decoder.generate(tokens, min(WARMUP_TOKENS, limit), sampling=config.sampling)
-    if not config.no_hf_check and run.baseline is None:
-        console.say("timing plain decoding against transformers' own generate …")
-        run.baseline = time_against_transformers(decoders[PLAIN], tokens, min(limit, 64))
-        write_run(folder, run)
-    for task in runner.track(missing, len(tasks), console):
-        records = add(folder, records, runner.run_task(decoders, task, settings))
+@dataclass
+class Measurement:
+    """A measurement in its folder: the run, the records so far, and what runs the rest."""
+
+    config: EvalConfig
+    folder: Path
+    run: Run
+    records: list[Record]
+    decoders: dict[str, Decoder]
+    settings: Mapping[str, runner.GenerationSettings]
+    console: PlainConsole
+
+    def run_missing(self, groups: Sequence[Sequence[runner.Task]]) -> None:
+        """Run the tasks that have no records yet, and write those. Untimed rounds come first, and
+        once per folder the time of transformers' own `generate`."""
+        missing = runner.missing_tasks(groups, self.records)
+        done = len(groups) - len(missing)
+        if self.records:
+            note = "" if missing else " (--no-resume measures again)"
+            self.console.say(
+                f"resuming {self.folder}: {done} of {len(groups)} rounds are done{note}"
+            )
+        if not missing:
+            return
+        first = next(task for group in groups for task in group if task.tokens)
+        self._warm_up(list(first.tokens), self.config.limit_of(first.suite))
+        for group in runner.track(missing, len(groups), self.console):
+            tasks = [task for task in map(self._begin, group) if task is not None]
+            if tasks:
+                new = runner.run_tasks(self.decoders, tasks, self.settings[tasks[0].suite])
+                self.records = add(self.folder, self.records, new)
+
+    def record_replays(self, groups: Sequence[Sequence[runner.Task]]) -> None:
+        """Record a replay of the first prompt of some suites, once per folder."""
+        if self.config.tuning or (self.folder / REPLAYS).exists():
+            return
+        first = {task.suite: task for group in reversed(groups) for task in group if task.tokens}
+        suites = [name for name in self.settings if name in first][:MOST_REPLAYS]
+        replays = [record_replay(self.decoders, first[n], self.settings[n]) for n in suites]
+        write_replays(self.folder, replays)
+
+    def _warm_up(self, tokens: list[int], limit: int) -> None:
+        for decoder in [*self.decoders.values()] * self.config.warmup:
+            decoder.generate(tokens, min(WARMUP_TOKENS, limit), sampling=self.config.sampling)
+        if not self.config.no_hf_check and self.run.baseline is None:
+            self.console.say("timing plain decoding against transformers' own generate …")
+            plain = self.decoders[PLAIN]
+            self.run.baseline = time_against_transformers(plain, tokens, min(limit, 64))
+            write_run(self.folder, self.run)
+
+    def _begin(self, task: runner.Task) -> runner.Task | None:
+        """The task with its prompt's tokens. Those of a later turn begin with the earlier ones and
+        the target's own answer: plain decoding's. None if they don't fit into its context."""
+        if not task.follows:
+            return task
+        plain = {
+            one.prompt: one.tokens
+            for one in self.records
+            if one.key[2:] == (PLAIN, task.repeat, task.batch) and one.suite == task.suite
+        }
+        if any(earlier not in plain for earlier in task.follows):  # one was left out
+            return None
+        target = self.decoders[PLAIN].target
+        assert isinstance(task.prompt.content, list)
+        answers = [target.detokenize(plain[earlier]) for earlier in task.follows]
+        try:
+            tokens = continue_conversation(target, task.prompt.content, answers)
+        except UserError as error:
+            line = f"{task.suite}: {task.prompt.id}: {error}"
+            if line not in self.run.skipped:
+                self.run.skipped.append(line)
+                of_suite = next(one for one in self.run.suites if one["name"] == task.suite)
+                of_suite["prompts"] -= 1 + len(task.prompt.later)
+                write_run(self.folder, self.run)
+            return None
+        return replace(task, tokens=tuple(tokens))
 
 
 @torch.no_grad()

@@ -60,25 +60,45 @@ class Acceptance:
     conditional: float | None
 
 
-def decode_time(record: Record) -> float:
+def list_units(records: Iterable[Record], method: str) -> list[list[Record]]:
+    """A method's records, those that were decoded together in one list: a time is measured of
+    each. Those whose outputs all ended with the prefill's token are left out."""
+    units: defaultdict[tuple[object, ...], list[Record]] = defaultdict(list)
+    for record in records:
+        if record.method == method:
+            units[record.suite, record.group, record.repeat, record.batch].append(record)
+    return [unit for unit in units.values() if any(one.committed for one in unit)]
+
+
+def decode_time(unit: Sequence[Record]) -> float:
     """Seconds per committed token, prefill excluded."""
-    return record.seconds / record.committed
+    return max(one.seconds for one in unit) / sum(one.committed for one in unit)
 
 
-def whole_time(record: Record) -> float:
+def whole_time(unit: Sequence[Record]) -> float:
     """Seconds per new token, prefill included."""
-    return (record.seconds + record.prefill_seconds) / record.new_tokens
+    whole = max(one.seconds + one.prefill_seconds for one in unit)
+    return whole / sum(one.new_tokens for one in unit)
 
 
 def times(
-    records: Iterable[Record], method: str, time: Callable[[Record], float] = decode_time
+    records: Iterable[Record],
+    method: str,
+    time: Callable[[Sequence[Record]], float] = decode_time,
 ) -> dict[PromptKey, float]:
-    """(suite, prompt) → that method's mean time per token over its repeats."""
+    """(suite, prompt) → that method's mean time per token over its repeats; of prompts that were
+    decoded together, under the first one."""
     collected: defaultdict[PromptKey, list[float]] = defaultdict(list)
-    for record in records:
-        if record.method == method and record.committed > 0:
-            collected[record.suite, record.prompt].append(time(record))
+    for unit in list_units(records, method):
+        collected[unit[0].suite, unit[0].group].append(time(unit))
     return {key: float(np.mean(values)) for key, values in collected.items()}
+
+
+def throughput(records: Iterable[Record], method: str) -> float | None:
+    """Committed tokens per second of decoding; None without a time."""
+    units = list_units(records, method)
+    seconds = sum(max(one.seconds for one in unit) for unit in units)
+    return sum(one.committed for unit in units for one in unit) / seconds if seconds > 0 else None
 
 
 def counts(records: Iterable[Record], method: str) -> dict[PromptKey, tuple[int, int]]:
@@ -169,6 +189,29 @@ def accepted_ratio(baseline: Counts, method: Counts) -> Estimate | None:
 
 def _pair_counts(baseline: Counts, method: Counts) -> dict[PromptKey, tuple[int, int, int, int]]:
     return {key: (*baseline[key], *method[key]) for key in baseline.keys() & method.keys()}
+
+
+def scores(records: Iterable[Record], method: str) -> dict[PromptKey, float]:
+    """(suite, prompt) → the mean score of that method's answers over its repeats."""
+    collected: defaultdict[PromptKey, list[float]] = defaultdict(list)
+    for record in records:
+        if record.method == method and record.score is not None:
+            collected[record.suite, record.prompt].append(record.score)
+    return {key: float(np.mean(values)) for key, values in collected.items()}
+
+
+def mean_score(found: Mapping[PromptKey, float], seed: int = 0) -> Estimate | None:
+    """The mean score over prompts; None without any."""
+    rows = {key: (value, 1.0) for key, value in found.items()}
+    return _estimate(rows, lambda sums: sums[..., 0] / sums[..., 1], seed)
+
+
+def score_difference(
+    baseline: Mapping[PromptKey, float], method: Mapping[PromptKey, float], seed: int = 0
+) -> Estimate | None:
+    """The method's mean score minus the baseline's, over the prompts that both have, in pairs."""
+    rows = {key: (method[key] - baseline[key], 1.0) for key in baseline.keys() & method.keys()}
+    return _estimate(rows, lambda sums: sums[..., 0] / sums[..., 1], seed)
 
 
 def acceptance(records: Iterable[Record]) -> list[Acceptance]:

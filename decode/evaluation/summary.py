@@ -16,7 +16,7 @@ from decode.systems.registry import PLAIN
 from specalign.common.schema import JsonObject
 
 BUG = "BUG"
-_ESTIMATES = ("speedup", "speedup_with_prefill", "tau", "speed")
+_ESTIMATES = ("speedup", "speedup_with_prefill", "tau", "speed", "score", "score_difference")
 """Fields that summary.json writes as `name`, `name_lo` and `name_hi`."""
 
 
@@ -24,6 +24,8 @@ _ESTIMATES = ("speedup", "speedup_with_prefill", "tau", "speed")
 class Figures:
     """One method over some records, compared with plain decoding on the same prompts.
 
+    score, score_difference: the mean score of the suites that have a metric, and what it gains
+        over plain decoding's.
     identical: prompts of which every repeat gave plain decoding's tokens. It, `rounding_ties` and
         `bugs` are None when sampling.
     """
@@ -49,6 +51,8 @@ class Figures:
     draft_share: float | None
     finish: dict[str, int]
     acceptance: list[Acceptance]
+    score: Estimate | None = None
+    score_difference: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ class Gain:
 class Summary:
     """A measurement: figures by method, over all suites and per suite, and where they come from.
 
+    batches: batch size → method → figures over all suites. The other figures are those of the
+        first size.
     plain_spread: the longest over the shortest of plain decoding's seconds per token; None below
         five outputs. load_average: None where the machine has none.
     """
@@ -82,6 +88,7 @@ class Summary:
     load_average: dict[str, float] | None
     against_first: list[Gain] = field(default_factory=list)
     verdict: str = ""
+    batches: dict[int, dict[str, Figures]] = field(default_factory=dict)
 
     @property
     def settings(self) -> JsonObject:
@@ -95,6 +102,20 @@ class Summary:
     def sampling(self) -> str:
         """`greedy`, or the temperature."""
         return "greedy" if self.greedy else f"temperature {self.settings['temperature']:g}"
+
+    @property
+    def length(self) -> str:
+        """The length limit of outputs: one number, or the range over the suites."""
+        limit = self.settings["max_new_tokens"]
+        if not isinstance(limit, dict):
+            return str(limit)
+        sizes = {limit[suite] for suite in self.suites if suite in limit} or {*limit.values()}
+        return str(min(sizes)) if len(sizes) == 1 else f"{min(sizes)} to {max(sizes)}"
+
+    @property
+    def batch(self) -> int:
+        """The batch size of the main figures."""
+        return int((self.settings.get("batch_sizes") or [1])[0])
 
     @property
     def titles(self) -> dict[str, str]:
@@ -111,6 +132,10 @@ class Summary:
             "overall": {method: _flatten(f) for method, f in self.overall.items()},
             "suites": {
                 suite: {m: _flatten(f) for m, f in methods.items()} for suite, methods in suites
+            },
+            "batches": {
+                str(size): {m: _flatten(f) for m, f in methods.items()}
+                for size, methods in self.batches.items()
             },
             "sources": self.run.suites,
             "target_hash": self.settings.get("target_hash"),
@@ -134,16 +159,20 @@ def _flatten(figures: Figures | Gain) -> JsonObject:
 
 def summarise(run: Run, records: Sequence[Record]) -> Summary:
     """The figures of a run's records."""
-    measured = {record.method for record in records}
+    sizes = run.settings.get("batch_sizes") or [1]
+    by_size = {size: [r for r in records if r.batch == size] for size in sizes}
+    everything, records = records, by_size[sizes[0]]
+    measured = {record.method for record in everything}
     methods = [method for method in run.settings["methods"] if method in measured]
     greedy = run.settings["temperature"] == 0
     seed = int(run.settings.get("seed", 0))
 
     def compute(rows: Sequence[Record]) -> dict[str, Figures]:
-        return {method: method_figures(rows, method, greedy, seed) for method in methods}
+        metrics = len({r.suite for r in rows if r.score is not None})
+        return {m: method_figures(rows, m, greedy, seed, metrics) for m in methods}
 
     suites = dict.fromkeys(record.suite for record in records)
-    seconds = [stats.decode_time(r) for r in records if r.method == PLAIN and r.committed > 0]
+    seconds = [stats.decode_time(unit) for unit in stats.list_units(records, PLAIN)]
     loads = [r.load for r in records if r.load is not None]
     load_average = None
     if loads:
@@ -152,8 +181,9 @@ def summarise(run: Run, records: Sequence[Record]) -> Summary:
         run=run,
         overall=compute(records),
         suites={suite: compute([r for r in records if r.suite == suite]) for suite in suites},
-        bugs=sum(r.divergence is not None and r.divergence.kind == BUG for r in records),
-        records=len(records),
+        bugs=sum(r.divergence is not None and r.divergence.kind == BUG for r in everything),
+        records=len(everything),
+        batches={size: compute(rows) for size, rows in by_size.items() if rows},
         plain_spread=None if len(seconds) < 5 else max(seconds) / min(seconds),
         load_average=load_average,
     )
@@ -161,8 +191,11 @@ def summarise(run: Run, records: Sequence[Record]) -> Summary:
     return summary
 
 
-def method_figures(records: Sequence[Record], method: str, greedy: bool, seed: int = 0) -> Figures:
-    """The figures of one method over some records."""
+def method_figures(
+    records: Sequence[Record], method: str, greedy: bool, seed: int = 0, metrics: int = 1
+) -> Figures:
+    """The figures of one method over some records. `metrics`: suites with scores; those
+    of several have no mean."""
     rows = [record for record in records if record.method == method]
     seconds = sum(r.seconds for r in rows)
     calls = sum(r.calls for r in rows)
@@ -170,6 +203,7 @@ def method_figures(records: Sequence[Record], method: str, greedy: bool, seed: i
     plain = stats.times(records, PLAIN)
     mine = stats.times(records, method)
     counted = stats.counts(records, method)
+    scored = stats.scores(records, method)
     ratios = [plain[key] / mine[key] for key in plain.keys() & mine.keys()]
     plain_whole = stats.times(records, PLAIN, stats.whole_time)
     prompts = {(r.suite, r.prompt) for r in rows}
@@ -191,7 +225,7 @@ def method_figures(records: Sequence[Record], method: str, greedy: bool, seed: i
         tau_macro=stats.tau_macro(counted),
         mean_accepted=per_call(sum(sum(r.accepted) for r in rows)),
         mean_drafted=per_call(sum(sum(r.nodes or r.drafted) for r in rows)),
-        tokens_per_s=sum(r.committed for r in rows) / seconds if seconds > 0 else None,
+        tokens_per_s=stats.throughput(rows, method),
         prompts=len(prompts),
         identical=len(prompts - different) if greedy else None,
         rounding_ties=kinds.total() - kinds[BUG] if greedy else None,
@@ -203,6 +237,8 @@ def method_figures(records: Sequence[Record], method: str, greedy: bool, seed: i
         draft_share=draft_seconds / seconds if seconds > 0 else None,
         finish=dict(Counter(r.finish for r in rows)),
         acceptance=stats.acceptance(rows),
+        score=stats.mean_score(scored, seed) if metrics < 2 else None,
+        score_difference=stats.score_difference(stats.scores(records, PLAIN), scored, seed),
     )
 
 

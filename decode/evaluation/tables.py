@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from decode.evaluation.accuracy import CODE
 from decode.evaluation.statistics import format_estimate, format_number, value_of
 from decode.evaluation.summary import Figures, Summary, format_method
 from decode.systems.registry import MAIN, PLAIN
@@ -16,9 +17,9 @@ from specalign.folder.chat import Chat
 
 COLUMNS = (
     "suite", "method", "tokens/s", "speed-up [95%]", "with prefill", "τ [95%]", "τ macro",
-    "accepted at 1, 2, 4, 8", "draft + verify, ms per round", "identical", "prompts",
+    "accepted at 1, 2, 4, 8", "draft + verify, ms per round", "identical", "prompts", "score",
 )  # fmt: skip
-SUITE, METHOD, SPEED, SPEEDUP, _, TAU, _, _, _, SAME, _ = COLUMNS
+SUITE, METHOD, SPEED, SPEEDUP, _, TAU, _, _, _, SAME, _, SCORE = COLUMNS
 AGAINST = ("point", "τ, difference [95%]", "speed, ratio [95%]", "prompts")
 FAIR = 0.97
 """From this ratio to transformers' speed on the baseline is strong."""
@@ -60,6 +61,7 @@ def _row(title: str, method: str, figures: Figures) -> dict[str, str]:
         "" if plain else times,
         _describe_identity(figures),
         str(figures.prompts),
+        "" if figures.score is None else format_estimate(figures.score, "", ".3f"),
     )
     return dict(zip(COLUMNS, cells, strict=True))
 
@@ -76,6 +78,8 @@ def table(summary: Summary) -> Table:
     """The table for the terminal: the columns that fit into 80 characters."""
     result = Table(title=headline(summary), title_justify="left")
     shown = [SUITE, METHOD, SPEED, SPEEDUP, TAU, SAME]
+    if any(figures.score for methods in summary.suites.values() for figures in methods.values()):
+        shown.append(SCORE)
     if len(summary.suites) == 1:  # which the headline names
         shown.remove(SUITE)
     if any(figures.lossy for figures in summary.overall.values()):  # long names
@@ -93,6 +97,7 @@ def table(summary: Summary) -> Table:
         if row[METHOD] == PLAIN:
             result.add_section()
         row[TAU] = row[TAU].partition(" [")[0]
+        row[SCORE] = row[SCORE].partition(" [")[0]
         style = "bold" if row[METHOD].startswith(MAIN) else ""
         result.add_row(*(row[name] for name in shown), style=style)
     return result
@@ -109,11 +114,11 @@ def against_first(summary: Summary) -> dict[str, list[list[str]]]:
     return blocks
 
 
-def against_table(title: str, body: list[list[str]]) -> Table:
-    """A block of `against_first` for the terminal."""
+def plain_table(title: str, header: Sequence[str], body: list[list[str]]) -> Table:
+    """Rows of text for the terminal."""
     result = Table(title=title, title_justify="left")
-    for name in AGAINST:
-        result.add_column(name, no_wrap=name != AGAINST[0], overflow="fold")
+    for name in header:
+        result.add_column(name, no_wrap=name != header[0], overflow="fold")
     for row in body:
         result.add_row(*row)
     return result
@@ -141,13 +146,39 @@ def markdown(summary: Summary) -> str:
         header, body = list(COLUMNS), [list(row.values()) for row in rows(summary)]
     processor = markdown_text(summary.run.machine.get("processor", "unknown processor"))
     first = (
-        f"**{markdown_text(headline(summary))}**, up to {settings['max_new_tokens']} new tokens, "
-        f"batch 1, {plural(settings['threads'], 'thread')}, {processor}"
+        f"**{markdown_text(headline(summary))}**, up to {summary.length} new tokens, "
+        f"batch {summary.batch}, {plural(settings['threads'], 'thread')}, {processor}"
     )
     blocks = [first, markdown_table(header, body)]
     for title, points in against_first(summary).items():
         blocks += [f"{markdown_text(title)}:", markdown_table(AGAINST, points)]
     return "\n\n".join(blocks)
+
+
+BATCH = ("batch", "method", "tokens/s", "speed-up [95%]", "τ", "identical")
+
+
+def batch_rows(summary: Summary) -> list[list[str]]:
+    """Rows of `BATCH`: each method at each batch size, against plain decoding at the same size.
+    Empty for one size."""
+    if len(summary.batches) < 2:
+        return []
+    found = []
+    for size, methods in summary.batches.items():
+        for method, figures in methods.items():
+            row = _row("all", method, figures)
+            shown = (row[SPEED], row[SPEEDUP], row[TAU].partition(" [")[0], row[SAME])
+            found.append([str(size), row[METHOD], *shown])
+    return found
+
+
+def unscored(summary: Summary) -> list[str]:
+    """A line for each suite whose metric was not applied."""
+    return [
+        f"{source['title']} ({source['metric']}): its answers are code (--execute-code runs it)"
+        for source in summary.run.suites
+        if source.get("metric") == CODE and not summary.settings.get("execute_code")
+    ]
 
 
 def source_lines(summary: Summary) -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from decode.engine.prompts import prompt_tokens
 from specalign.common.errors import UserError
+from specalign.common.schema import JsonObject
 from specalign.common.text import plural
 from specalign.suites.prompt import Prompt
 from specalign.suites.sources import Loaded
@@ -26,10 +27,38 @@ def tokenize_prompts(
     refused: list[str] = []
     for prompt in prompts:
         try:
-            fitting.append((prompt, prompt_tokens(target, prompt.content)))
+            fitting.append((prompt, tokenize_prompt(target, prompt)))
         except UserError as error:
             refused.append(f"{prompt.id}: {error}")
     return fitting, refused
+
+
+def tokenize_prompt(target: Target, prompt: Prompt) -> list[int]:
+    """A prompt's tokens, cut to at most `prompt.cut` of them. Raises UserError as `prompt_tokens`
+    does."""
+    if prompt.cut is None:
+        return prompt_tokens(target, prompt.content, prompt.raw)
+    body, _, ask = str(prompt.content).rpartition("\n")
+    while True:
+        tokens = target.chat_tokens(f"{body}\n{ask}")
+        if len(tokens) <= prompt.cut:
+            return prompt_tokens(target, f"{body}\n{ask}")
+        keep = int(len(body) * prompt.cut / len(tokens)) - 1
+        if keep <= 0:
+            raise UserError(f"a context of {prompt.cut} tokens leaves no room for a text")
+        body = body[:keep]
+
+
+def continue_conversation(
+    target: Target, messages: Sequence[JsonObject], answers: Sequence[str]
+) -> list[int]:
+    """The tokens of a later turn: the user's messages, with the target's answer before each of the
+    last ones. Raises UserError as `prompt_tokens` does."""
+    first = len(messages) - len(answers)
+    conversation = list(messages[:first])
+    for answer, message in zip(answers, messages[first:], strict=True):
+        conversation += [{"role": "assistant", "content": answer}, message]
+    return prompt_tokens(target, conversation)
 
 
 def tokenize_suites(

@@ -17,6 +17,32 @@ STEADY = 2.0
 token of its fastest one: 1.4 and 1.5 over MT-Bench, 4 to 10 next to another process."""
 
 
+def find_best(summary: Summary) -> str:
+    """The method that verdicts begin with: the drafter, else the fastest; "" without one."""
+    others = [method for method in summary.overall if method != PLAIN]
+    speeds = {m: value_of(summary.overall[m].speedup) or 0.0 for m in others}
+    return max(others, key=lambda m: (m == MAIN, speeds[m]), default="")
+
+
+def headline(summary: Summary) -> str:
+    """The verdict in one short sentence."""
+    target = str(summary.settings["target"]).rstrip("/").rpartition("/")[2]
+    best = find_best(summary)
+    speedup = summary.overall[best].speedup if best else None
+    if speedup is None:
+        return f"{target}: nothing to compare with plain decoding"
+    if summary.bugs:
+        return f"{target}: OUTPUT CHANGED"
+    lossy = summary.overall[best].lossy
+    same = "another output distribution" if lossy else "the same output"
+    if not (lossy or summary.greedy):
+        same = "the same output distribution"
+    if speedup.lo is not None and speedup.hi is not None and speedup.lo <= 1 <= speedup.hi:
+        return f"{target}: no measurable difference ({speedup.value:.2f}×), {same}"
+    word = "faster" if speedup.value > 1 else "SLOWER"
+    return f"{target} decodes {word}: {speedup.value:.2f}×, with {same}"
+
+
 def verdict(summary: Summary) -> str:
     """The verdict as one paragraph."""
     settings, overall = summary.settings, summary.overall
@@ -27,13 +53,13 @@ def verdict(summary: Summary) -> str:
         return (
             "Tuning, not a measurement: the fastest settings were chosen from these same figures."
         )
-    best = max(others, key=lambda m: (m == MAIN, value_of(overall[m].speedup) or 0.0))
+    best = find_best(summary)
     count = overall[best].prompts
     titles = ", ".join(source["title"] for source in summary.run.suites if source["prompts"])
     where = f"{plural(count, 'prompt')} ({titles}), {summary.sampling}"
     sentences = [
         f"{_subject(best, overall[best])} {_describe_speed(overall[best])} on {where}, "
-        f"up to {settings['max_new_tokens']} new tokens, {settings['dtype']}, "
+        f"up to {summary.length} new tokens, {settings['dtype']}, "
         f"with τ = {format_number(value_of(overall[best].tau))} tokens per target forward pass."
     ]
     if len(others) <= _MOST_SENTENCES:
@@ -42,6 +68,7 @@ def verdict(summary: Summary) -> str:
     exact = [method for method in others if not overall[method].lossy]
     if exact:
         sentences.append(_describe_losslessness(summary, exact))
+    sentences += _describe_accuracy(summary, best)
     sentences += [_describe_lossy(m, overall[m]) for m in others if overall[m].lossy]
     sentences += _warnings(summary, count)
     sentences += _best_points(summary)
@@ -96,6 +123,20 @@ def _describe_losslessness(summary: Summary, methods: Sequence[str]) -> str:
     hint = "" if summary.settings["dtype"] == "float32" else " (hardly any with --dtype float32)"
     differences = plural(ties, "difference")
     return f"{same}; {differences}{over} start at a rounding tie between two tokens{hint}."
+
+
+def _describe_accuracy(summary: Summary, method: str) -> Iterator[str]:
+    """The scores of plain decoding and the best method on each suite that has a metric."""
+    for source in summary.run.suites:
+        methods = summary.suites.get(source["name"], {})
+        if method not in methods or methods[method].score is None:
+            continue
+        plain, mine = methods[PLAIN].score, methods[method].score
+        gain = methods[method].score_difference
+        where = f"{source['title']}, {source['metric']}"
+        scores = f"{value_of(plain):.3f} with plain decoding, {value_of(mine):.3f} drafted"
+        change = "" if summary.greedy else f", difference {format_estimate(gain, '', '+.3f')}"
+        yield f"{where}: {scores}{change}."
 
 
 def _describe_lossy(method: str, figures: Figures) -> str:

@@ -28,6 +28,7 @@ def hub_rows(
     revision: str | None = None,
     key: str = "",
     streaming: bool = False,
+    file: str | None = None,
 ) -> Iterator[JsonObject]:
     """The rows of a data set, a Hub id or a folder that `datasets` reads; without access to the Hub,
     from the local cache. Raises UserError if it can't be read.
@@ -35,6 +36,7 @@ def hub_rows(
     Args:
         key: the option that names it (data.prompts), for messages; "" = the reason alone.
         streaming: download only what is read, if the Hub is reachable.
+        file: the only data file to read.
     """
     import datasets  # slow to import
     from huggingface_hub import constants
@@ -45,8 +47,14 @@ def hub_rows(
     constants.HF_HUB_OFFLINE = was_offline or not online
     try:
         try:
+            files = {} if file is None else {"data_files": {split: file}}
             table = datasets.load_dataset(
-                name, config, split=split, revision=revision, streaming=streaming and online
+                name,
+                config,
+                split=split,
+                revision=revision,
+                streaming=streaming and online,
+                **files,
             )
         finally:
             constants.HF_HUB_OFFLINE = was_offline

@@ -6,16 +6,55 @@ from dataclasses import replace
 from pathlib import Path
 
 from specalign.common.errors import UserError, nearest
-from specalign.suites.benchmarks import SUITES
+from specalign.suites import (
+    aime,
+    alpaca,
+    arc,
+    arena_hard,
+    bbh,
+    champ,
+    cnn_dm,
+    gpqa,
+    gsm8k,
+    humaneval,
+    ifbench,
+    livecodebench,
+    lm1b,
+    long,
+    math500,
+    mbpp,
+    mmlu_pro,
+    mtbench,
+    openwebtext,
+    own,
+    redhat,
+    specbench,
+    speedbench,
+    tools,
+)
 from specalign.suites.prompt import Suite
 from specalign.suites.sources import Loaded, choose, load_prompts_file, load_suite
 
-GROUPS: dict[str, tuple[str, ...]] = {
-    "chat": ("mtbench",),
-    "reasoning": ("gpqa",),
-    "coding": ("humaneval",),
-    "math": ("gsm8k", "math500", "aime", "champ"),
+_BENCHMARKS = (
+    mtbench, humaneval, mbpp, livecodebench, gsm8k, math500, aime, champ, gpqa, arc, bbh, mmlu_pro,
+    ifbench, alpaca, arena_hard, tools, cnn_dm, openwebtext, lm1b, specbench, redhat, speedbench,
+    long,
+)  # fmt: skip
+SUITES: dict[str, Suite] = {
+    suite.name: suite
+    for suite in (*(one.SUITE for one in _BENCHMARKS), *speedbench.LONG, own.BUILTIN, own.TASKS)
 }
+_GROUPED = ("chat", "reasoning", "coding", "math", "summarization", "continuation", "tools")
+ALL = "all"
+GROUPS: dict[str, tuple[str, ...]] = {
+    **{
+        group: tuple(name for name, suite in SUITES.items() if suite.group == group)
+        for group in _GROUPED
+        if group not in SUITES
+    },
+    ALL: tuple(name for name in SUITES if name != long.SUITE.name),
+}
+"""Several suites by one name; of a group those that are unavailable are left out."""
 
 
 def resolve(names: str) -> list[tuple[Suite, bool]]:
@@ -43,6 +82,8 @@ def prompts_of(
     data_dir: Path | None = None,
     limit: int | None = None,
     column: str | None = None,
+    documents: Path | None = None,
+    context: int = long.CONTEXT,
 ) -> tuple[list[Loaded], list[str]]:
     """The suites with at most `limit` prompts each, and a line for each unavailable suite that only
     a group names.
@@ -51,6 +92,7 @@ def prompts_of(
         suite: a comma list of suites and groups; with `prompts`, the name of that file's prompts.
         prompts: a file of prompts in place of suites. column: of it with the prompts.
         data_dir: local copies of the suites.
+        documents, context: the texts of the suite `long`, and the tokens of its prompts.
 
     Raises:
         UserError: an unknown name, or no prompts.
@@ -68,7 +110,10 @@ def prompts_of(
     else:
         for one, named in resolve(suite or "builtin"):
             try:
-                found.append(load_suite(one, data_dir))
+                if one.name == long.SUITE.name:
+                    found.append(_load_long(documents, context))
+                else:
+                    found.append(load_suite(one, data_dir))
             except UserError as error:
                 if named:
                     raise
@@ -76,3 +121,11 @@ def prompts_of(
         if not found:
             raise UserError(skipped[0])
     return [replace(suite, prompts=choose(suite.prompts, limit)) for suite in found], skipped
+
+
+def _load_long(documents: Path | None, context: int) -> Loaded:
+    if documents is None:
+        raise UserError("suite 'long' needs --documents: a file or folder of your own texts")
+    suite = long.SUITE
+    prompts = long.load_documents(documents, context)
+    return Loaded(suite.name, suite.title, suite.group, prompts, str(documents), suite)

@@ -13,11 +13,12 @@ from specalign.common.hub import package_file
 from specalign.common.schema import JsonObject
 from specalign.common.text import plural, printable
 from specalign.rows.conversation import Conversation
-from specalign.rows.folders import suite_files, table_files
+from specalign.rows.folders import suite_files, table_files, visible_files
 from specalign.rows.hub_rows import hub_rows, is_hub_usable
 from specalign.rows.prompts import read_prompt_rows
+from specalign.rows.splits import names_phrase
 from specalign.rows.tables import kind_of, read_rows
-from specalign.suites.prompt import Place, Prompt, Suite
+from specalign.suites.prompt import PART, Place, Prompt, Suite
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Loaded:
     group: str
     prompts: list[Prompt]
     source: str
+    suite: Suite | None = None
 
     def describe(self) -> str:
         """For instance `gsm8k: 1319 prompts from the hub's openai/gsm8k`."""
@@ -48,8 +50,10 @@ def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
         rows, source = read_place(place, place.under)
     except UserError as error:
         example = f"DIR/{place.hub or suite.name}/… or DIR/{suite.name}.jsonl"
+        tried = f" from {error}" if str(error) else ""
+        first = f"{place.how}, then " if place.how else ""
         raise UserError(
-            f"suite {suite.name!r} is unavailable from {error}: give a local copy with "
+            f"suite {suite.name!r} is unavailable{tried}: {first}give a local copy with "
             f"--data-dir DIR ({example})"
         ) from None
     if place.package is not None and place.package in source and suite.package_note:
@@ -67,7 +71,7 @@ def read_place(place: Place, under: str | None) -> tuple[list[Any], str]:
         try:
             if not is_hub_usable():
                 raise UserError("the Hub is unreachable")
-            return list(hub_rows(place.hub, place.split, place.config)), source
+            return _read_hub(place), source
         except UserError as error:
             tried.append(f"{source} ({error})")
     if place.package is not None:
@@ -78,6 +82,18 @@ def read_place(place: Place, under: str | None) -> tuple[list[Any], str]:
         except UserError as error:
             tried.append(f"{source} ({error})")
     raise UserError(" and ".join(tried))
+
+
+def _read_hub(place: Place) -> list[Any]:
+    """The rows of a Hub id, of its parts one after another."""
+    assert place.hub is not None
+    rows: list[Any] = []
+    for part in (*place.parts, *place.files) or (None,):
+        of_file = part if part in place.files else None
+        config = place.config if of_file or part is None else part
+        found = hub_rows(place.hub, place.split, config, place.revision, file=of_file)
+        rows += found if part is None else ({**row, PART: part} for row in found)
+    return rows
 
 
 def _read_suite(suite: Suite, rows: Sequence[Any], source: str) -> Loaded:
@@ -94,7 +110,8 @@ def _read_suite(suite: Suite, rows: Sequence[Any], source: str) -> Loaded:
             prompts.append(prompt)
     if not prompts:
         raise UserError(f"{where}: no prompts inside")
-    return Loaded(suite.name, suite.title, suite.group, _with_unique_ids(prompts), source)
+    prompts = _with_unique_ids(prompts)
+    return Loaded(suite.name, suite.title, suite.group, prompts, source, suite)
 
 
 def _with_unique_ids(prompts: list[Prompt]) -> list[Prompt]:
@@ -113,7 +130,8 @@ def _load_from_folder(suite: Suite, data_dir: Path) -> Loaded:
     `DIR/suite.jsonl`, or DIR itself."""
     if not data_dir.is_dir():
         raise UserError(f"--data-dir={str(data_dir)!r}: no such folder")
-    hub = suite.place.hub or suite.name
+    place_of = suite.place
+    hub = place_of.hub or suite.name
     short = hub.split("/")[-1]
     candidates = [
         data_dir / hub,
@@ -130,16 +148,34 @@ def _load_from_folder(suite: Suite, data_dir: Path) -> Loaded:
             f"suite {suite.name!r} is not in --data-dir={str(data_dir)!r}: expected "
             f"{data_dir / hub}/… or {suite.name}.jsonl there"
         )
-    files = [place]
-    if place.is_dir():
-        where = f"suite {suite.name!r}: {place}"
-        files = suite_files(place, suite.place.split, suite.place.config, where)
-    if not files:
-        raise UserError(
-            f"suite {suite.name!r}: {place} contains no .parquet, .jsonl, .json or .csv"
-        )
-    rows = [row for file in files for row in read_rows(file, suite.place.under)]
+    where = f"suite {suite.name!r}: {place}"
+    rows = _read_parts(place_of, place, where) if place.is_dir() else []
+    if place.is_file():
+        rows = list(read_rows(place, place_of.under))
+    if not rows:
+        raise UserError(f"{where} contains no .parquet, .jsonl, .json or .csv")
     return _read_suite(suite, rows, str(place))
+
+
+def _read_parts(place: Place, folder: Path, where: str) -> list[Any]:
+    """The rows of a folder, of each part with its name."""
+    split = place.split.partition("[")[0]
+    if not (place.files or place.parts):
+        files = suite_files(folder, split, place.config, where)
+        return [row for file in files for row in read_rows(file, place.under)]
+    rows: list[Any] = []
+    for part in (*place.parts, *place.files):
+        if part in place.files:
+            files = [path for path in visible_files(folder) if path.name == Path(part).name]
+        else:
+            named = [
+                path
+                for path in visible_files(folder)
+                if names_phrase(path.relative_to(folder), part)
+            ]
+            files = [path for path in named if kind_of(path)]
+        rows += [{**row, PART: part} for file in files for row in read_rows(file)]
+    return rows
 
 
 def load_prompts_file(path: Path, name: str | None = None, column: str | None = None) -> Loaded:

@@ -35,8 +35,8 @@ def prompts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/decode/evaluation/test_figures.py and test_render.py draw them."""
-    monkeypatch.setattr(figures, "picture", lambda *args: b"png")
+    """tests/decode/evaluation/test_page.py draws them."""
+    monkeypatch.setattr(figures, "share_card", lambda *args: b"png")
 
 
 @pytest.fixture(scope="module")

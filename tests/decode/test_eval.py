@@ -107,7 +107,7 @@ def test_the_methods_side_by_side(prompts: Path, drafter: Path, tmp_path: Path) 
     assert summary.suites["mine"]["plain"].speedup.value == 1.0  # type: ignore[union-attr]
     assert summary.settings["drafter_hash"] and len(summary.settings["target_hash"]) == 64
     assert {p.name for p in folder.iterdir()} == {
-        "records.jsonl", "run.json", "summary.json", "report.html", "report.png",
+        "records.jsonl", "run.json", "summary.json", "report.html", "share.png", "replays.json",
     }  # fmt: skip
     assert json.loads((folder / "summary.json").read_text())["verdict"] == summary.verdict
 

@@ -11,8 +11,8 @@ import pytest
 
 from align.data import overlap
 from specalign.common.errors import UserError
-from specalign.suites.benchmarks import SUITES
 from specalign.suites.prompt import Place
+from specalign.suites.registry import SUITES
 
 LONG = "A train leaves the station at noon and the second one leaves an hour later going faster than the first"
 WHOLE = "Write a poem about the moon and tides"  # eight words

@@ -23,20 +23,22 @@ pytestmark = pytest.mark.usefixtures("no_plots")
 
 def test_orders_are_balanced_and_seeded() -> None:
     suites = {"s": [(Prompt(str(i), "x"), [1]) for i in range(6)]}
-    tasks = measure.plan_tasks(suites, ["plain", "lookup", "drafter"], 2, seed=1)
+
+    def plan(methods, seed):
+        return [task for (task,) in measure.plan_tasks(suites, methods, 2, seed)]
+
+    tasks = plan(["plain", "lookup", "drafter"], 1)
     assert len(tasks) == 12 and len(Counter(t.order for t in tasks)) == 6
     assert set(Counter(t.order for t in tasks).values()) == {2}
-    assert tasks == measure.plan_tasks(suites, ["plain", "lookup", "drafter"], 2, seed=1)
-    assert [t.order for t in tasks] != [
-        t.order for t in measure.plan_tasks(suites, tasks[0].order, 2, seed=2)
-    ]
+    assert tasks == plan(["plain", "lookup", "drafter"], 1)
+    assert [t.order for t in tasks] != [t.order for t in plan(tasks[0].order, 2)]
 
 
 def test_every_beginning_is_spread_over_every_suite() -> None:
     suites = {
         s: [(Prompt(f"{s}{i}", "x"), [1]) for i in range(n)] for s, n in (("a", 80), ("b", 20))
     }
-    tasks = measure.plan_tasks(suites, ["plain", "lookup"], 1, seed=1)
+    tasks = [task for (task,) in measure.plan_tasks(suites, ["plain", "lookup"], 1, seed=1)]
     assert len({t.prompt.id for t in tasks}) == 100
     for done in (10, 25, 50):
         assert sum(t.suite == "b" for t in tasks[:done]) == pytest.approx(done / 5, abs=1)
@@ -54,18 +56,18 @@ def test_an_interrupt_loses_the_task_in_hand_alone(
     prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ("--prompts", prompts, "--out", tmp_path / "o", "--methods", "plain,lookup")
-    whole = measure.run_task
+    whole = measure.run_tasks
     real: list[measure.Task] = []
     next_prompts: list[str] = []
 
-    def breaks(decoders: Any, task: measure.Task, *rest: Any) -> Any:
+    def breaks(decoders: Any, tasks: list[measure.Task], *rest: Any) -> Any:
         if len(real) == 2:
-            next_prompts.append(task.prompt.id)
+            next_prompts.append(tasks[0].prompt.id)
             raise Interrupted
-        real.append(task)
-        return whole(decoders, task, *rest)
+        real.append(tasks[0])
+        return whole(decoders, tasks, *rest)
 
-    monkeypatch.setattr(measure, "run_task", breaks)
+    monkeypatch.setattr(measure, "run_tasks", breaks)
     with pytest.raises(Interrupted):
         run(*arguments)
     before = read_records(tmp_path / "o")
@@ -74,7 +76,7 @@ def test_an_interrupt_loses_the_task_in_hand_alone(
     line = json.dumps(asdict(replace(before[-1], prompt=next_prompts[0])))
     with open(tmp_path / "o/records.jsonl", "a") as file:
         file.write(line + '\n{"suite": "mi')
-    monkeypatch.setattr(measure, "run_task", whole)
+    monkeypatch.setattr(measure, "run_tasks", whole)
     summary, folder = run(*arguments)
     after = read_records(folder)
     assert after[:4] == before and len(after) == 6 and summary.records == 6
@@ -89,7 +91,70 @@ def test_an_interrupt_loses_the_task_in_hand_alone(
 def test_an_answer_of_one_token_has_no_decoding(target: Target) -> None:
     decoder = decode.load(target, None)
     task = measure.Task("s", Prompt("1", "x"), (5, 6), 0, ("plain",))
-    (record,) = measure.run_task(
-        {"plain": decoder}, task, measure.GenerationSettings(Sampling(), 1)
+    (record,) = measure.run_tasks(
+        {"plain": decoder}, [task], measure.GenerationSettings(Sampling(), 1)
     )
     assert (record.calls, record.committed, record.tau, record.tokens_per_s) == (0, 0, None, 0.0)
+
+
+def test_prompts_are_grouped_by_batches_and_later_turns_follow() -> None:
+    talk = Prompt("t", "one", later=("two", "three"))
+    suites = {"s": [(talk, [1]), (Prompt("u", "x"), [1]), (Prompt("v", "x"), [1])]}
+    groups = measure.plan_tasks(suites, ["plain"], 1, seed=0, batch=2)
+    assert sum(len(group) for group in groups) == 5
+    assert all(len({task.suite for task in group}) == 1 for group in groups)
+    turns = [task for group in groups for task in group if task.prompt.id.startswith("t")]
+    assert [task.prompt.id for task in turns] == ["t", "t#2", "t#3"]
+    assert turns[2].follows == ("t", "t#2") and not turns[2].tokens
+    assert [m["content"] for m in turns[2].prompt.content] == ["one", "two", "three"]
+
+
+def test_second_turns_batches_and_replays(tmp_path: Path) -> None:
+    summary, folder = run(
+        "--suite", "mtbench", "--data-dir", copy_of_mtbench(tmp_path), "--batch-size", "1,2",
+        "--methods", "plain,lookup", "--out", tmp_path / "o",
+    )  # fmt: skip
+    records = read_records(folder)
+    assert {(r.prompt, r.batch) for r in records} == {
+        (f"mtbench-{i}{turn}", size) for i in (1, 2) for turn in ("", "#2") for size in (1, 2)
+    }
+    assert summary.overall["plain"].prompts == 4 and set(summary.batches) == {1, 2}
+    by_turn = {r.prompt: r.prompt_tokens for r in records if r.method == "plain" and r.batch == 1}
+    first = next(r for r in records if (r.prompt, r.method) == ("mtbench-1", "plain"))
+    assert by_turn["mtbench-1#2"] > by_turn["mtbench-1"] + len(first.tokens) - 1
+    (replay,) = json.loads((folder / "replays.json").read_text())
+    for lane in replay["lanes"]:
+        text = "".join("".join(r["accepted"]) + r["own"] for r in lane["rounds"])
+        assert text == decode.load("debug", None).target.detokenize(first.tokens)
+        assert [r["seconds"] for r in lane["rounds"]] == sorted(
+            r["seconds"] for r in lane["rounds"]
+        )
+    again, _ = run(
+        "--suite", "mtbench", "--data-dir", tmp_path, "--batch-size", "1,2", "--methods",
+        "plain,lookup", "--out", tmp_path / "o",
+    )  # fmt: skip
+    assert read_records(folder) == records and again.records == summary.records
+
+
+def copy_of_mtbench(folder: Path) -> Path:
+    rows = [
+        {"question_id": i, "category": "writing", "turns": [f"Say {i} one one.", "And again?"]}
+        for i in (1, 2)
+    ]
+    (folder / "mtbench.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_answers_are_scored_alike(tmp_path: Path) -> None:
+    rows = [{"question": f"{i} + {i}?", "answer": f"so #### {2 * i}"} for i in range(1, 4)]
+    path = tmp_path / "gsm8k.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary, folder = run(
+        "--suite", "gsm8k", "--data-dir", tmp_path, "--methods", "plain,lookup", "--out",
+        tmp_path / "o",
+    )  # fmt: skip
+    assert all(record.score is not None for record in read_records(folder))
+    found = summary.suites["gsm8k"]["lookup"]
+    assert found.score == summary.suites["gsm8k"]["plain"].score
+    assert found.score_difference.value == 0.0
+    assert "GSM8K, exact match:" in summary.verdict

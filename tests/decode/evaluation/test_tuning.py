@@ -53,15 +53,15 @@ def run(*words: Any) -> tuple[Summary, Path]:
 
 def changing(monkeypatch: pytest.MonkeyPatch, change: Callable[[Record], None]) -> None:
     """Every record of a task is changed before anybody sees it."""
-    honest = measure.run_task
+    honest = measure.run_tasks
 
-    def run_task(*arguments: Any) -> list[Record]:
+    def run_tasks(*arguments: Any) -> list[Record]:
         records = honest(*arguments)
         for made in records:
             change(made)
         return records
 
-    monkeypatch.setattr(measure, "run_task", run_task)
+    monkeypatch.setattr(measure, "run_tasks", run_tasks)
 
 
 def test_the_command_tunes_on_other_prompts_then_measures(
@@ -90,7 +90,7 @@ def test_the_command_tunes_on_other_prompts_then_measures(
     def never(*args: Any) -> list[Record]:
         raise AssertionError("all of it is there")
 
-    monkeypatch.setattr(measure, "run_task", never)
+    monkeypatch.setattr(measure, "run_tasks", never)
     again, _ = run(*words, prompts)
     assert again.overall == summary.overall
     with pytest.raises(

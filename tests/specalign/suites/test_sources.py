@@ -10,10 +10,11 @@ from pathlib import Path
 import datasets
 import pytest
 
+from specalign.common.errors import UserError
 from specalign.rows import hub_rows
 from specalign.suites import sources
-from specalign.suites.benchmarks import SUITES
 from specalign.suites.prompt import Prompt
+from specalign.suites.registry import SUITES, prompts_of
 from specalign.suites.sources import choose, load_prompts_file, load_suite
 
 
@@ -136,3 +137,49 @@ def test_limit_spreads_over_the_suite() -> None:
     prompts = [Prompt(str(i), "x") for i in range(80)]
     assert [p.id for p in choose(prompts, 4)] == ["0", "20", "40", "60"]
     assert choose(prompts, None) == choose(prompts, 100) == prompts
+
+
+def test_parts_of_a_local_copy_name_the_category(tmp_path: Path) -> None:
+    folder = tmp_path / "RedHatAI/speculator_benchmarks"
+    write_lines(folder / "qa.jsonl", [{"prompt": "Who?"}])
+    write_lines(folder / "rag.jsonl", [{"prompt": "What does it say?"}])
+    loaded = load_suite(SUITES["redhat"], tmp_path)
+    assert [(p.category, p.content) for p in loaded.prompts] == [
+        ("qa", "Who?"), ("rag", "What does it say?"),
+    ]  # fmt: skip
+    write_lines(tmp_path / "lukaemon/bbh/navigate/test.jsonl", [{"input": "Go.", "target": "Yes"}])
+    (task,) = load_suite(SUITES["bbh"], tmp_path).prompts
+    assert (task.category, task.reference) == ("navigate", "Yes")
+
+
+def test_parts_are_asked_of_the_hub_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(name, config=None, split=None, data_files=None, **options):
+        asked.append((config, data_files))
+        return [{"prompt": "x", "input": "x", "target": "y"}]
+
+    monkeypatch.setattr(hub_rows, "hub_reachable", lambda: True)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert len(load_suite(SUITES["redhat"]).prompts) == 8
+    assert asked[0] == (None, {"train": "HumanEval.jsonl"})
+    asked.clear()
+    assert len(load_suite(SUITES["bbh"]).prompts) == 27
+    assert asked[0] == ("boolean_expressions", None)
+
+
+def test_a_suite_without_a_source_says_how_to_get_it(no_hub: None) -> None:
+    with pytest.raises(UserError, match=r"question\.jsonl of github.*--data-dir"):
+        load_suite(SUITES["specbench"])
+
+
+def test_own_documents_as_long_inputs(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("first text " * 50)
+    write_lines(tmp_path / "b.jsonl", [{"text": "second text " * 50}])
+    (loaded,), _ = prompts_of("long", documents=tmp_path, context=100)
+    assert [p.id for p in loaded.prompts] == ["long-1", "long-2"]
+    assert all(p.cut == 100 and "Summarize" in p.content for p in loaded.prompts)
+    with pytest.raises(UserError, match="too little text for 9000 tokens"):
+        prompts_of("long", documents=tmp_path, context=9000)
+    with pytest.raises(UserError, match="needs --documents"):
+        prompts_of("long")

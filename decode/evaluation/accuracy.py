@@ -1,0 +1,105 @@
+"""Scores answers against a suite's references: exact match, multiple choice, pass@1, ROUGE-L."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from decode.evaluation.execution import run_program
+
+EXACT, CHOICE, LINE, CODE, ROUGE = (
+    "exact match", "multiple choice", "last line", "pass@1", "ROUGE-L",
+)  # fmt: skip
+_ANSWER = re.compile(r"answer\s*(?:is|:)?\s*[:*]*\s*\(?\**([A-J])\b", re.IGNORECASE)
+_BOXED = re.compile(r"\\boxed\{\s*(?:\\text\{)?\s*\(?([A-J])\)?\s*\}?\s*\}")
+_LETTER = re.compile(r"\(?\b([A-J])\b\)?[.\s]*$")
+_LINE = re.compile(r"answer is:?\s*(.+)", re.IGNORECASE)
+_FENCE = re.compile(r"```(?:python|py)?\s*\n(.*?)(?:```|\Z)", re.DOTALL)
+
+
+def score(metric: str, reference: Any, text: str) -> float:
+    """The score of an answer, 0 to 1. Code is executed (`run_program`)."""
+    return SCORERS[metric](reference, text)
+
+
+def score_exact(reference: Any, text: str) -> float:
+    """Whether the answer in \\boxed{}, or the last number, equals the reference as mathematics
+    (math-verify)."""
+    from math_verify import parse, verify  # slow to import
+
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    gold = parse(f"${reference}$", parsing_timeout=None)
+    # threads can't set the alarm of its time-outs
+    return float(bool(verify(gold, parse(text, parsing_timeout=None), timeout_seconds=None)))
+
+
+def score_choice(reference: Any, text: str) -> float:
+    """Whether the answer's letter is the reference: that of the last `answer is (X)` or \\boxed{X},
+    else the last one that ends the text."""
+    stated = [*_ANSWER.findall(text), *_BOXED.findall(text)] or _LETTER.findall(text.strip())
+    return float(bool(stated) and stated[-1].upper() == str(reference).strip().strip("()").upper())
+
+
+def score_line(reference: Any, text: str) -> float:
+    """Whether what follows the last `answer is`, or the last line, is the reference."""
+    stated = _LINE.findall(text) or text.strip().splitlines()[-1:]
+    plain = [_normalize(found) for found in stated[-1:]]
+    return float(plain == [_normalize(str(reference))])
+
+
+def _normalize(text: str) -> str:
+    return re.sub(r"[\s.()*`\"']+", " ", text).strip().casefold()
+
+
+@cache
+def _rouge() -> Any:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(["rougeL"], use_stemmer=True)
+
+
+def score_rouge(reference: Any, text: str) -> float:
+    """ROUGE-L's F measure (Lin, 2004)."""
+    return float(_rouge().score(str(reference), text)["rougeL"].fmeasure)
+
+
+def score_code(reference: Mapping[str, Any], text: str) -> float:
+    """Whether the answer's code passes the tests: `tests`, a program that raises; or `runs`, pairs
+    of standard input and output. `head`: the beginning of a function that the answer may only
+    continue."""
+    code = find_code(text)
+    head = str(reference.get("head", ""))
+    if head and "def " not in code:
+        code = head + code
+    elif head:
+        code = _imports(head) + code
+    if "tests" in reference:
+        return float(run_program(f"{code}\n\n{reference['tests']}\n").passed)
+    for given, wanted in reference["runs"]:
+        done = run_program(code, given)
+        if not done.passed or done.output.split() != str(wanted).split():
+            return 0.0
+    return 1.0
+
+
+def _imports(head: str) -> str:
+    lines = [line for line in head.splitlines() if re.match(r"(from|import) ", line)]
+    return "\n".join(lines) + "\n"
+
+
+def find_code(text: str) -> str:
+    """The last block of code, also one that was cut; without any, the whole text."""
+    blocks = _FENCE.findall(text)
+    return blocks[-1] if blocks else text
+
+
+SCORERS: dict[str, Callable[[Any, str], float]] = {
+    EXACT: score_exact,
+    CHOICE: score_choice,
+    LINE: score_line,
+    CODE: score_code,
+    ROUGE: score_rouge,
+}

@@ -1,0 +1,229 @@
+"""The report's charts as Plotly figures: data and layout, drawn by the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from decode.evaluation import statistics as stats
+from decode.evaluation.records import Record
+from decode.evaluation.statistics import Estimate
+from decode.evaluation.summary import Figures, Summary, format_method, swept_points
+from decode.systems.registry import PLAIN
+from specalign.common.schema import JsonObject
+
+COLOURS = ("#2a78b5", "#d1602f", "#4c9a52", "#8a5fb0", "#b8860b", "#7a7a7a")
+MANY = 6
+"""Methods beyond which lines are unreadable: charts of lines show the first ones."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart: its title, what it shows, and a Plotly figure's traces and layout."""
+
+    name: str
+    title: str
+    note: str
+    traces: list[JsonObject]
+    layout: JsonObject = field(default_factory=dict)
+
+
+def make_charts(summary: Summary, records: Sequence[Record]) -> list[Chart]:
+    """The charts that these records allow. Except for `batches`, of the first batch size."""
+    of_size = [record for record in records if record.batch == summary.batch]
+    charts = [
+        _chart_speed(summary),
+        _chart_positions(summary),
+        _chart_categories(summary, of_size),
+        _chart_tau(summary, of_size),
+        _chart_time(summary),
+        _chart_batches(summary),
+        *_chart_sweeps(summary),
+    ]
+    return [chart for chart in charts if chart.traces]
+
+
+def _drafting(summary: Summary) -> dict[str, str]:
+    """Method → its name in charts and its colour's place, without plain decoding."""
+    names = [name for name in summary.overall if name != PLAIN]
+    return {name: format_method(name, summary.overall[name]) for name in names}
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _with_intervals(found: Sequence[Estimate | None]) -> JsonObject:
+    """Heights and error bars; null where there is no estimate or no interval."""
+    values = [None if one is None else one.value for one in found]
+    above = [None if one is None or one.hi is None else one.hi - one.value for one in found]
+    below = [None if one is None or one.lo is None else one.value - one.lo for one in found]
+    errors = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+    return {"y": values, "error_y": errors}
+
+
+def _bars(
+    names: Sequence[str], values: Sequence[Estimate | None], title: str, i: int
+) -> JsonObject:
+    colour = {"color": _colour(i)}
+    return {"type": "bar", "name": title, "x": [*names], "marker": colour} | _with_intervals(values)
+
+
+def _line(x: Sequence[object], y: Sequence[object], title: str, i: int) -> JsonObject:
+    line = {"color": _colour(i)}
+    return {"type": "scatter", "mode": "lines+markers", "name": title, "x": [*x], "y": [*y]} | {
+        "line": line
+    }
+
+
+def _chart_speed(summary: Summary) -> Chart:
+    """One bar per method and suite."""
+    blocks: dict[str, Mapping[str, Figures]] = {
+        summary.titles.get(name, name): methods for name, methods in summary.suites.items()
+    }
+    if len(blocks) > 1:
+        blocks["all"] = summary.overall
+    traces = [
+        _bars([*blocks], [methods[name].speedup for methods in blocks.values()], title, i)
+        for i, (name, title) in enumerate(_drafting(summary).items())
+    ]
+    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1}
+    layout = {"barmode": "group", "shapes": [line], "yaxis": {"title": {"text": "speed-up"}}}
+    note = "Time per token of plain decoding over the method's; bars: 95% intervals; 1 = no gain."
+    return Chart("speed", "Speed-up by suite", note, traces, layout)
+
+
+def _chart_positions(summary: Summary) -> Chart:
+    traces = []
+    for i, (name, title) in enumerate([*_drafting(summary).items()][:MANY]):
+        found = summary.overall[name].acceptance
+        at = [one.position for one in found]
+        traces.append(_line(at, [one.unconditional for one in found], title, i))
+        given = _line(at, [one.conditional for one in found], f"{title}, given the ones before", i)
+        given["line"] = {"color": _colour(i), "dash": "dot"}
+        traces.append(given | {"mode": "lines", "visible": "legendonly"})
+    layout = {
+        "xaxis": {"title": {"text": "drafted position"}, "dtick": 1},
+        "yaxis": {"title": {"text": "share accepted"}, "range": [0, 1.02]},
+    }
+    note = "Share of rounds with at least that many drafts in which the draft was accepted."
+    return Chart("positions", "Acceptance by position", note, traces, layout)
+
+
+def _chart_categories(summary: Summary, records: Sequence[Record]) -> Chart:
+    """τ by category of prompts, where there are several."""
+    names = list(dict.fromkeys(record.category for record in records if record.category))
+    if len(names) < 2:
+        return Chart("categories", "", "", [])
+    traces = []
+    for i, (name, title) in enumerate([*_drafting(summary).items()][:MANY]):
+        found = [
+            stats.tau(stats.counts([r for r in records if r.category == category], name))
+            for category in names
+        ]
+        traces.append(_bars(names, found, title, i))
+    layout = {"barmode": "group", "yaxis": {"title": {"text": "τ"}}}
+    note = "τ: tokens committed per forward pass of the target; bars: 95% intervals."
+    return Chart("categories", "τ by category", note, traces, layout)
+
+
+def _chart_tau(summary: Summary, records: Sequence[Record]) -> Chart:
+    traces: list[JsonObject] = []
+    for i, (name, title) in enumerate([*_drafting(summary).items()][:MANY]):
+        counted = stats.counts(records, name).values()
+        values = [committed / calls for committed, calls in counted]
+        if values:
+            marks = {"color": _colour(i), "size": 4}
+            trace: JsonObject = {"type": "violin", "name": title, "y": values, "points": "all"}
+            more = {"jitter": 0.4, "pointpos": 0, "box": {"visible": True}, "spanmode": "hard"}
+            traces.append(trace | more | {"marker": marks, "line": {"color": _colour(i)}})
+    layout = {"yaxis": {"title": {"text": "τ of a prompt"}}, "showlegend": False}
+    return Chart("tau", "τ of every prompt", "One dot per prompt.", traces, layout)
+
+
+def _chart_time(summary: Summary) -> Chart:
+    """Milliseconds of a round: drafting, the target with its verification, and the rest."""
+    names = {name: title for name, title in _drafting(summary).items() if _rest(summary, name)}
+    parts: dict[str, list[float]] = {"drafting": [], "target and verification": [], "rest": []}
+    for name in names:
+        figures = summary.overall[name]
+        parts["drafting"].append(figures.draft_ms or 0.0)
+        parts["target and verification"].append(figures.verify_ms or 0.0)
+        parts["rest"].append(_rest(summary, name) or 0.0)
+    traces = [
+        {"type": "bar", "orientation": "h", "name": part, "y": [*names.values()], "x": values}
+        | {"marker": {"color": _colour(i)}}
+        for i, (part, values) in enumerate(parts.items())
+        if values
+    ]
+    layout = {"barmode": "stack", "xaxis": {"title": {"text": "ms per round"}}}
+    return Chart("time", "Where a round's time goes", "Means over all rounds.", traces, layout)
+
+
+def _rest(summary: Summary, name: str) -> float | None:
+    figures = summary.overall[name]
+    if figures.draft_ms is None or figures.verify_ms is None or not figures.draft_share:
+        return None
+    whole = figures.draft_ms / figures.draft_share
+    return max(whole - figures.draft_ms - figures.verify_ms, 0.0)
+
+
+def _chart_batches(summary: Summary) -> Chart:
+    sizes = [*summary.batches]
+    if len(sizes) < 2:
+        return Chart("batches", "", "", [])
+    speeds = {
+        format_method(name, summary.overall[name]): [
+            summary.batches[size][name].tokens_per_s for size in sizes
+        ]
+        for name in [*summary.overall][: MANY + 1]
+    }
+    return chart_throughput(sizes, speeds)
+
+
+def chart_throughput(sizes: Sequence[int], speeds: Mapping[str, Sequence[float | None]]) -> Chart:
+    """Tokens per second of all requests, by how many run together."""
+    traces = [_line(sizes, found, title, i) for i, (title, found) in enumerate(speeds.items())]
+    layout = {
+        "xaxis": {"title": {"text": "requests together"}, "type": "log", "tickvals": [*sizes]},
+        "yaxis": {"title": {"text": "tokens/s of all"}, "rangemode": "tozero"},
+    }
+    return Chart("batches", "Throughput", "Tokens per second of all requests.", traces, layout)
+
+
+def _chart_sweeps(summary: Summary) -> list[Chart]:
+    """A map of the speed-up over two swept options (SpecDiff's figure 2: γ × T)."""
+    charts: list[Chart] = []
+    for system, points in swept_points(summary).items():
+        cells = {tuple(label.split(" ")): method for label, method in points.items()}
+        if any(len(cell) != 2 for cell in cells):
+            continue
+        rows = list(dict.fromkeys(first for first, _ in cells))
+        columns = list(dict.fromkeys(second for _, second in cells))
+        speeds = [
+            [
+                stats.value_of(summary.overall[cells[row, column]].speedup)
+                if (row, column) in cells
+                else None
+                for column in columns
+            ]
+            for row in rows
+        ]
+        text = [["" if one is None else f"{one:.2f}" for one in row] for row in speeds]
+        trace: JsonObject = {"type": "heatmap", "x": columns, "y": rows, "z": speeds, "text": text}
+        look = {"texttemplate": "%{text}", "colorscale": "Viridis"}
+        title = f"Speed-up of {system} by two options"
+        charts.append(Chart(f"sweep-{len(charts)}", title, "", [trace | look]))
+    return charts
+
+
+def compare_speeds(names: Sequence[str], summaries: Sequence[Summary]) -> Chart:
+    """The speed-up of every method in several measurements."""
+    methods = list(dict.fromkeys(m for summary in summaries for m in _drafting(summary)))
+    traces = []
+    for i, method in enumerate(methods):
+        figures = [summary.overall.get(method) for summary in summaries]
+        found = [None if one is None else one.speedup for one in figures]
+        traces.append(_bars(names, found, method, i))
+    layout = {"barmode": "group", "yaxis": {"title": {"text": "speed-up"}}}
+    return Chart("speed", "Speed-up", "Over each run's own plain decoding.", traces, layout)

@@ -1,0 +1,69 @@
+"""Runs a generated program in a child process without network or further processes, with limits of
+memory, time and files (decode/evaluation/sandbox.py). A program may still read what this user can
+read: use a container for models that you do not trust."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from decode.evaluation import sandbox
+from specalign.common.errors import UserError
+
+OUTPUT = 1 << 20
+"""Bytes of output that are kept."""
+_PROBE = """
+import socket
+try:
+    socket.socket()
+except PermissionError:
+    print("cut off")
+"""
+
+
+class ProgramResult(NamedTuple):
+    """Whether a program ended without an error, and what it printed."""
+
+    passed: bool
+    output: str
+
+
+def check_sandbox() -> None:
+    """Raises UserError where programs can't be cut off from the network."""
+    known = sys.platform == "linux" and platform.machine() in sandbox.MACHINES
+    if not known or run_program(_PROBE).output.strip() != "cut off":
+        system = f"{sys.platform} on {platform.machine()}"
+        raise UserError(f"--execute-code: {system} can't cut programs off from the network")
+
+
+def run_program(code: str, given: str = "", seconds: float = sandbox.SECONDS) -> ProgramResult:
+    """Run a Python program with this text as its standard input, in an empty folder."""
+    with tempfile.TemporaryDirectory(prefix="specalign-program-") as folder:
+        path = Path(folder, "program.py")
+        path.write_text(code, encoding="utf-8", errors="replace")
+        output = Path(folder, "output")
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-I", sandbox.__file__, str(path)],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.DEVNULL,
+                cwd=folder,
+                env={"PATH": os.defpath, "HOME": folder, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(given.encode(), timeout=seconds)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        with output.open("rb") as file:
+            text = file.read(OUTPUT).decode("utf-8", errors="replace")
+    return ProgramResult(process.returncode == 0, text)

@@ -1,0 +1,233 @@
+"""Tables of papers, measured again: `decode.eval --reproduce NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from decode.evaluation.config import EvalConfig
+from decode.evaluation.statistics import format_estimate, format_number, value_of
+from decode.evaluation.summary import Figures, Summary
+from decode.systems.parsing import read_methods, read_sweep
+from specalign.common.errors import UserError, nearest
+from specalign.common.text import markdown_table
+
+GPT2_XL, GPT_NEO = "openai-community/gpt2-xl", "EleutherAI/gpt-neo-2.7B"
+QWEN3_8B = "Qwen/Qwen3-8B"
+HEADER = (
+    "target", "suite", "method", "published speed-up", "ours [95%]", "published τ", "ours",
+    "prompts",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One published figure. tau: None where the paper gives none."""
+
+    target: str
+    suite: str
+    method: str
+    speedup: float
+    tau: float | None = None
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A table of a paper.
+
+    cells: its figures. temperature: at which it was measured. drafters: what to give as --drafter.
+    max_new_tokens: None = each suite's own. sweep: for a figure that is a map, the swept options
+    of its only method; it has no numbers to compare with.
+    """
+
+    title: str
+    source: str
+    cells: tuple[Cell, ...]
+    temperature: float
+    drafters: str
+    max_new_tokens: int | None = None
+    sweep: tuple[str, ...] = ()
+
+    @property
+    def targets(self) -> list[str]:
+        return list(dict.fromkeys(cell.target for cell in self.cells))
+
+
+def _specdiff(suite: str, tokens: int, *rows: tuple[str, float, float]) -> tuple[Cell, ...]:
+    cells = []
+    for target, diffusion, autoregressive in rows:
+        cells.append(Cell(target, suite, f"specdiff:draft_tokens={tokens}", diffusion))
+        cells.append(Cell(target, suite, "autoregressive:draft_tokens=5", autoregressive))
+    return tuple(cells)
+
+
+_SEDD = "diffusion=A SEDD OR MDLM DRAFTER,autoregressive=openai-community/gpt2"
+_DFLASH = "block=z-lab/Qwen3-8B-DFlash-b16"
+REPRODUCTIONS = {
+    "specdiff_table1": Reproduction(
+        "SpecDiff, table 1: CNN/DM and OpenWebText",
+        "arXiv 2408.05636v1",
+        (
+            *_specdiff("cnn_dm", 40, (GPT2_XL, 7.59, 2.95), (GPT_NEO, 8.73, 4.50)),
+            *_specdiff("openwebtext", 45, (GPT2_XL, 4.79, 3.16), (GPT_NEO, 5.50, 3.38)),
+        ),
+        1.0,
+        _SEDD,
+    ),
+    "specdiff_lm1b": Reproduction(
+        "SpecDiff, table 1: LM1B",
+        "arXiv 2408.05636v1",
+        _specdiff("lm1b", 30, (GPT2_XL, 2.35, 1.70), (GPT_NEO, 3.25, 2.47)),
+        1.0,
+        _SEDD,
+    ),
+    "specdiff_figure2": Reproduction(
+        "SpecDiff, figure 2: speed-up over γ and T",
+        "arXiv 2408.05636v1",
+        (Cell(GPT2_XL, "openwebtext", "specdiff", 4.79),),
+        1.0,
+        "diffusion=A SEDD OR MDLM DRAFTER",
+        sweep=("draft_tokens=10,20,30,40,50", "steps=1,2,4,8"),
+    ),
+    "specdiff2": Reproduction(
+        "SpecDiff-2: MATH-500 with Qwen2.5-72B",
+        "arXiv 2511.00606",
+        (Cell("Qwen/Qwen2.5-72B-Instruct", "math500", "specdiff2:draft_tokens=32", 4.62),),
+        0.0,
+        "diffusion=apple/DiffuCoder-7B-Instruct",
+        2048,
+    ),
+    "d2sd": Reproduction(
+        "D²SD: Qwen3-8B, greedy",
+        "arXiv 2606.04446",
+        (
+            Cell(QWEN3_8B, "gsm8k", "d2sd", 6.54),
+            Cell(QWEN3_8B, "humaneval", "d2sd", 5.37),
+            Cell(QWEN3_8B, "mtbench", "d2sd", 3.80),
+        ),
+        0.0,
+        f"{_DFLASH},variable_prefix=A VARIABLE-PREFIX DRAFTER",
+        2048,
+    ),
+    "dflash": Reproduction(
+        "DFlash: Qwen3-8B, greedy",
+        "arXiv 2602.06036",
+        (
+            Cell(QWEN3_8B, "gsm8k", "block", 5.15),
+            Cell(QWEN3_8B, "math500", "block", 6.09),
+            Cell(QWEN3_8B, "aime", "block", 5.68),
+            Cell(QWEN3_8B, "mbpp", "block", 4.78),
+            Cell(QWEN3_8B, "livecodebench", "block", 5.51),
+            Cell(QWEN3_8B, "mtbench", "block", 2.85),
+        ),
+        0.0,
+        _DFLASH,
+        2048,
+    ),
+}
+
+
+def find_reproduction(name: str) -> Reproduction:
+    """Raises UserError for an unknown name."""
+    if name not in REPRODUCTIONS:
+        raise UserError(f"--reproduce={name!r} is unknown{nearest(name, REPRODUCTIONS)}")
+    return REPRODUCTIONS[name]
+
+
+def plan_measurements(
+    name: str, config: EvalConfig, tiny: bool
+) -> list[tuple[EvalConfig, list[Cell]]]:
+    """A measurement for each target and suite of a reproduction, with its published cells.
+
+    Args:
+        config: drafters, device, dtype and the rest as given; a target chooses the cells of its
+            own.
+        tiny: a few short answers to built-in prompts by whatever target is given: the same code,
+            no reproduction.
+
+    Raises:
+        UserError: a target that the table does not have.
+    """
+    found = find_reproduction(name)
+    target = config.target
+    if target is not None and not tiny and target not in found.targets:
+        where = f"--target={target!r} is not in {found.title}"
+        raise UserError(f"{where}{nearest(target, found.targets)}")
+    cells = [cell for cell in found.cells if tiny or target in (None, cell.target)]
+    if tiny:
+        cells = [replace(cell, target=target or "debug", suite="builtin") for cell in cells]
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.target, cell.suite), []).append(cell)
+    root = config.out or Path("runs/reproduce") / name
+    plans = []
+    for (of_target, suite), members in groups.items():
+        methods = ",".join(dict.fromkeys(_shorten(cell.method, tiny) for cell in members))
+        own = replace(
+            config,
+            target=of_target,
+            suite=suite,
+            methods=read_methods(methods),
+            sweep=read_sweep(_shorten_sweep(found.sweep, tiny)),
+            sampling=replace(config.sampling, temperature=found.temperature),
+            max_new_tokens=8 if tiny else found.max_new_tokens or config.max_new_tokens,
+            limit=2 if tiny else config.limit,
+            out=root / f"{of_target.rpartition('/')[2]}-{suite}",
+        )
+        plans.append((own, members))
+    return plans
+
+
+def _shorten(method: str, tiny: bool) -> str:
+    """The method; in tiny, with few enough drafts for any stand-in."""
+    name, *options = method.split(":")
+    kept = [o for o in options if not (tiny and o.startswith("draft_tokens="))]
+    return ":".join([name, *kept])
+
+
+def _shorten_sweep(sweep: Sequence[str], tiny: bool) -> list[str]:
+    return ["draft_tokens=2,3", "steps=1,2"] if tiny and sweep else list(sweep)
+
+
+def reproduce(
+    name: str,
+    config: EvalConfig,
+    tiny: bool,
+    evaluate: Callable[[EvalConfig], tuple[Summary, Path]],
+) -> str:
+    """Measure a table's cells; returns ours next to the paper's, as Markdown."""
+    found = find_reproduction(name)
+    rows: list[list[str]] = []
+    for own, cells in plan_measurements(name, config, tiny):
+        summary, _ = evaluate(own)
+        if found.sweep:
+            rows += _list_points(cells[0], summary)
+            continue
+        for cell in cells:
+            rows.append(_compare(cell, summary.overall, _shorten(cell.method, tiny)))
+    lines = [f"# {found.title} ({found.source})", markdown_table(HEADER, rows)]
+    if tiny:
+        lines.append("Tiny stand-ins: these figures say nothing about the paper's.")
+    return "\n\n".join(lines)
+
+
+def _compare(cell: Cell, overall: Mapping[str, Figures], method: str) -> list[str]:
+    figures = overall.get(method)
+    ours = ["left out", "", ""]
+    if figures is not None:
+        tau = format_number(value_of(figures.tau))
+        ours = [format_estimate(figures.speedup), tau, str(figures.prompts)]
+    published = f"{cell.speedup:.2f}×"
+    tau = "" if cell.tau is None else f"{cell.tau:.2f}"
+    return [cell.target, cell.suite, method, published, ours[0], tau, *ours[1:]]
+
+
+def _list_points(cell: Cell, summary: Summary) -> list[list[str]]:
+    best = f"{cell.speedup:.2f}× at its best"
+    rows = []
+    for method in summary.overall:
+        if method != "plain":
+            row = _compare(cell, summary.overall, method)
+            rows.append([*row[:3], best, *row[4:]])
+    return rows

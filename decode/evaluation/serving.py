@@ -1,0 +1,331 @@
+"""Measures running servers (vLLM, SGLang, llama.cpp) with and without a drafter: throughput, time to
+the first token, time per token and per burst, by the number of requests in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import httpx2
+import numpy as np
+
+from decode.evaluation import charts
+from decode.evaluation.config import ServerConfig
+from decode.evaluation.page import fill_page, render_charts, render_table
+from decode.evaluation.statistics import Estimate, format_estimate, format_number, paired_ratio
+from specalign.common.errors import UserError
+from specalign.common.files import check_ordinary, naming, write_text
+from specalign.common.schema import convert, parse_json
+from specalign.common.terminal import PlainConsole
+from specalign.rows.conversation import Conversation
+from specalign.suites.prompt import Prompt
+from specalign.suites.sources import Loaded
+
+ROUNDS, PAGE = "serving.jsonl", "serving.html"
+PLAIN, DRAFTED = "plain", "drafted"
+WARMUP_TOKENS = 16
+_COUNTER = re.compile(
+    r"^\w+:(?:spec_decode_)?num_(drafts|accepted_tokens)(?:_total)?(?:\{.*\})? (\d\S*)$",
+    re.MULTILINE,
+)
+HEADER = (
+    "in flight", "server", "tokens/s", "speed-up [95%]", "first token, ms", "per token, ms",
+    "burst, ms", "τ", "requests",
+)  # fmt: skip
+
+
+@dataclass
+class ServedRequest:
+    """One request. first_seconds: to its first token; gaps: between the pieces after it."""
+
+    suite: str
+    prompt: str
+    first_seconds: float
+    seconds: float
+    tokens: int
+    gaps: list[float]
+
+    @property
+    def per_token(self) -> float | None:
+        """Seconds per token after the first."""
+        return (self.seconds - self.first_seconds) / (self.tokens - 1) if self.tokens > 1 else None
+
+
+@dataclass
+class ServedRound:
+    """All prompts, sent once to one server with so many requests in flight.
+
+    seconds: on the clock. drafts, accepted: of the server's counters; None = it has none.
+    """
+
+    server: str
+    concurrency: int
+    repeat: int
+    seconds: float
+    requests: list[ServedRequest] = field(default_factory=list)
+    drafts: float | None = None
+    accepted: float | None = None
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.server, self.concurrency, self.repeat
+
+
+class Endpoint:
+    """An OpenAI-compatible server. Raises UserError if it does not answer, or names no model."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        found = parse_json(self._read("/v1/models"), f"{self.url}/v1/models")
+        models = found.get("data") if isinstance(found, dict) else None
+        if not models:
+            raise UserError(f"{self.url}/v1/models names no model: no OpenAI-compatible server")
+        self.model = str(models[0].get("id"))
+
+    def _read(self, path: str) -> str:
+        try:
+            answer = httpx2.get(self.url + path, timeout=60)
+        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
+            raise UserError(f"{self.url}{path}: no answer ({error}); is the server up?") from None
+        if answer.is_error:
+            raise UserError(f"{self.url}{path}: answered {answer.status_code}")
+        return answer.text
+
+    def read_counters(self) -> tuple[float, float] | None:
+        """Rounds of drafts and accepted drafts so far; None if the server counts none."""
+        try:
+            found = _COUNTER.findall(self._read("/metrics"))
+        except UserError:
+            return None
+        totals = {"drafts": 0.0, "accepted_tokens": 0.0}
+        for name, value in found:
+            totals[name] += float(value)
+        return (totals["drafts"], totals["accepted_tokens"]) if totals["drafts"] else None
+
+    def send(
+        self,
+        prompts: Sequence[tuple[str, Prompt, int]],
+        concurrency: int,
+        temperature: float,
+        most_tokens: int | None = None,
+    ) -> list[ServedRequest]:
+        """Send prompts (suite, prompt, length limit), at most `concurrency` at a time. Raises
+        UserError for a request that fails."""
+        return asyncio.run(self._send_all(prompts, concurrency, temperature, most_tokens))
+
+    async def _send_all(
+        self,
+        prompts: Sequence[tuple[str, Prompt, int]],
+        concurrency: int,
+        temperature: float,
+        most_tokens: int | None,
+    ) -> list[ServedRequest]:
+        from openai import AsyncOpenAI, OpenAIError
+
+        key = os.environ.get("OPENAI_API_KEY", "none")
+        places = asyncio.Semaphore(concurrency)
+        async with AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0) as client:
+
+            async def one(suite: str, prompt: Prompt, limit: int) -> ServedRequest:
+                async with places:
+                    limit = min(limit, most_tokens or limit)
+                    return await self._stream(client, suite, prompt, limit, temperature)
+
+            try:
+                return list(await asyncio.gather(*(one(*each) for each in prompts)))
+            except OpenAIError as error:
+                raise UserError(f"{self.url}: {error}") from None
+
+    async def _stream(
+        self, client: Any, suite: str, prompt: Prompt, limit: int, temperature: float
+    ) -> ServedRequest:
+        options: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": limit,
+            "temperature": temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        begun = perf_counter()
+        if prompt.raw:
+            stream = await client.completions.create(prompt=prompt.content, **options)
+        else:
+            stream = await client.chat.completions.create(**as_messages(prompt), **options)
+        times: list[float] = []
+        tokens = 0
+        async for event in stream:
+            if event.usage is not None:
+                tokens = event.usage.completion_tokens
+            for choice in event.choices:
+                delta = getattr(choice, "delta", None)
+                piece = choice.text if delta is None else delta.content
+                if piece or getattr(delta, "reasoning_content", None):
+                    times.append(perf_counter())
+        ended = times[-1] if times else perf_counter()
+        gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+        first = (times[0] if times else ended) - begun
+        return ServedRequest(suite, prompt.id, first, ended - begun, tokens or len(times), gaps)
+
+
+def as_messages(prompt: Prompt) -> dict[str, Any]:
+    """A prompt as the chat API takes it."""
+    content = prompt.content
+    if isinstance(content, str):
+        return {"messages": [{"role": "user", "content": content}]}
+    if isinstance(content, Conversation):
+        tools = {"tools": list(content.tools)} if content.tools else {}
+        return {"messages": list(content.messages), **tools}
+    return {"messages": content}
+
+
+def measure_servers(
+    config: ServerConfig,
+    suites: Sequence[Loaded],
+    limits: dict[str, int],
+    console: PlainConsole,
+) -> tuple[list[ServedRound], Path]:
+    """Run the rounds that are missing in `config.out`, servers in turn, and write the page. Raises
+    UserError for a server that does not answer."""
+    addresses = {PLAIN: config.baseline, DRAFTED: config.url}
+    servers = {name: Endpoint(url) for name, url in addresses.items() if url}
+    prompts = [(s.name, prompt, limits[s.name]) for s in suites for prompt in s.prompts]
+    config.out.mkdir(parents=True, exist_ok=True)
+    done = read_rounds(config.out)
+    known = {one.key for one in done}
+    for concurrency in config.concurrency:
+        warm = False
+        for repeat in range(config.repeats):
+            names = list(servers) if repeat % 2 == 0 else list(reversed(servers))
+            for name in names:
+                if (name, concurrency, repeat) in known:
+                    continue
+                if not warm:
+                    for server in servers.values():
+                        server.send(prompts[:concurrency], concurrency, 0.0, WARMUP_TOKENS)
+                    warm = True
+                found = _run_round(servers[name], name, concurrency, repeat, prompts, config)
+                _append(config.out, found)
+                done.append(found)
+                speed = sum(one.tokens for one in found.requests) / found.seconds
+                console.say(f"{concurrency} in flight, {name}: {speed:.1f} tokens/s")
+    write_text(config.out / PAGE, serving_page(config, done))
+    return done, config.out
+
+
+def _run_round(
+    server: Endpoint,
+    name: str,
+    concurrency: int,
+    repeat: int,
+    prompts: Sequence[tuple[str, Prompt, int]],
+    config: ServerConfig,
+) -> ServedRound:
+    before = server.read_counters()
+    begun = perf_counter()
+    requests = server.send(prompts, concurrency, config.temperature)
+    seconds = perf_counter() - begun
+    after = server.read_counters()
+    found = ServedRound(name, concurrency, repeat, seconds, requests)
+    if before is not None and after is not None:
+        found.drafts, found.accepted = after[0] - before[0], after[1] - before[1]
+    elif after is not None:
+        found.drafts, found.accepted = after
+    return found
+
+
+def _append(folder: Path, found: ServedRound) -> None:
+    path = folder / ROUNDS
+    check_ordinary(path)
+    with naming(path), open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(found)) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_rounds(folder: Path) -> list[ServedRound]:
+    """The rounds of a folder; an incomplete last line, left by a killed run, is ignored."""
+    path = folder / ROUNDS
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [
+        convert(
+            parse_json(line, f"{path}, line {number}"), ServedRound, "", f"{path}, line {number}"
+        )
+        for number, line in enumerate(lines, 1)
+    ]
+
+
+def speed_up(rounds: Sequence[ServedRound], concurrency: int) -> Estimate | None:
+    """Plain decoding's time per token over the drafted one's, in pairs of the same prompt."""
+
+    def times(name: str) -> dict[tuple[str, str], float]:
+        found: dict[tuple[str, str], list[float]] = {}
+        for one in rounds:
+            for request in one.requests if one.key[:2] == (name, concurrency) else ():
+                if request.per_token is not None:
+                    found.setdefault((request.suite, request.prompt), []).append(request.per_token)
+        return {key: float(np.mean(values)) for key, values in found.items()}
+
+    return paired_ratio(times(PLAIN), times(DRAFTED))
+
+
+def serving_rows(rounds: Sequence[ServedRound]) -> list[list[str]]:
+    """Rows of `HEADER`; times as median and 99th percentile."""
+    rows = []
+    for concurrency in dict.fromkeys(one.concurrency for one in rounds):
+        for name in (PLAIN, DRAFTED):
+            mine = [one for one in rounds if one.key[:2] == (name, concurrency)]
+            if not mine:
+                continue
+            requests = [request for one in mine for request in one.requests]
+            speed = sum(r.tokens for r in requests) / sum(one.seconds for one in mine)
+            drafts = sum(one.drafts or 0.0 for one in mine)
+            accepted = sum(one.accepted or 0.0 for one in mine)
+            gain = speed_up(rounds, concurrency) if name == DRAFTED else None
+            rows.append([
+                str(concurrency),
+                name,
+                f"{speed:.1f}",
+                "1" if name == PLAIN else format_estimate(gain),
+                _percentiles([r.first_seconds for r in requests]),
+                _percentiles([r.per_token for r in requests if r.per_token is not None]),
+                _percentiles([gap for r in requests for gap in r.gaps]),
+                format_number(1 + accepted / drafts) if drafts else "",
+                str(len(requests)),
+            ])  # fmt: skip
+    return rows
+
+
+def _percentiles(seconds: Sequence[float]) -> str:
+    if not seconds:
+        return ""
+    median, late = np.quantile(np.array(seconds) * 1000, [0.5, 0.99])
+    return f"{median:.1f} (p99 {late:.1f})"
+
+
+def serving_page(config: ServerConfig, rounds: Sequence[ServedRound]) -> str:
+    """The report of a measurement of servers."""
+    rows = serving_rows(rounds)
+    sizes = list(dict.fromkeys(one.concurrency for one in rounds))
+    speeds = {
+        name: [next((float(r[2]) for r in rows if r[:2] == [str(n), name]), None) for n in sizes]
+        for name in (PLAIN, DRAFTED)
+    }
+    chart = charts.chart_throughput(sizes, speeds)
+    where = f"{config.url} against {config.baseline}" if config.baseline else config.url
+    body = (
+        f"<h1>Speed of servers</h1><p class='soft'>{where}</p>"
+        + render_charts([chart])
+        + render_table(HEADER, rows)
+        + "<p class='note'>Times: median and 99th percentile. A burst is the time between two pieces "
+        "of a stream. Speed-up: time per token after the first, in pairs of the same prompt.</p>"
+    )
+    return fill_page("Speed of servers", body, {"charts": [asdict(chart)], "replays": []})

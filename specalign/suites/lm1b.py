@@ -1,0 +1,28 @@
+"""LM1B (arXiv 1312.3005): sentences of news to continue, as SpecDiff measures (arXiv 2408.05636): 100
+new tokens at temperature 1."""
+
+from __future__ import annotations
+
+from specalign.suites.prompt import Place, Prompt, Row, Suite, find_text
+
+PREFIX = 8
+"""Words of a sentence that the target continues."""
+
+
+def read_lm1b(row: Row, number: int) -> Prompt | None:
+    """The beginning of a sentence that has more."""
+    words = find_text(row, "text").split()
+    if len(words) <= PREFIX:
+        return None
+    return Prompt(f"lm1b-{number}", " ".join(words[:PREFIX]), "news", raw=True)
+
+
+SUITE = Suite(
+    "lm1b",
+    "LM1B",
+    "continuation",
+    read_lm1b,
+    Place("dvruette/lm1b", split="test[:2000]"),
+    max_new_tokens=100,
+    temperature=1.0,
+)

@@ -1,0 +1,22 @@
+"""MATH-500 (arXiv 2305.20050), from MATH (arXiv 2103.03874): competition problems."""
+
+from __future__ import annotations
+
+from specalign.suites.prompt import REASON, Place, Prompt, Row, Suite, find_text
+
+
+def read_math500(row: Row, number: int) -> Prompt:
+    key = str(row.get("unique_id", f"math500-{number}"))
+    subject = str(row.get("subject", "math"))
+    return Prompt(key, find_text(row, "problem") + REASON, subject, row.get("answer"))
+
+
+SUITE = Suite(
+    "math500",
+    "MATH-500",
+    "math",
+    read_math500,
+    Place("HuggingFaceH4/MATH-500"),
+    metric="exact match",
+    max_new_tokens=2048,
+)

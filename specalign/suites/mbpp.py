@@ -1,0 +1,29 @@
+"""MBPP (arXiv 2108.07732), the sanitized test split: 257 short Python programs, with tests."""
+
+from __future__ import annotations
+
+from specalign.suites.prompt import Place, Prompt, Row, Suite, find_text
+
+
+def read_mbpp(row: Row, number: int) -> Prompt:
+    """`prompt` in the sanitized version, `text` in the full one. The tests are part of the prompt,
+    as published: they show the function's name."""
+    tests = row.get("test_list")
+    if not isinstance(tests, list) or not tests:
+        raise KeyError("test_list")
+    imports = [*(row.get("test_imports") or []), row.get("test_setup_code") or ""]
+    shown = "\n".join(map(str, tests))
+    ask = "Write a Python function that passes these tests. Answer with the whole function."
+    content = f"{find_text(row, 'prompt', 'text')}\n\n{ask}\n\n```python\n{shown}\n```"
+    checks = {"tests": "\n".join([*map(str, imports), shown])}
+    return Prompt(f"mbpp-{row.get('task_id', number)}", content, "code", checks)
+
+
+SUITE = Suite(
+    "mbpp",
+    "MBPP",
+    "coding",
+    read_mbpp,
+    Place("google-research-datasets/mbpp", "sanitized"),
+    metric="pass@1",
+)

@@ -1,0 +1,25 @@
+"""Spec-Bench (arXiv 2401.07851): 480 requests in six categories."""
+
+from __future__ import annotations
+
+from specalign.suites.prompt import Place, Prompt, Row, Suite, find_turns
+
+MTBENCH = ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]
+
+
+def read_specbench(row: Row, number: int) -> Prompt:
+    """MT-Bench's eight categories count as one, multi-turn conversation, as in the paper."""
+    first, *later = find_turns(row, "turns")
+    category = str(row.get("category", ""))
+    category = "mt_bench" if category in MTBENCH else category
+    key = f"specbench-{row.get('question_id', number)}"
+    return Prompt(key, first, category, later=tuple(later))
+
+
+SUITE = Suite(
+    "specbench",
+    "Spec-Bench",
+    "mixed",
+    read_specbench,
+    Place(how="save data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench"),
+)

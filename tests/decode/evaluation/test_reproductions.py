@@ -1,0 +1,67 @@
+"""Papers' tables: what would run for them, and the whole of it on tiny stand-ins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from decode import eval
+from decode.evaluation.config import EvalConfig
+from decode.evaluation.reproductions import REPRODUCTIONS, plan_measurements
+from decode.systems.parsing import read_methods
+from specalign.common.errors import UserError
+from specalign.formats.block import save_drafter
+from specalign.formats.standalone import save_standalone
+from specalign.lm.model import Target
+from specalign.suites.registry import SUITES
+from tests.builders import diffusion_drafter
+from tests.builders import sharp_block_network as network
+
+
+@pytest.fixture(scope="module")
+def drafters(target: Target, tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("drafters")
+    save_standalone(diffusion_drafter(target, "ddit"), root / "diffusion")
+    save_drafter(network(target, 0, "shared_kv"), root / "block")
+    variable = network(target, 1, "shared_kv", block_layout="fill_in")
+    save_drafter(variable, root / "variable_prefix")
+    kinds = ("diffusion", "block", "variable_prefix")
+    return ",".join([*(f"{kind}={root / kind}" for kind in kinds), "autoregressive=debug"])
+
+
+@pytest.mark.parametrize("name", REPRODUCTIONS)
+def test_every_table_runs_on_stand_ins(
+    name: str, drafters: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--reproduce", name, "--scale", "tiny", "--drafter", drafters, "--device", "cpu"]
+    eval.main([*words, "--no-hf-check", "--target", "debug", "--out", str(tmp_path / "o")])
+    page = (tmp_path / "o/reproduction.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| debug")]
+    found = REPRODUCTIONS[name]
+    assert len(rows) == (4 if found.sweep else len(found.cells))
+    assert all("left out" not in row and "×" in row for row in rows)
+    assert page.strip() in capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("name", REPRODUCTIONS)
+def test_published_tables_name_suites_and_methods(name: str) -> None:
+    found = REPRODUCTIONS[name]
+    for own, cells in plan_measurements(name, EvalConfig(), False):
+        assert own.suite in SUITES and own.sampling.temperature == found.temperature
+        assert own.methods is not None and cells
+        assert {cell.suite for cell in cells} == {own.suite}
+        for cell in cells:
+            read_methods(cell.method)
+
+
+def test_a_target_chooses_its_rows() -> None:
+    plans = plan_measurements(
+        "specdiff_table1", EvalConfig(target="openai-community/gpt2-xl"), False
+    )
+    assert [own.suite for own, _ in plans] == ["cnn_dm", "openwebtext"]
+    assert [own.limit_of(own.suite or "") for own, _ in plans] == [1024, 1024]
+    with pytest.raises(UserError, match="not in SpecDiff, table 1"):
+        plan_measurements("specdiff_table1", EvalConfig(target="gpt2"), False)
+    with pytest.raises(UserError, match="did you mean 'dflash'"):
+        plan_measurements("dflsh", EvalConfig(), False)

@@ -1,0 +1,134 @@
+"""Servers with and without a drafter: a stand-in on the loopback interface that streams."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decode import eval
+from decode.evaluation.serving import DRAFTED, PLAIN, read_rounds, serving_rows, speed_up
+
+
+class StreamingServer(ThreadingHTTPServer):
+    """Streams ten tokens, `burst` at a time, with a pause before each piece."""
+
+    daemon_threads = True
+
+    def __init__(self, burst: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.burst, self.drafts, self.accepted = burst, 0, 0
+        self.asked: list[dict[str, Any]] = []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: StreamingServer
+
+    def do_GET(self) -> None:
+        body = json.dumps({"data": [{"id": "model"}]})
+        if self.path == "/metrics":
+            drafts = f"vllm:spec_decode_num_drafts_total {self.server.drafts}\n"
+            body = f"{drafts}vllm:spec_decode_num_accepted_tokens_total {self.server.accepted}\n"
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(asked)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        count = min(10, asked["max_tokens"])
+        for start in range(0, count, self.server.burst):
+            time.sleep(0.01)
+            size = min(self.server.burst, count - start)
+            self.server.drafts += self.server.burst > 1
+            self.server.accepted += size - 1
+            self._event({"choices": [{"index": 0, "delta": {"content": "x" * size}}]})
+        self._event(
+            {
+                "choices": [],
+                "usage": {"completion_tokens": count, "prompt_tokens": 1, "total_tokens": 1},
+            }
+        )
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _event(self, values: dict[str, Any]) -> None:
+        whole = {
+            "id": "1",
+            "object": "chat.completion.chunk",
+            "created": 0,
+            "model": "model",
+            **values,
+        }
+        self.wfile.write(f"data: {json.dumps(whole)}\n\n".encode())
+        self.wfile.flush()
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[StreamingServer, StreamingServer]]:
+    pair = StreamingServer(1), StreamingServer(5)
+    for server in pair:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield pair
+    for server in pair:
+        server.shutdown()
+        server.server_close()
+
+
+def test_servers_are_measured_in_turn_and_resumed(
+    servers: tuple[StreamingServer, StreamingServer], prompts: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    plain, drafted = servers
+    words = [
+        "--server",
+        drafted.url,
+        "--baseline-server",
+        f"{plain.url}/v1",
+        "--concurrency",
+        "1,2",
+    ]
+    words += ["--prompts", str(prompts), "--out", str(tmp_path / "o")]
+    eval.main(words)
+    rounds = read_rounds(tmp_path / "o")
+    assert [one.key for one in rounds] == [
+        (PLAIN, 1, 0), (DRAFTED, 1, 0), (DRAFTED, 1, 1), (PLAIN, 1, 1),
+        (PLAIN, 2, 0), (DRAFTED, 2, 0), (DRAFTED, 2, 1), (PLAIN, 2, 1),
+    ]  # fmt: skip
+    assert all(len(one.requests) == 3 and one.requests[0].tokens == 10 for one in rounds)
+    gain = speed_up(rounds, 1)
+    assert gain is not None and gain.prompts == 3 and gain.value > 2
+    rows = serving_rows(rounds)
+    assert [row[:2] for row in rows] == [["1", PLAIN], ["1", DRAFTED], ["2", PLAIN], ["2", DRAFTED]]
+    assert rows[1][7] == "5.00" and rows[0][7] == ""
+    assert "Speed of servers" in (tmp_path / "o/serving.html").read_text()
+    assert plain.asked[0]["max_tokens"] == 16  # the warm-up
+    before = len(plain.asked)
+    eval.main(words)
+    assert len(plain.asked) == before and read_rounds(tmp_path / "o") == rounds
+
+
+def test_wrong_servers(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, message in (
+        (["--server", "http://127.0.0.1:1"], "is the server up?"),
+        (["--baseline-server", "http://127.0.0.1:1"], "--server, which is not given"),
+        (
+            ["--server", "http://127.0.0.1:1", "--methods", "lookup"],
+            "--methods applies to decoding",
+        ),
+    ):
+        with pytest.raises(SystemExit) as exit:
+            eval.main([*words, "--prompts", str(prompts)])
+        assert exit.value.code == 2 and message in capsys.readouterr().err
