@@ -88,7 +88,7 @@ class Server:
             await self.continue_text(replace(probe, max_tokens=1))
         except MismatchError as error:
             raise UserError(
-                f"{self.url}: {self.model!r} is another model than {self.target.spec!r}, or the "
+                f"{self.url}: {self.model!r} differs from {self.target.spec!r}, or the "
                 f"server does not return token ids, as vLLM and SGLang do ({error})"
             ) from None
 

@@ -9,8 +9,9 @@ from math import ceil
 from decode.engine.decoder import Decoder
 from decode.engine.prompts import Prompt
 from decode.speculation.sampling import Sampling
-from decode.systems.construction import assemble, open_drafters
+from decode.systems.construction import assemble
 from decode.systems.drafter_folders import NO_FOLDERS, check_there, kind_of, shipped_for
+from decode.systems.opening import open_drafters
 from decode.systems.parsing import read_method
 from specalign.common.errors import UserError
 from specalign.common.text import markdown_table, say

@@ -9,8 +9,9 @@ import torch
 
 from decode.engine.decoder import Decoder
 from decode.evaluation.config import DEFAULT_METHODS, EvalConfig
-from decode.systems.construction import assemble, open_drafters
+from decode.systems.construction import assemble
 from decode.systems.drafter_folders import drafters_by_kind, drafters_for
+from decode.systems.opening import open_drafters
 from decode.systems.parsing import (
     Method,
     Sweep,

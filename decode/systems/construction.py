@@ -4,10 +4,8 @@ proposer, controller and verifier."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -30,16 +28,12 @@ from decode.speculation.proposal import Siblings
 from decode.speculation.verifiers import find
 from decode.systems import drafter_folders, registry
 from decode.systems.drafter_folders import AUTO, NO_FOLDERS, check_there
-from decode.systems.parsing import Method, check_drafters, first_kind, format_method, read_method
+from decode.systems.opening import ForeignDrafter, OpenDrafters, open_drafters
+from decode.systems.parsing import Method, check_drafters, format_method, read_method
 from decode.systems.registry import ANY, AUTOREGRESSIVE, DIFFUSION, ORDERS, GivenDrafter
-from specalign.common.checksums import check_checksums
 from specalign.common.errors import UserError
-from specalign.common.hub import local_path
-from specalign.common.schema import JsonObject
 from specalign.common.text import say
-from specalign.folder.trained_chat import chat_note
-from specalign.formats.standalone import load_standalone, open_drafter
-from specalign.lm.loading import load_target, load_tokenizer, reload
+from specalign.lm.loading import load_target, reload
 from specalign.lm.model import Target
 from specalign.lm.names import DEFAULT_TARGET
 from specalign.models.block import BlockDrafter
@@ -95,13 +89,7 @@ def load(
         given = type(target).__name__
         raise UserError(f"target: must be a hub id, a folder or a GGUF file, not {given}")
     spec = target.spec if isinstance(target, Target) else os.fspath(target)
-    if drafter == AUTO:
-        drafter = drafter_folders.shipped_for(spec)
-        if drafter is None and method is None:
-            drafter = registry.LOOKUP
-            say(f"note: no drafter is shipped for {spec}; drafting with prompt lookup", error=True)
-    elif isinstance(drafter, os.PathLike):
-        drafter = os.fspath(drafter)
+    drafter = _choose_drafter(drafter, spec, method)
     trained = drafter is not None and drafter not in NO_FOLDERS
     options = GivenDrafter(
         verifier=None if verifier == "auto" else verifier,
@@ -126,6 +114,18 @@ def load(
     else:
         opened = OpenDrafters(target, {ANY: drafter})
     return (assemble if method is None else build)(chosen, opened, draft_tokens)
+
+
+def _choose_drafter(
+    drafter: AnyDrafter | None, spec: str, method: str | None
+) -> str | Proposer | BlockDrafter | DiffusionDrafter | Target | None:
+    """The drafter that `auto` stands for, with a note if there is none; a path as text."""
+    if drafter == AUTO:
+        drafter = drafter_folders.shipped_for(spec)
+        if drafter is None and method is None:
+            drafter = registry.LOOKUP
+            say(f"note: no drafter is shipped for {spec}; drafting with prompt lookup", error=True)
+    return os.fspath(drafter) if isinstance(drafter, os.PathLike) else drafter
 
 
 def _choose_method(
@@ -154,26 +154,6 @@ def _choose_method(
             folders = {drafter_folders.kind_of(drafter): drafter}
     given.pop("draft_tokens", None)  # at most: a drafter may draft fewer
     return method.with_defaults(given), folders
-
-
-class ForeignDrafter(NamedTuple):
-    """A standalone drafter with its own tokenizer."""
-
-    network: DiffusionDrafter | Target
-    tokenizer: Any
-
-
-@dataclass
-class OpenDrafters:
-    """The target and the open drafters by kind; `ANY` is the first one unless it is among them."""
-
-    target: Target
-    drafters: JsonObject = field(default_factory=dict)
-
-    def __getitem__(self, kind: str) -> Any:
-        if kind == ANY and ANY not in self.drafters:
-            return next(iter(self.drafters.values()))
-        return self.drafters[kind]
 
 
 def build(method: Method, drafters: OpenDrafters, draft_tokens: int | None = None) -> Decoder:
@@ -280,59 +260,3 @@ def check_options(system: GivenDrafter, drafter: object) -> None:
         raise UserError("steps and order apply only to standalone diffusion drafters")
     if system.tree_nodes and not isinstance(drafter, BlockDrafter):
         raise UserError("tree_nodes applies only to block drafters")
-
-
-def open_drafters(
-    methods: Sequence[Method],
-    folders: Mapping[str, str],
-    target: Target,
-    tokenizer: str | os.PathLike[str] | None = None,
-) -> OpenDrafters:
-    """The drafters that these methods need, each opened once. folders: by kind; the first one given
-    comes first. tokenizer: its own, where its vocabulary is not the target's. Raises UserError for
-    a drafter that is not given, or can't be opened."""
-    check_drafters(methods, folders)
-    opened = OpenDrafters(target)
-    for kind in dict.fromkeys(kind for method in methods for kind in method.needs):
-        own = first_kind(folders, kind)
-        if kind == ANY and tokenizer is not None:
-            opened.drafters[ANY] = _open_foreign(folders[own], own, target, Path(tokenizer))
-            continue
-        if own not in opened.drafters:
-            opened.drafters[own] = open_one(folders[own], own, target)
-            if note := chat_note(folders[own], target.chat, target.tokenizer):
-                say(note, error=True)
-        opened.drafters[kind] = opened.drafters[own]
-    return opened
-
-
-def open_one(folder: str, kind: str, target: Target) -> BlockDrafter | DiffusionDrafter | Target:
-    """A trained drafter of this kind. Raises UserError where it is missing or of another kind."""
-    if kind == AUTOREGRESSIVE:
-        check_checksums(local_path(folder))
-        return load_target(
-            folder, target.dtype_name, str(target.device), target.fast, round_to_bf16=target.fast,
-            trust_remote_code=target.trust_remote_code,
-        )  # fmt: skip
-    check_there(folder)
-    drafter = open_drafter(folder, target)
-    if isinstance(drafter, DiffusionDrafter) != (kind == DIFFUSION):
-        raise UserError(f"--drafter {kind}={folder}: not a drafter of kind {kind}")
-    if isinstance(drafter, BlockDrafter):
-        drafter = drafter.to(target.dtype)
-    if target.fast:
-        (drafter if isinstance(drafter, BlockDrafter) else drafter.network).prepare_for_drafting()
-    return drafter
-
-
-def _open_foreign(folder: str, kind: str, target: Target, tokenizer: Path) -> ForeignDrafter:
-    """A standalone drafter with its own tokenizer. Raises UserError for a block drafter, or what
-    does not exist."""
-    vocabulary = load_tokenizer(tokenizer, target.trust_remote_code)
-    if kind == AUTOREGRESSIVE:
-        return ForeignDrafter(open_one(folder, kind, target), vocabulary)  # type: ignore[arg-type]
-    check_there(folder)
-    drafter = load_standalone(folder, target, vocab_size=len(vocabulary))
-    if target.fast:
-        drafter.network.prepare_for_drafting()
-    return ForeignDrafter(drafter, vocabulary)

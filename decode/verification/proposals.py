@@ -135,7 +135,7 @@ class TargetTables:
         return rule(p_BMV.clone(), Drafts.of(proposals, self.V)), p_BMV
 
     def distance(self, verifier: str, proposals: Weighted[Proposal], other: float = 0) -> float:
-        """Total variation between p and the joint law of what comes out of all proposals. `other`:
+        """Total variation between p and the joint law that all proposals give. `other`:
         the probability that nothing is drafted by chance, and p itself comes out."""
         out, p_BMV = self.outcomes(verifier, [x for _, x in proposals])
         next_BMV = normalise(fall_back_to_p(out.rest_BMV, p_BMV)) * out.stop_BM[..., None]

@@ -17,7 +17,8 @@ from decode.engine.decoder import Decoder
 from decode.engine.engine import RequestRunner, run_rounds
 from decode.evaluation.tokenized import tokenize_prompts
 from decode.speculation.sampling import Sampling
-from decode.systems.construction import build, open_drafters
+from decode.systems.construction import build
+from decode.systems.opening import open_drafters
 from decode.systems.parsing import Method
 from decode.verification import checks, end_to_end, proposals, rules
 from decode.verification.options import VerifyConfig

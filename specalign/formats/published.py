@@ -2,7 +2,7 @@
 of the target, read and written. What the network here does not compute is refused by its key.
 
 Published definitions: DFlash, arXiv 2602.06036 and its package; DSpark, arXiv 2607.05147; the
-speculators package. No such layout has Markov heads unless it says so.
+speculators package. No such layout has Markov heads unless its reader adds them.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from decode.evaluation import figures
-from decode.systems.construction import OpenDrafters
+from decode.systems.opening import OpenDrafters
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import diffusion_drafter as drafter

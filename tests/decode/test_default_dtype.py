@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from decode import Decoder, Sampling
-from decode.systems.construction import OpenDrafters, build
+from decode.systems.construction import build
+from decode.systems.opening import OpenDrafters
 from decode.systems.parsing import read_method
 from decode.systems.registry import SYSTEMS
 from tests.builders import PROMPT

@@ -20,7 +20,8 @@ from decode import Decoder, Sampling
 from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation import sampling as drawing
 from decode.speculation.proposal import Proposal
-from decode.systems.construction import OpenDrafters, build, make_given
+from decode.systems.construction import build, make_given
+from decode.systems.opening import OpenDrafters
 from decode.systems.parsing import read_method
 from decode.systems.registry import SYSTEMS, GivenDrafter
 from specalign.formats.block import load_drafter

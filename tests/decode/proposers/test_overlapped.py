@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from decode.proposers.autoregressive import AutoregressiveSession
-from decode.systems.construction import OpenDrafters, build
+from decode.systems.construction import build
+from decode.systems.opening import OpenDrafters
 from decode.systems.parsing import read_method
 from tests.builders import PROMPT
 

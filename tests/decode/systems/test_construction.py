@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from decode import Decoder, Sampling
-from decode.systems.construction import OpenDrafters, build, open_drafters
+from decode.systems.construction import build
+from decode.systems.opening import OpenDrafters, open_drafters
 from decode.systems.parsing import read_method
 from decode.systems.registry import SYSTEMS
 from specalign.common.errors import UserError

@@ -9,7 +9,8 @@ import pytest
 import decode
 from align.config.drafter import DrafterConfig
 from align.makers.standalone import make_causal
-from decode.systems.construction import OpenDrafters, build, open_drafters
+from decode.systems.construction import build
+from decode.systems.opening import OpenDrafters, open_drafters
 from decode.systems.drafter_folders import (
     DEFAULT_DRAFTER,
     NamedDrafter,
