@@ -102,8 +102,6 @@ def _generate(reference: Reference, prompt: Sequence[int], new: int) -> list[int
         eos_token_id=list(target.eos_ids) or None,
         pad_token_id=(target.eos_ids or (0,))[0],
     )
-    if target.never_V is not None and bool(target.never_V.any()):
-        config.suppress_tokens = target.never_V.nonzero()[:, 0].tolist()
     model: Any = reference.model
     with torch.no_grad():
         mask = torch.ones_like(tokens_1L)

@@ -26,8 +26,8 @@ from specalign.formats.tensors import (
     rename_tensors,
 )
 from specalign.formats.weights import INDEX, SAFE, check_shapes, save_tensors
+from specalign.lm.cache import LayerShape
 from specalign.lm.model import Target
-from specalign.lm.slabs import LayerShape
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
 

@@ -29,11 +29,10 @@ from specalign.common.batch import Anchors, Batch
 from specalign.kernels.layers import LayerStack
 from specalign.kernels.linear import (
     Matrix,
-    RowsLinear,
     copy_together,
-    fast_linear,
     few_rows,
     round_weight,
+    uses_rows,
 )
 from specalign.kernels.replacing import speed_up_linears
 from specalign.kernels.tree import TreeHead
@@ -153,7 +152,7 @@ class BlockDrafter(nn.Module):
         cached = self.target.fused
         if cached is None or self.config.rotaries:
             return self.rotary_tables(x, positions_1L)
-        cos, sin = cached.rotary(x[0], positions_1L[0], end)
+        cos, sin = cached.tables(end)[:, positions_1L[0]]
         return cos[None], sin[None]
 
     # ---- training ----
@@ -254,15 +253,14 @@ class BlockDrafter(nn.Module):
         """Replace the linear layers by those that are fastest for few rows on this CPU, in int8. It
         may change drafts, never the distribution of the output."""
         device, dtype = self.target.device, self.norm.weight.dtype
-        kept = torch.int8 if fast_linear(dtype, device) is RowsLinear else dtype
-        head, basis = round_weight(self.head_weight_VdD, kept), None
-        if self.markov is not None:  # one product less per token: basis ∘ out
-            basis = round_weight(self.markov.basis_Vr(folded=True), kept)
-        if not speed_up_linears(self, dtype, device, torch.int8):
+        if not uses_rows(dtype, device):
             return
-        if kept == torch.int8:  # else the head may be the target's own
-            head, *rest = copy_together(*(m for m in (head, basis) if m is not None))
-            basis = rest[0] if rest else None
+        head, basis = round_weight(self.head_weight_VdD, torch.int8), None
+        if self.markov is not None:  # one product less per token: basis ∘ out
+            basis = round_weight(self.markov.basis_Vr(folded=True), torch.int8)
+        speed_up_linears(self, dtype, device, torch.int8)
+        head, *rest = copy_together(*(m for m in (head, basis) if m is not None))
+        basis = rest[0] if rest else None
         self.head_matrix, self.basis_matrix = head, basis
         self.stack = draft_stack(self)
         self.tree = tree_head(self, head, basis)

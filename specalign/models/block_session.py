@@ -10,9 +10,8 @@ from torch import Tensor
 from specalign.kernels.layers import Rows
 from specalign.kernels.linear import MOST_ROWS, Matrix, few_rows
 from specalign.kernels.repeated import RepeatedCall
-from specalign.lm.cache import KVCache
+from specalign.lm.cache import KVCache, LayerShape
 from specalign.lm.fused import memory_of
-from specalign.lm.slabs import LayerShape
 from specalign.models.block import BlockDrafter
 
 
@@ -80,10 +79,8 @@ class BlockSession:
             call = self._repeated = self._prepare_call()
         if call is None:
             return None
-        tables_2Sw = fused.tables(start + call.rows)
-        if tables_2Sw is None:
-            return None
         assert self.before is not None
+        tables_2Sw = fused.tables(start + call.rows)
         return self.drafter.select_drafts(call(last_token, self.before, tables_2Sw, start))
 
     def _prepare_call(self) -> RepeatedCall | None:

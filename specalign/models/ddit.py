@@ -17,8 +17,7 @@ from torch.nn import functional as F
 
 from specalign.kernels.replacing import speed_up_linears
 from specalign.lm.attention import block_mask, clean_then_noisy
-from specalign.lm.cache import KVCache
-from specalign.lm.slabs import LayerShape
+from specalign.lm.cache import KVCache, LayerShape
 from specalign.models.ddit_layers import (
     DDiTBlock,
     DDiTConfig,
