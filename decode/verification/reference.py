@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from decode.speculation.sampling import Sampling
 from specalign.common.schema import JsonObject
-from specalign.lm.inspection.own_output import positions
+from specalign.lm.inspection.anatomy import positions
 from specalign.lm.model import Target
 
 NEAR = 1e-6  # a draw at a number so near to the border of two tokens may be either
@@ -66,8 +66,6 @@ class Reference:
             options["logits_to_keep"] = length - first
         logits_BLV = self.model(input_ids=tokens_BL, use_cache=False, **options).logits
         logits_BLV = logits_BLV[:, first - length :]
-        if self.target.never_V is not None:
-            logits_BLV = logits_BLV.masked_fill(self.target.never_V, -math.inf)
         return [
             logits_LV[len(text) - count - first : len(text) - first]
             for logits_LV, (text, count) in zip(logits_BLV, texts, strict=True)

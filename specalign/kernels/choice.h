@@ -2,7 +2,6 @@
 #ifndef CHOICE_H
 #define CHOICE_H
 #include "rows.h"
-#ifdef ROWS_HERE
 #include <math.h>
 
 enum { WEIGHTS = 512 }; /* summed as one */
@@ -53,5 +52,4 @@ static AVX2 int64_t draw_of(const float *w, int64_t count, double u)
     }
     return last;
 }
-#endif
 #endif

@@ -23,12 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
 from specalign.common.schema import JsonObject
-from specalign.lm.attention import (
-    biased_attention,
-    grouped_attention,
-    laid_out,
-    visible_mask,
-)
+from specalign.lm.attention import biased_attention, grouped_attention, laid_out, visible_mask
 from specalign.lm.cache import Parts
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -44,16 +39,13 @@ _HARMLESS = {
 
 @dataclass
 class Layout:
-    """Positions of the new tokens of one request, or of rows of one length.
+    """Positions of the new tokens of one request, or of rows of one length, (B or 1, L).
 
-    Args:
-        positions_BL: of the new tokens, (B or 1, L).
-        past: cache entries before them; an entry's index is its position.
-        groups: query heads per key head, 1 where layers differ.
-        see_LL: bool, which of the new tokens each one sees; None = those up to itself.
-        mask: bool (B or 1, 1, L, S), instead of `see_LL`: over all S entries.
-        slots: whether the new tokens lie among the S entries, each at its position.
-        groups_seen: query heads per key head of the layers that called our attention function.
+    past: cache entries before them; an entry's index is its position. groups: query heads per key
+    head, 1 where layers differ. see_LL: bool, which of the new tokens each one sees; None = those
+    up to itself. mask: bool (B or 1, 1, L, S), instead of `see_LL`: over all S entries. slots:
+    whether the new tokens lie among the S entries, each at its position. groups_seen: query heads
+    per key head of the layers that called our attention function.
     """
 
     positions_BL: Tensor
@@ -81,11 +73,9 @@ class Layout:
         if rule is None:
             return see
         size = see.shape[-1]
-        if self.slots:
-            keys_BS = torch.arange(size, device=device).expand(rows, -1)
-        else:
-            old_BS = torch.arange(size - length, device=device).expand(rows, -1)
-            keys_BS = torch.cat((old_BS, self.positions_BL), dim=1)
+        keys_BS = torch.arange(size, device=device).expand(rows, -1)
+        if not self.slots:
+            keys_BS = torch.cat((keys_BS[:, : size - length], self.positions_BL), dim=1)
         row = torch.arange(rows, device=device)[:, None, None, None]
         queries_B1L1, keys_B11S = self.positions_BL[:, None, :, None], keys_BS[:, None, None]
         return see & rule(row, row.new_zeros(1), queries_B1L1, keys_B11S)
@@ -102,9 +92,9 @@ class Layout:
 
     def for_eager(self, rule: Rule | None) -> Tensor:
         """An additive mask, (B or 1, 1, L, S), for a model's own attention."""
-        see = self.visible(rule)
+        hidden = ~self.visible(rule)
         lowest = torch.finfo(self.dtype).min
-        return torch.zeros_like(see, dtype=self.dtype).masked_fill_(~see, lowest)
+        return torch.zeros_like(hidden, dtype=self.dtype).masked_fill_(hidden, lowest)
 
 
 @dataclass
@@ -129,8 +119,7 @@ _CURRENT: ContextVar[Layout | Together | None] = ContextVar("layout", default=No
 
 @contextmanager
 def laid(layout: Layout | Together) -> Iterator[None]:
-    """Context manager in which models with the attention of `specalign.lm.masks` use this
-    layout."""
+    """Context manager in which models with our attention use this layout."""
     token = _CURRENT.set(layout)
     try:
         yield
@@ -138,14 +127,12 @@ def laid(layout: Layout | Together) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def _grouped_mask(**call: Any) -> Tensor | None:
-    """The mask of our attention; without a layout transformers' own."""
+def _grouped_mask(**call: Any) -> Tensor | None:  # without a layout transformers' own
     layout = _CURRENT.get()
     return sdpa_mask(**call) if layout is None else layout.for_grouped(_rule(call))
 
 
 def _own_mask(**call: Any) -> Tensor | None:
-    """The same for a model's own eager attention."""
     layout = _CURRENT.get()
     return eager_mask(**call) if layout is None else layout.for_eager(_rule(call))
 

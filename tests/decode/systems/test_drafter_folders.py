@@ -10,7 +10,6 @@ import decode
 from align.config.drafter import DrafterConfig
 from align.makers.standalone import make_causal
 from decode.systems.construction import build
-from decode.systems.opening import OpenDrafters, open_drafters
 from decode.systems.drafter_folders import (
     DEFAULT_DRAFTER,
     NamedDrafter,
@@ -22,6 +21,7 @@ from decode.systems.drafter_folders import (
     target_for,
     target_of,
 )
+from decode.systems.opening import OpenDrafters, open_drafters
 from decode.systems.parsing import read_method
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
