@@ -169,7 +169,6 @@ class ScriptedDrafter:
 
         return SimpleNamespace(
             taps=(),
-            rewinds=False,
             observe=observe,
             propose=lambda k: self.script(request, k),
             close=lambda: None,

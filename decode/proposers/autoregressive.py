@@ -76,7 +76,6 @@ class CausalContext:
 
 
 class AutoregressiveSession(DraftSession):
-    rewinds = True
     proposer: AutoregressiveProposer
 
     def __init__(self, proposer: AutoregressiveProposer, request: Request) -> None:

@@ -100,8 +100,6 @@ class DraftSession(ABC):
 
     taps: tuple[int, ...] = ()
     """Target layers whose outputs `observe` needs."""
-    rewinds = False
-    """Whether the text may change, or become shorter, between rounds."""
     proposer: Proposer
 
     def __init__(self, proposer: Proposer, request: Request) -> None:

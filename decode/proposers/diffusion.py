@@ -34,7 +34,6 @@ class DiffusionSession(DraftSession):
     """One request's text as a standalone drafter's context: the base of several systems'
     sessions."""
 
-    rewinds = True
     proposer: StandaloneProposer
 
     def __init__(self, proposer: StandaloneProposer, request: Request) -> None:

@@ -36,8 +36,6 @@ LONGEST = 30
 
 
 class DiffuSpecSession(DiffusionSession):
-    rewinds = False
-    """The n-gram model cannot unread text."""
     proposer: DiffuSpecProposer
 
     def __init__(self, proposer: DiffuSpecProposer, request: Request) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from decode.proposers.autoregressive import CausalContext
-from decode.proposers.base import DraftSession, Proposer, Request, common_prefix_length
+from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation.proposal import NO_DRAFTS, DraftProbs, Law, Proposal
 from decode.speculation.sampling import Sampling, probs
 from decode.speculation.verification import Outcome, Round, outcome_of, verify_rounds
@@ -26,7 +26,6 @@ from specalign.lm.model import Target
 class HierarchicalSession(DraftSession):
     """`middle` is M's own request: the text followed by M's tokens of this round."""
 
-    rewinds = True
     proposer: HierarchicalProposer
 
     def __init__(self, proposer: HierarchicalProposer, request: Request) -> None:
@@ -61,15 +60,9 @@ class HierarchicalSession(DraftSession):
         return Proposal(tokens_K, self.law, q)
 
     def _reset_text(self) -> None:
-        """Reset M's text to the committed one. An inner session that cannot rewind is started
-        again."""
-        middle, text = self.middle, self.request.tokens
-        shortened = common_prefix_length(middle.tokens, text) < len(middle.tokens)
-        middle.tokens[:] = text
-        middle.history = self.request.history.fork()
-        if shortened and not self.inner.rewinds:
-            self.inner.close()
-            self.inner = self.proposer.inner.start(middle)
+        """Reset M's text to the committed one."""
+        self.middle.tokens[:] = self.request.tokens
+        self.middle.history = self.request.history.fork()
 
     @torch.no_grad()
     def _decode_round(self, left: int) -> Tensor:
@@ -108,7 +101,8 @@ class HierarchicalSession(DraftSession):
 
 class HierarchicalProposer(Proposer):
     """A causal language model M with its own cheaper drafter, which drafts chains for M from the
-    text alone. `start` raises UserError for another vocabulary or device than the target's."""
+    text alone, also after the text was rewound. `start` raises UserError for another vocabulary or
+    device than the target's."""
 
     in_rounds = True
     session = HierarchicalSession

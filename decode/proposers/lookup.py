@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from decode.proposers.base import DraftSession, Proposer, Request, WrappingProposer, WrappingSession
 from decode.speculation.proposal import DraftProbs, Proposal, point_proposal
+from decode.speculation.settings import MOST_NODES
 from decode.speculation.tree_drafts import prefix_tree
 
 Tokens = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -46,10 +47,10 @@ class Source:
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self.tokens: Tokens = np.array(tokens, dtype=np.int64)
 
-    def extend(self, text: Sequence[int]) -> None:
-        """Append what a growing text has more."""
-        fresh = np.array(text[len(self.tokens) :], dtype=np.int64)
-        self.tokens = np.concatenate((self.tokens, fresh))
+    def follow(self, text: Sequence[int]) -> None:
+        """Hold this text, of which at most a draft at the end has been replaced."""
+        kept = max(0, min(len(self.tokens), len(text)) - MOST_NODES - 1)
+        self.tokens = np.concatenate((self.tokens[:kept], np.array(text[kept:], dtype=np.int64)))
 
     def places_after(self, token: int) -> Tokens:
         """The places after this token at which the text continues, ascending."""
@@ -78,7 +79,7 @@ class LookupSession(DraftSession):
     def find(self, enough: int = 0) -> tuple[int, int] | None:
         """The place after the last earlier occurrence of the text's longest ending, and the length
         of that match. A match of `longest` tokens is extended backwards, up to `enough`."""
-        self.text.extend(self.request.tokens)
+        self.text.follow(self.request.tokens)
         tokens, longest = self.text.tokens, self.proposer.longest
         ends, length = self.text.match(tokens, longest)
         if length < self.proposer.shortest:

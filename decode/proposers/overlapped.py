@@ -26,8 +26,6 @@ _OWN_STREAM = 0x0A17
 
 
 class OverlappedSession(WrappingSession):
-    rewinds = True
-
     def __init__(self, proposer: OverlappedProposer, request: Request) -> None:
         device, seed = request.target.device, request.sampling.fixed_seed
         self.guessed = replace(
@@ -49,8 +47,6 @@ class OverlappedSession(WrappingSession):
             draft = self._draft(k + 1)
         if draft is None:
             return None
-        if draft.branches:
-            return draft.cut(k)
         tokens = draft.tokens_K.tolist()
         if len(tokens) > k:
             self._set_guess(tokens[: k + 1])

@@ -44,6 +44,8 @@ class Datastore(Source):
 def rank_continuations(source: Source, places: Tokens) -> list[tuple[float, int]]:
     """The tokens at these places, each with ln of its share, the most frequent first; among equals
     the one that was seen first most recently."""
+    if len(places) == 1:
+        return [(0.0, int(source.tokens[places[0]]))]
     counts = Counter(source.tokens[places].tolist())
     total = math.log(len(places) or 1)
     rows = [(math.log(count) - total, token) for token, count in reversed(counts.items())]
@@ -58,11 +60,11 @@ class RetrievalSession(DraftSession):
         self.text = Source()
 
     def propose(self, k: int) -> Proposal | None:
-        self.text.extend(self.request.tokens)
-        source, store = self.text, self.proposer.datastore
-        places, length = source.match(self.text.tokens)
+        self.text.follow(self.request.tokens)
+        source, store, text = self.text, self.proposer.datastore, self.text.tokens
+        places, length = source.match(text)
         if store is not None:
-            stored, stored_length = store.match(self.text.tokens)
+            stored, stored_length = store.match(text)
             if stored_length > length:
                 source, places, length = store, stored, stored_length
         if length < self.proposer.shortest:
