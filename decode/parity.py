@@ -6,15 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from decode.cli import Parser, parse_whole, path
-from decode.systems.drafter_folders import DIFFUSION, check_there, kind_of, target_for
+from decode.systems.drafter_folders import BLOCKS, check_there, kind_of, target_for
 from specalign.common.errors import UserError, cli
 from specalign.common.text import say
 
-VLLM = "http://127.0.0.1:8000"
-"""The default address of `vllm serve`."""
-_EPILOG = """example: python -m decode.parity --drafter runs/mine/drafter --engine vllm --export exported;
-exit codes: 0 the same, 1 the files do not match this drafter, 2 invalid input, 3 the files match
-but the engine drafts differently"""
+_EPILOG = """example: python -m decode.parity --drafter runs/mine/drafter --export exported --engine
+http://127.0.0.1:8000; exit codes: 0 the same, 1 the files do not match this drafter, 2 invalid
+input, 3 the files match but the engine drafts differently"""
 
 
 def parser() -> Parser:
@@ -24,7 +22,7 @@ def parser() -> Parser:
     length = "tokens per prompt (default 64)"
     add = p.add_argument
     add("--drafter", required=True, help="the original drafter's folder or hub id")
-    add("--engine", required=True, help=f"the URL of a running server, or vllm: {VLLM}")
+    add("--engine", required=True, metavar="URL", help="address of a running server")
     add("--export", type=path, metavar="DIR", help="the export that the server has loaded")
     p.add_target_options(dtype=False)
     p.add_prompt_options("one or more suites, comma-separated (default builtin)")
@@ -39,13 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command. Exit codes: 0 the same, 1 the files are not this drafter, 3 they are and the
     engine differs."""
     options = parser().parse_args(arguments)
-    url = VLLM if options.engine == "vllm" else options.engine
+    url = options.engine
     if not url.lower().startswith(("http:", "https:")):
         hint = "decode.export checks exports for transformers"
-        raise UserError(f"--engine={options.engine!r} is not the URL of a server; {hint}")
+        raise UserError(f"--engine={url!r} is not the URL of a server (http://…); {hint}")
     check_there(options.drafter)
-    if kind_of(options.drafter) == DIFFUSION:
-        raise UserError(f"--drafter={options.drafter}: no engine runs a diffusion drafter")
+    if kind_of(options.drafter) not in BLOCKS:
+        raise UserError(f"--drafter={options.drafter}: is not a block drafter")
 
     from decode.exporting.server import check_server
     from specalign.lm.loading import load_target

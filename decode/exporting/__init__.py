@@ -1,3 +1,3 @@
 """Block drafters in the formats of other engines."""
 
-EXPORTS = ("dflash", "speculators", "dspark", "transformers", "gguf", "custom_generate")
+EXPORTS = ("dflash", "speculators", "dspark", "transformers", "custom_generate")

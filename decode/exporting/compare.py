@@ -14,20 +14,19 @@ from transformers import AutoModel
 
 from decode.engine.decoder import Decoder
 from decode.evaluation.tokenized import tokenize_prompts
-from decode.exporting.formats import MAKERS, read_export, restore_export
+from decode.exporting.formats import MAKERS, read_export
 from decode.exporting.serving import Snippet
 from decode.proposers.block import BlockProposer
 from specalign.common.batch import Anchors, Batch
 from specalign.common.errors import UserError, in_one_line
-from specalign.common.schema import JsonObject, read_config
+from specalign.common.schema import JsonObject
+from specalign.formats.block import load_drafter
 from specalign.lm.model import Target
 from specalign.lm.opening import quiet_loading
 from specalign.models.block import BlockDrafter
 from specalign.models.target_features import target_features
 from specalign.suites.prompt import Prompt
 
-FILES_WRONG, ENGINE_DIFFERS = 1, 3
-"""Exit codes; 0 = the same drafter, 2 = wrong input."""
 TOLERANCE = 2e-3
 """Of a quantity's root mean square, in fp32: another order of sums stays a hundred times below."""
 BLOCKS = 16
@@ -57,9 +56,10 @@ class ExportVerdict:
 
     @property
     def exit_code(self) -> int:
+        """1 = other files, 3 = the engine differs; 0 = the same drafter."""
         if self.files_same is False:
-            return FILES_WRONG
-        return 0 if self.engine_same else ENGINE_DIFFERS
+            return 1
+        return 0 if self.engine_same else 3
 
     @property
     def conclusion(self) -> str:
@@ -74,10 +74,11 @@ class ExportVerdict:
 
 @dataclass(frozen=True)
 class GreedyText:
-    """A prompt with the target's greedy output."""
+    """A prompt with the target's greedy output; accepted: drafts in each round."""
 
     prompt: list[int]
     output: list[int]
+    accepted: list[int] = field(default_factory=list)
 
     @property
     def tokens(self) -> list[int]:
@@ -98,15 +99,13 @@ def encode_prompts(target: Target, prompts: Sequence[Prompt]) -> list[list[int]]
     return [tokens for _, tokens in fitting]
 
 
-def decode_prompts(
-    target: Target, prompts: Sequence[Prompt], max_new_tokens: int
+def decode_greedily(
+    drafter: BlockDrafter, prompts: Sequence[list[int]], length: int = 48, drafts: int | None = None
 ) -> list[GreedyText]:
-    """Prompts with plain greedy outputs. Raises UserError if the target takes none of them."""
-    decoder = Decoder(target)
-    return [
-        GreedyText(tokens, decoder.generate(tokens, max_new_tokens=max_new_tokens).tokens)
-        for tokens in encode_prompts(target, prompts)
-    ]
+    """Greedy outputs by this project's decoder; `drafts`: in each round."""
+    decoder = Decoder(drafter.target, BlockProposer(drafter, drafts, tree_nodes=0))
+    found = [decoder.generate(tokens, max_new_tokens=length) for tokens in prompts]
+    return [GreedyText(p, o.tokens, o.accepted) for p, o in zip(prompts, found, strict=True)]
 
 
 # ---- contents ----
@@ -181,10 +180,7 @@ def trace_drafter(drafter: BlockDrafter, text: GreedyText, vocab: Tensor | None 
 
 
 def open_assistant(folder: Path, model: Any) -> Any:
-    """An export in transformers' class. model: the target. Raises UserError for one with custom
-    code."""
-    if "auto_map" in read_config(folder):
-        raise UserError("comes with custom Python code, which is not run")
+    """An export in transformers' class. model: the target."""
     quiet_loading()
     # trust_remote_code: if it is not given, transformers asks on the terminal
     network = AutoModel.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
@@ -201,20 +197,17 @@ def compare_export(
     verdict. `model`: the target in transformers; None = engines are not asked."""
     folder, form = verdict.folder, verdict.format
     try:
-        held = read_export(form, folder)
+        held = read_export(folder)
         matrix = held.tensors.get("fc.weight", held.tensors.get("encoder.fc.weight"))
         if matrix is not None:
             round_weights(drafter, matrix.dtype)
         made = MAKERS[form](drafter)
-        if form == "gguf":  # a file holds some of the keys
-            made.config = {key: v for key, v in made.config.items() if key in held.config}
         other = find_other_setting(held.config, made.config)
         other = other or find_other_tensor(held.tensors, made.tensors)
         line = f"settings and tensors: {f'DIFFERENT: {other}' if other else 'the same'}"
         verdict.add("the files", not other, line)
         with in_one_line(f"{folder}: can't be read as {form}"):
-            restored = restore_export(form, held, folder, drafter.target)
-            compare_logits(verdict, drafter, texts, restored)
+            compare_logits(verdict, drafter, texts, load_drafter(folder, drafter.target))
     except UserError as error:
         verdict.add("the files", False, str(error))
     if model is None or not verdict.files_same:
@@ -224,10 +217,10 @@ def compare_export(
             if form == "transformers":
                 assistant = open_assistant(folder, model)
                 how = {"assistant_model": assistant, "speculation_type": "dflash"}
-                _compare_generate(drafter, verdict, texts, model, how)
+                _compare_generate(verdict, texts, model, how)
             if form == "custom_generate":
                 how = {"custom_generate": str(folder), "trust_remote_code": True}
-                _compare_generate(drafter, verdict, texts, model, how)
+                _compare_generate(verdict, texts, model, how)
     except UserError as error:
         verdict.add("the engine", False, str(error), engine=True)
 
@@ -255,14 +248,9 @@ def compare_logits(
 
 
 def _compare_generate(
-    drafter: BlockDrafter,
-    verdict: ExportVerdict,
-    texts: Sequence[GreedyText],
-    model: Any,
-    how: JsonObject,
+    verdict: ExportVerdict, texts: Sequence[GreedyText], model: Any, how: JsonObject
 ) -> None:
     """Outputs and forward passes of transformers' `generate` with the folder, against ours."""
-    decoder = Decoder(drafter.target, BlockProposer(drafter, tree_nodes=0))
     passes: list[int] = []
     handle = model.register_forward_hook(lambda *_: passes.append(1))
     equal = ours = 0
@@ -271,9 +259,8 @@ def _compare_generate(
         options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": count, **how}
         out = model.generate(ids, do_sample=False, **options)
         equal += out[0, len(text.prompt) :].tolist() == text.output
-        ours += 1 + len(decoder.generate(text.prompt, max_new_tokens=count).accepted)
+        ours += 1 + len(text.accepted)
     handle.remove()
-    line = f"{equal} of {len(texts)} outputs equal plain decoding's, "
-    line += f"{len(passes)} forward passes, {ours} here"
+    line = f"{equal} of {len(texts)} outputs equal, {len(passes)} forward passes, {ours} here"
     same = equal == len(texts) and len(passes) == ours
     verdict.add("generate", same, line, engine=True)

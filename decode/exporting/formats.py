@@ -1,31 +1,38 @@
-"""The formats of exports: what each holds of a block drafter, written and read back."""
+"""The formats of exports: what each holds of a block drafter, and its folder: all files at once or
+nothing, never over files of somebody else."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from decode.exporting.folder import check_free, write_folder
+from decode.exporting.serving import Snippet
 from decode.portable import drafter as network
 from decode.portable import generate
+from specalign.common.claims import Claim, check_folder, remove_dead
 from specalign.common.errors import UserError
-from specalign.common.schema import read_config
-from specalign.formats import gguf
-from specalign.formats.block import import_drafter, load_drafter, pack_drafter
+from specalign.common.files import naming, to_disk
+from specalign.common.hub import card_metadata, card_value
+from specalign.common.schema import read_config, read_object
+from specalign.common.text import markdown_text
+from specalign.formats.block import pack_drafter
 from specalign.formats.dflash import make_dflash
 from specalign.formats.dspark import make_dspark
-from specalign.formats.kinds import layout_of
+from specalign.formats.kinds import EXPORT_RECORD
 from specalign.formats.published import Exported, check_last_layer
 from specalign.formats.speculators import make_speculators
 from specalign.formats.tensors import EMBEDDING
 from specalign.formats.transformers import make_assistant
 from specalign.formats.weights import read_folder, write_weights
-from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 
 REQUIREMENTS = "torch>=2.5\ntransformers>=5.0\nsafetensors\n"
@@ -51,7 +58,6 @@ MAKERS: dict[str, Callable[[BlockDrafter], Exported]] = {
     "speculators": make_speculators,
     "dspark": make_dspark,
     "transformers": make_assistant,
-    "gguf": gguf.make_gguf,
     "custom_generate": make_custom_generate,
 }
 """What a format holds of a drafter. They raise UserError naming the option to train with."""
@@ -73,60 +79,111 @@ def make_export(form: str, drafter: BlockDrafter) -> Exported:
 
 
 def write_export(
-    form: str,
-    drafter: BlockDrafter,
-    out: Path,
-    dtype: torch.dtype,
-    card: str = "",
-    vocabulary: Path | None = None,
+    form: str, drafter: BlockDrafter, out: Path, dtype: torch.dtype, card: str = ""
 ) -> None:
-    """Write a drafter's folder; replaces an older export in this format. Raises UserError if the
-    format can't hold the drafter, or the folder holds something else.
-
-    Args:
-        card: README.md. vocabulary: the target's GGUF file, for `gguf`.
-    """
+    """Write a drafter's folder: weights in `dtype`, scaled embeddings in fp32, which have more
+    digits than the target's. An older export in this format is replaced. `card`: README.md. Raises
+    UserError if the format can't hold the drafter, or the folder holds something else."""
     check_free(out, form)
     made = MAKERS[form](drafter)
-    if form == "gguf":
-        gguf.check_vocabulary(made, vocabulary)
-
-    def fill(part: Path) -> None:
-        (part / "README.md").write_text(card, encoding="utf-8")
-        if form == "gguf" and vocabulary is not None:
-            gguf.write_gguf(part, made, out.name, dtype, vocabulary)
-        else:
-            _write_files(part, made, dtype)
-
-    write_folder(out, {"format": form, "target": drafter.config.target}, fill)
-
-
-def _write_files(folder: Path, made: Exported, dtype: torch.dtype) -> None:
-    """Weights in `dtype`; scaled embeddings in fp32, which have more digits than the target's."""
     made.config["dtype"] = str(dtype).removeprefix("torch.")
     tensors = {}
     for key, tensor in made.tensors.items():
         kept = torch.float32 if key == EMBEDDING else dtype
         kept = kept if tensor.is_floating_point() else tensor.dtype
         tensors[key] = tensor.detach().to("cpu", kept, copy=True)  # some share their storage
-    write_weights(tensors, folder)
     config = json.dumps(made.config, indent=2) + "\n"
-    for path, text in {"config.json": config, **made.files}.items():
-        (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_text(text, encoding="utf-8")
+    record = {"format": form, "target": drafter.config.target}
+    write_folder(out, record, tensors, {"README.md": card, "config.json": config, **made.files})
 
 
-def read_export(form: str, folder: Path) -> Exported:
+def read_export(folder: Path) -> Exported:
     """Config and tensors as they are stored. Raises UserError."""
-    if form == "gguf":
-        return gguf.read_gguf(folder)
     return Exported(read_config(folder), read_folder(folder, f"--export={folder}"))
 
 
-def restore_export(form: str, held: Exported, folder: Path, target: Target) -> BlockDrafter:
-    """A drafter out of what a folder holds, as `specalign.formats` reads it. Raises UserError."""
-    if form == "gguf":
-        return gguf.restore_gguf(held, folder, target)
-    if layout := layout_of(held.config):
-        return import_drafter(held.config, dict(held.tensors), layout, folder, target)
-    return load_drafter(folder, target)
+def read_format(folder: Path) -> str:
+    """The format of an export. Raises UserError for any other folder."""
+    record = read_object(folder / EXPORT_RECORD) if (folder / EXPORT_RECORD).is_file() else {}
+    if record.get("format") not in MAKERS:
+        raise UserError(f"{folder}: no {EXPORT_RECORD} of a known format, so no export")
+    return str(record["format"])
+
+
+# ---- the folder ----
+
+
+def check_free(out: Path, form: str) -> None:
+    """Raises UserError unless `out` is free, or holds nothing but an export in the format
+    `form`."""
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise UserError(f"--out={out}: not a folder")
+    check_folder(out.resolve().parent, f"--out={out}: folder")
+    record = read_object(out / EXPORT_RECORD) if (out / EXPORT_RECORD).is_file() else {}
+    written = record.get("files") if record.get("format") == form else None
+    for name in _list_files(out):
+        if not isinstance(written, list) or name not in (EXPORT_RECORD, *written):
+            raise UserError(f"--out={out}: holds {name!r}, which no export to {form} wrote")
+
+
+def write_folder(
+    out: Path, record: dict[str, str], tensors: dict[str, Tensor], texts: dict[str, str]
+) -> None:
+    """Write an export next to its place, then move it there; an older export is replaced. `record`:
+    format and target, for export.json; `texts`: further files, path → content."""
+    check_free(out, record["format"])
+    out = out.resolve()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{out.name[:200]}.specalign-export-"
+    scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=out.parent))
+    part = scratch / "new"
+    try:
+        with naming(out), Claim(scratch, "--out"):
+            part.mkdir()
+            write_weights(tensors, part)
+            for path, text in texts.items():
+                (part / path).parent.mkdir(exist_ok=True)
+                (part / path).write_text(text, encoding="utf-8")
+            text = json.dumps({**record, "files": _list_files(part)}, indent=2) + "\n"
+            (part / EXPORT_RECORD).write_text(text)
+            for file in (*part.rglob("*"), part):
+                to_disk(file)
+            _replace(part, out, scratch / "old")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    remove_dead(out.parent, prefix)  # what killed exports left
+
+
+def _list_files(folder: Path) -> list[str]:
+    """Relative paths of all files, links and empty folders."""
+    found = [
+        p for p in folder.rglob("*") if p.is_symlink() or not p.is_dir() or not any(p.iterdir())
+    ]
+    return sorted(p.relative_to(folder).as_posix() for p in found)
+
+
+def _replace(part: Path, out: Path, old: Path) -> None:
+    """Move `part` to `out`; an older export is put back if that fails."""
+    if out.is_dir():
+        os.replace(out, old)
+    try:
+        os.replace(part, out)
+    except BaseException:
+        if old.is_dir():
+            os.replace(old, out)
+        raise
+    to_disk(out.parent)
+
+
+def write_card(form: str, source: Path, target: str, name: str, serve: Sequence[Snippet]) -> str:
+    """README.md: what it is, and lines that serve it; the licence is that of the drafter's own
+    folder (`source`). `name`: of the export."""
+    libraries = {"speculators": "speculators"}
+    libraries |= dict.fromkeys(("transformers", "custom_generate"), "transformers")
+    tags = ("speculative-decoding", "discrete-diffusion", "drafter", form)
+    licence = card_value(source, "license") or "other"
+    page = card_metadata(libraries.get(form, "vllm"), target, licence, tags)
+    page += [f"# {markdown_text(f'{name}: drafts for {target} ({form})')}", ""]
+    for snippet in serve:
+        page += [f"With {snippet.engine}:", "", f"```{snippet.language}", *snippet.lines, "```", ""]
+    return "\n".join(page) + "\n"

@@ -13,24 +13,19 @@ from pathlib import Path
 import httpx2
 import torch
 
-from decode.engine.decoder import Decoder
 from decode.exporting.compare import (
     ExportVerdict,
     GreedyText,
     compare_export,
+    decode_greedily,
     encode_prompts,
     round_weights,
 )
-from decode.exporting.folder import read_format
-from decode.proposers.autoregressive import AutoregressiveProposer, check_vocabulary
-from decode.proposers.base import Proposer
-from decode.proposers.block import BlockProposer
-from decode.systems.drafter_folders import AUTOREGRESSIVE, kind_of
+from decode.exporting.formats import read_format
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject, parse_json
 from specalign.common.text import short
 from specalign.formats.block import load_drafter
-from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.suites.prompt import Prompt
 
@@ -153,38 +148,25 @@ def check_server(
     there = Counts(rounds, drafted, after.accepted - before.accepted)
     verdict = ExportVerdict(form, export or Path(url))
     drafts = math.ceil(drafted / rounds)
-    proposer = _open_proposer(drafter, target, drafts, verdict, tokens[:1])
-    decoder = Decoder(target, proposer)
-    outputs = [decoder.generate(p, max_new_tokens=max_new_tokens) for p in tokens]
-    texts = [GreedyText(p, output.tokens) for p, output in zip(tokens, outputs, strict=True)]
-    found = [compare_output(target, text, other) for text, other in zip(texts, theirs, strict=True)]
-    ties = found.count(NEAR_TIE)
-    different = [why for why in found if why not in ("", NEAR_TIE)]
+    network = load_drafter(drafter, target)
+    if export is None:
+        round_weights(network, torch.bfloat16)
+    else:  # rounds it as the export is
+        compare_export(network, verdict, [GreedyText(tokens[0], [])])
+    drafts = min(drafts, network.config.block_size)
+    texts = decode_greedily(network, tokens, max_new_tokens, drafts)
+    pairs = zip(texts, theirs, strict=True)
+    results = [compare_output(target, text, other) for text, other in pairs]
+    ties = results.count(NEAR_TIE)
+    different = [why for why in results if why not in ("", NEAR_TIE)]
     name = f"{server.model} at {server.url}"
-    line = f"outputs: {found.count('')} of {len(texts)} equal, {ties} differ from a near-tie on"
+    line = f"outputs: {results.count('')} of {len(texts)} equal, {ties} differ from a near-tie on"
     verdict.add(name, not different, "; ".join([line, *different[:1]]), engine=True)
-    accepted = [n for output in outputs for n in output.accepted]
+    accepted = [n for text in texts for n in text.accepted]
     here = Counts(len(accepted), len(accepted) * drafts, sum(accepted))
     same = here.matches(there, ties / len(texts))
     verdict.add(name, same, f"acceptance: {here} here, {there} there", engine=True)
     return verdict
-
-
-def _open_proposer(
-    drafter: str, target: Target, drafts: int, verdict: ExportVerdict, prompts: list[list[int]]
-) -> Proposer:
-    """The drafter with the server's number of drafts, rounded as the server's export is, which is
-    compared with it."""
-    if kind_of(drafter) == AUTOREGRESSIVE:
-        model = load_target(drafter, "float32", str(target.device))
-        check_vocabulary(model, target)
-        return AutoregressiveProposer(model, drafts)
-    network = load_drafter(drafter, target)
-    if verdict.format == "server":
-        round_weights(network, torch.bfloat16)
-    else:
-        compare_export(network, verdict, [GreedyText(prompt, []) for prompt in prompts])
-    return BlockProposer(network, min(drafts, network.config.block_size), tree_nodes=0)
 
 
 def compare_output(target: Target, text: GreedyText, theirs: list[int]) -> str:

@@ -8,15 +8,10 @@ from pathlib import Path
 from shlex import join
 
 from specalign.common.errors import UserError
-from specalign.formats.gguf import FILE
 from specalign.lm.loading import resolve_folder
 from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
 
-VLLM = {"dflash": "dflash", "speculators": "dflash", "dspark": "dspark"}
-"""Format → vLLM's method."""
-SGLANG = {"dflash": "DFLASH", "dspark": "DSPARK"}
-"""Format → SGLang's algorithm."""
 CPU_CONTEXT = 4096
 
 
@@ -45,26 +40,19 @@ def resolved_name(target: str) -> str:
     return str(found.absolute()) if isinstance(found, Path) else found
 
 
-def serve(
-    form: str, config: BlockConfig, target: Target, folder: str, vocabulary: Path | None = None
-) -> list[Snippet]:
-    """Lines that serve a drafter's folder in the format `form`, for engines that can. vocabulary:
-    the target's GGUF file."""
+def serve(form: str, config: BlockConfig, target: Target, folder: str) -> list[Snippet]:
+    """Lines that serve a drafter's folder in the format `form`, for engines that can."""
     name, drafts = resolved_name(target.spec), config.block_size
-    if form == "gguf":
-        words = ["llama-server", "-m", str(vocabulary and vocabulary.absolute())]
-        words += ["-md", f"{folder}/{FILE}", "--spec-type", "draft-dflash"]
-        words += ["--spec-draft-n-max", str(drafts), "--metrics"]
-        return [Snippet("llama.cpp", "bash", (join(words),))]
     if form in ("transformers", "custom_generate"):
         return [_script(form, name, folder)]
     if config.hidden_act != "silu":  # the only one of both servers
         return []
-    found = [_vllm_line(VLLM[form], target, name, folder, drafts)]
-    if form in SGLANG and not (form == "dspark" and config.draft_vocab_size):
+    method = "dspark" if form == "dspark" else "dflash"
+    found = [_vllm_line(method, target, name, folder, drafts)]
+    if form == "dflash" or (form == "dspark" and not config.draft_vocab_size):
         words = [
             *("python", "-m", "sglang.launch_server", "--model-path", name),
-            *("--speculative-algorithm", SGLANG[form], "--speculative-draft-model-path", folder),
+            *("--speculative-algorithm", method.upper(), "--speculative-draft-model-path", folder),
             *("--speculative-num-draft-tokens", str(drafts + 1)),
         ]
         found.append(Snippet("SGLang", "bash", (join(words),)))

@@ -12,17 +12,11 @@ from __future__ import annotations
 import inspect
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    PreTrainedModel,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -31,13 +25,14 @@ from transformers.utils.hub import cached_file
 from decode.portable.drafter import Context, Drafter
 
 _PREPARED = {
-    "attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep", "cache_position",
-    "output_hidden_states", "output_attentions",
+    "attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep",
+    "cache_position", "output_hidden_states", "output_attentions",
 }  # fmt: skip
 """Inputs that `generate` adds itself."""
 _REFUSED = (
     "penalty_alpha", "dola_layers", "force_words_ids", "constraints", "prompt_lookup_num_tokens",
-    "assistant_early_exit", "use_mtp", "output_hidden_states", "output_attentions", "output_scores", "output_logits",
+    "assistant_early_exit", "use_mtp", "output_hidden_states", "output_attentions",
+    "output_scores", "output_logits",
 )  # fmt: skip
 """Settings for other ways to choose tokens, other drafts, or what drafts would be part of."""
 
@@ -57,18 +52,10 @@ def generate(
             raise ValueError(f"{name}: is not supported with this drafter; leave it out")
     if getattr(model, "_is_stateful", False):
         raise ValueError(f"{type(model).__name__}: its state can't be rolled back after drafts")
-    network = _open_drafter(model, drafter or _find_given_name(inspect.currentframe()))
+    frame: Any = inspect.currentframe()  # `generate`, our caller, does not pass the name on
+    network = _open_drafter(model, drafter or frame.f_back.f_locals["custom_generate"])
     loop = partial(decode, drafter=network, streamer=streamer)
     return model.generate(inputs, streamer=streamer, custom_generate=loop, **settings)
-
-
-def _find_given_name(frame: FrameType | None) -> str:
-    """`custom_generate` as it was given to `generate`, our caller, which does not pass it on."""
-    caller = None if frame is None else frame.f_back
-    name = None if caller is None else caller.f_locals.get("custom_generate")
-    if not isinstance(name, str):
-        raise ValueError("drafter: name the drafter's folder or hub id")
-    return name
 
 
 def _open_drafter(model: PreTrainedModel, name: str) -> Drafter:
@@ -87,7 +74,7 @@ def _open_drafter(model: PreTrainedModel, name: str) -> Drafter:
 def decode(
     model: PreTrainedModel,
     input_ids: Tensor,
-    logits_processor: LogitsProcessorList,
+    logits_processor: Any,  # its input is typed too narrowly
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     drafter: Drafter,

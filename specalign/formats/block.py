@@ -1,5 +1,5 @@
-"""This project's own layout of block drafters: a folder in hub layout, config.json + model.safetensors
-+ README.md, read and written. Other engines' folders are read through their own layouts."""
+"""This project's own layout of block drafters, read and written: config.json, model.safetensors
+and README.md. Other engines' folders are read through their own layouts."""
 
 from __future__ import annotations
 
@@ -79,18 +79,22 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
     if values.get("architectures") == [ARCHITECTURE]:
         drafter = _load_saved(values, path, target)
     elif layout := layout_of(values):
-        drafter = import_drafter(values, read_folder(path, f"drafter {path}"), layout, path, target)
+        drafter = _import_drafter(values, layout, path, target)
     else:
         named = values.get("architectures")
         raise UserError(f"{path}/config.json: architectures={named!r:.60}: not a block drafter")
-    _note_other_target(drafter.config.target, target, path)
+    # the last parts of the names: hashes differ by dtype, and a folder may have moved
+    theirs, ours = (PurePath(n).name.casefold() for n in (drafter.config.target, target.spec))
+    if theirs and theirs != ours:
+        made = f"{path} was made for {short(drafter.config.target)}; if {short(target.spec)}"
+        what = "has other weights, fewer drafts are accepted (outputs stay exact)"
+        say(f"note: drafter {made} {what}", error=True)
     return drafter
 
 
 def _load_saved(values: JsonObject, path: Path, target: Target) -> BlockDrafter:
     """What `save_drafter` wrote."""
     config = BlockConfig.from_dict(values, f"{path}/config.json")
-    _check_target(config, target, path)
     where, tensors = f"{path}/{SAFE}", read_folder(path, f"drafter {path}")
     vocab, head = tensors.pop("draft_vocab", None), tensors.pop("head", None)
     if vocab is not None:
@@ -111,32 +115,15 @@ def read_settings(values: JsonObject, layout: str, where: str, target: Target) -
         return READERS[layout](ConfigReader(values), target)
 
 
-def import_drafter(
-    values: JsonObject,
-    tensors: dict[str, Tensor],
-    layout: str,
-    path: Path,
-    target: Target,
-    rotary: list[JsonObject] | None = None,
-) -> BlockDrafter:
-    """Another engine's drafter from its config and tensors. Raises UserError for what the network
-    here does not compute, or a drafter for a target of another shape.
-
-    Args:
-        layout: from `layout_of`. path: for messages, and for the target's name. rotary: of
-            `BlockConfig`, if the config does not tell.
-    """
-    where = f"{path}/config.json"
+def _import_drafter(values: JsonObject, layout: str, path: Path, target: Target) -> BlockDrafter:
+    """Another engine's drafter; `layout`: from `layout_of`."""
+    where, tensors = f"{path}/config.json", read_folder(path, f"drafter {path}")
     found = read_settings(values, layout, where, target)
-    found |= {"target": made_for(path, values), "target_sha256": ""}
-    found |= {} if rotary is None else {"rotary": rotary}
-    headless = {**found, "confidence_head": False, "confidence_input": ""}
-    _check_target(BlockConfig.from_dict(headless, where), target, path)
     vocab, head = read_vocabulary(tensors, target, path)
     options, heads = take_heads(tensors, found, path)
     sizes = {"draft_vocab_size": 0 if vocab is None else len(vocab), "own_head": head is not None}
-    settings = {**found, **options, **sizes, "target": found["target"] or target.spec}
-    config = BlockConfig.from_dict(settings, where)
+    named = {"target": made_for(path, values) or target.spec, "target_sha256": ""}
+    config = BlockConfig.from_dict({**found, **options, **sizes, **named}, where)
     return _build(config, rename_tensors(tensors, path) | heads, vocab, head, target, path)
 
 
@@ -149,6 +136,7 @@ def _build(
     target: Target,
     path: Path,
 ) -> BlockDrafter:
+    _check_target(config, target, path)
     with in_one_line(f"{path}/config.json"), torch.device("meta"):  # no memory before shapes fit
         parameters = BlockDrafter(config, target, vocab, head).named_parameters()
         expected = {name: parameter.shape for name, parameter in parameters}
@@ -159,21 +147,10 @@ def _build(
     drafter.to(target.device)
     if not config.rotaries:
         x = torch.zeros(1, 1, config.hidden_size, device=target.device)
-        with in_one_line(
-            f"drafter {path}: target {target.spec!r} lacks the rotary tables it needs"
-        ):
-            cos, _ = drafter.rotary_tables(x, x[..., 0].long())
-            cos.view(1, 1, config.head_dim)
+        lacks = f"target {target.spec!r} lacks the rotary tables it needs"
+        with in_one_line(f"drafter {path}: {lacks}"):
+            drafter.rotary_tables(x, x[..., 0].long())[0].view(1, 1, config.head_dim)
     return drafter
-
-
-def _note_other_target(made_for: str, target: Target, path: Path) -> None:
-    """Compares the last parts of the names: hashes differ by dtype, and a folder may have moved."""
-    theirs, ours = (PurePath(name).name.casefold() for name in (made_for, target.spec))
-    if theirs and theirs != ours:
-        made = f"note: drafter {path} was made for {short(made_for)}; if {short(target.spec)}"
-        what = "has other weights, fewer drafts are accepted (outputs stay exact)"
-        say(f"{made} {what}", error=True)
 
 
 def _check_target(config: BlockConfig, target: Target, path: Path) -> None:
@@ -197,5 +174,5 @@ def _check_target(config: BlockConfig, target: Target, path: Path) -> None:
             raise UserError(f"drafter {path}: {name} is {own}, {has}")
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     if heads % groups:
-        sizes_of = f"num_attention_heads={heads} is no multiple of num_key_value_heads={groups}"
-        raise UserError(f"{path}/config.json: {sizes_of}")
+        why = f"num_attention_heads={heads} is no multiple of num_key_value_heads={groups}"
+        raise UserError(f"{path}/config.json: {why}")

@@ -1,5 +1,5 @@
-"""DSpark's layout (arXiv 2607.05147; vLLM, SGLang, SpecForge), read and written: DFlash's layers, blocks
-whose anchor drafts too, a Markov head (written: vanilla ones) and a confidence head.
+"""DSpark's layout (arXiv 2607.05147; vLLM, SGLang, SpecForge), read and written: DFlash's layers,
+blocks whose anchor drafts too, a Markov head (written: vanilla ones) and a confidence head.
 
 vanilla: bias = W2·W1[x]; gated: W2·(σ(W_g·[h; W1[x]] + b) ⊙ W1[x]); rnn: W2·tanh(W_j·[state; W1[x];
 h] + b), of W_j's rows (gate, candidate, output) the last third. The confidence head reads h, and
@@ -16,22 +16,8 @@ from torch.nn import functional as F
 
 from specalign.common.errors import UserError, in_one_line
 from specalign.common.schema import JsonObject
-from specalign.formats.published import (
-    ConfigReader,
-    Exported,
-    check_architecture,
-    check_fits,
-    qwen3_config,
-    read_layers,
-    read_taps,
-    taps_config,
-)
-from specalign.formats.tensors import (
-    add_draft_vocabulary,
-    add_scaled_embedding,
-    embed_vocabulary,
-    published_tensors,
-)
+from specalign.formats.published import ConfigReader, Exported, check_fit, qwen3_config, taps_config
+from specalign.formats.tensors import embed_vocabulary, published_tensors, vocabulary_tensors
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 
@@ -46,11 +32,11 @@ GATE, JOINT, CONFIDENCE = "markov_head.gate_proj", "markov_head.joint_proj", "co
 
 
 def read_dspark(s: ConfigReader, target: Target) -> JsonObject:
-    """Settings of a folder's config.json (`read_layers`)."""
-    check_architecture(s, *ARCHITECTURES)
-    settings = {**read_layers(s, target, from_anchor=True), **read_head_settings(s)}
+    """Settings of a folder's config.json (`ConfigReader.read_layers`)."""
+    s.check_architecture(*ARCHITECTURES)
+    settings = {**s.read_layers(target, from_anchor=True), **read_head_settings(s)}
     name = "target_layer_ids"
-    return {**settings, name: read_taps(s, target, name, s.get(name))}
+    return {**settings, name: s.read_taps(target, name, s.get(name))}
 
 
 def read_head_settings(s: ConfigReader) -> JsonObject:
@@ -116,7 +102,7 @@ def take_heads(
 def make_dspark(drafter: BlockDrafter) -> Exported:
     """DSpark's folder. Raises UserError for a drafter that the format can't hold."""
     c = drafter.config
-    check_fits(drafter, "dspark", "anchor_first", WRITTEN)
+    check_fit(drafter, "dspark", "anchor_first", WRITTEN)
     heads = write_heads(drafter)
     confidence = drafter.confidence is not None
     config = {
@@ -129,10 +115,9 @@ def make_dspark(drafter: BlockDrafter) -> Exported:
         "enable_confidence_head": confidence,
         "confidence_head_with_markov": confidence and c.confidence_input != "hidden",
     }
-    made = Exported(config, published_tensors(drafter) | heads)
-    add_draft_vocabulary(made, drafter)
-    add_scaled_embedding(made, drafter)
-    return made
+    if drafter.draft_vocab is not None:
+        config["draft_vocab_size"] = drafter.draft_size
+    return Exported(config, published_tensors(drafter) | heads | vocabulary_tensors(drafter))
 
 
 @torch.no_grad()
@@ -143,16 +128,14 @@ def write_heads(drafter: BlockDrafter) -> dict[str, Tensor]:
     A confidence head's share of e(x) becomes one more column of W1, which W2 does not read.
     """
     markov, embedding_VD = drafter.markov, embed_vocabulary(drafter).float()
-    if markov is None:
-        w1 = embedding_VD.new_zeros(len(embedding_VD), 1)
-        w2 = embedding_VD.new_zeros(drafter.draft_size, 1)
-    else:
+    w1 = embedding_VD.new_zeros(len(embedding_VD), 1)
+    w2 = embedding_VD.new_zeros(drafter.draft_size, 1)
+    if markov is not None:
+        w2 = markov.basis_Vr().float()
         if markov.table is not None:
-            w1 = markov.table.weight
-        else:
-            assert markov.previous is not None
+            w1 = markov.table.weight.float().clone()
+        elif markov.previous is not None:
             w1 = embedding_VD @ markov.previous.weight.float().T
-        w1, w2 = w1.float().clone(), markov.basis_Vr().float()
     tensors: dict[str, Tensor] = {}
     if drafter.confidence is not None:
         weight, bias = (p.float().clone() for p in drafter.confidence.out.parameters())

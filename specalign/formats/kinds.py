@@ -1,15 +1,5 @@
-"""Which network a folder holds, from its small files. No torch here: commands and recipes ask before
-anything is loaded.
-
-Layouts of block drafters:
-
-| layout | recognised by | written by |
-|---|---|---|
-| `dflash` | `architectures` of DFlash, or `dflash_config` | DFlash (arXiv 2602.06036), SpecForge |
-| `dspark` | `architectures` of DSpark, or DFlash's with `markov_rank` | DSpark (arXiv 2607.05147), SpecForge |
-| `speculators` | `speculators_model_type` | the speculators package |
-| `transformers` | `model_type` | transformers' own assistant |
-"""
+"""Which network a folder holds, from its small files. No torch here: commands and recipes ask
+before anything is loaded."""
 
 from __future__ import annotations
 
@@ -91,8 +81,9 @@ def is_block(values: JsonObject) -> bool:
 
 
 def layout_of(values: JsonObject) -> str:
-    """The layout of a folder with this config.json; empty = none of the table. Relatives that are
-    not decoded here (DFlash 2, Domino) count as `dflash`, so that its reader names them."""
+    """Which other engine's layout a folder with this config.json has, by the name of its module in
+    this package; empty = none. Relatives that are not decoded here (DFlash 2, Domino) count as
+    `dflash`, so that its reader names them."""
     if "speculators_model_type" in values:
         return "speculators"
     if values.get("model_type") == ASSISTANT:

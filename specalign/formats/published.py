@@ -1,5 +1,5 @@
-"""What other engines' layouts share: config.json of a block drafter of Qwen3 layers that read taps of
-the target, read and written. What the network here does not compute is refused by its key.
+"""What other engines' layouts share: config.json of a block drafter of Qwen3 layers that read taps
+of the target, read and written. What the network here does not compute is refused by its key.
 
 Published definitions: DFlash, arXiv 2602.06036 and its package; DSpark, arXiv 2607.05147; the
 speculators package. No such layout has Markov heads unless it says so.
@@ -22,9 +22,10 @@ from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 
 SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "output_multiplier": (1.0,), "logit_scale": (1.0,), "attention_value_scale": (1.0,), "attention_sink_bias": (False,),
-    "use_swa": (False,), "rope_is_neox_style": (True,), "is_neox_style": (True,), "use_aux_hidden_state": (True,),
-    "final_logit_softcapping": (0,), "is_causal": (False,), "causal": (False,), "attention_mode": ("gqa", "mha"),
+    "output_multiplier": (1.0,), "logit_scale": (1.0,), "attention_value_scale": (1.0,),
+    "attention_sink_bias": (False,), "use_swa": (False,), "rope_is_neox_style": (True,),
+    "is_neox_style": (True,), "use_aux_hidden_state": (True,), "final_logit_softcapping": (0,),
+    "is_causal": (False,), "causal": (False,), "attention_mode": ("gqa", "mha"),
     "projector_type": ("dflash", "dspark"), "conv_kernel_size": (0,), "selector_rank": (0,),
     "markov_head_type": ("vanilla", "gated", "rnn"), "speculators_model_type": ("dflash", "dspark"),
 }  # fmt: skip
@@ -70,94 +71,91 @@ class ConfigReader:
             raise UserError(f"{name} must be a whole number of at least {low}, not {value!r:.60}")
         return value
 
+    def check_architecture(self, *known: str) -> None:
+        """Raises UserError for a network that is not decoded here."""
+        names = architectures_of({"architectures": [known[0]], **self.values})
+        kind = self.values.get("model_type", "qwen3")
+        if not names or names[0] not in known:
+            raise UserError(f"architectures={names!r:.60}: {known[0]!r} is decoded of this layout")
+        if kind != "qwen3":
+            raise UserError(f"model_type={kind!r}: the layers of a block drafter are qwen3's")
 
-def check_architecture(s: ConfigReader, *known: str) -> None:
-    """Raises UserError for a network that is not decoded here."""
-    names = architectures_of({"architectures": [known[0]], **s.values})
-    kind = s.values.get("model_type", "qwen3")
-    if not names or names[0] not in known:
-        raise UserError(f"architectures={names!r:.60}: of this layout [{known[0]!r}] is decoded")
-    if kind != "qwen3":
-        raise UserError(f"model_type={kind!r}: the layers of a block drafter are qwen3's")
+    def read_layers(self, target: Target, from_anchor: bool = False) -> JsonObject:
+        """The input of `BlockConfig.from_dict`, without the taps, the target's name and what only
+        the tensors tell. from_anchor: whether the anchor's row drafts too, if the file does not
+        say. Raises UserError for a key that is missing, not computed here, or does not fit the
+        target."""
+        for name, choices in SUPPORTED.items():
+            value = self.get(name)
+            if value is not None and value not in choices:
+                listed = " or ".join(map(str, choices))
+                raise UserError(f"{name}={value!r:.60} is not decoded here; must be {listed}")
+        self._check_windows(target)
+        own = embedding_scale(target)
+        scale = self.get("input_embedding_scale", own)
+        if not isinstance(scale, int | float) or abs(scale / own - 1) > 1e-3:
+            raise UserError(f"input_embedding_scale={scale}: target {target.spec!r} has {own:g}")
+        from_anchor = self.get("sample_from_anchor", from_anchor)
+        if self.get("shift_label") and from_anchor is not True:
+            raise UserError("shift_label=true needs sample_from_anchor=true")
+        heads, width = self.get_int("num_attention_heads"), self.get_int("hidden_size")
+        head_dim = self.get_int("head_dim", width // heads)
+        rotary, rope = read_rotary(self.inner, head_dim, target)
+        return {
+            "context": "taps",
+            "block_size": self.get_int("block_size"),  # rows, as in this project's files
+            "sample_from_anchor": from_anchor,
+            "init_layer_ids": [-1] * self.get_int("num_hidden_layers"),
+            "hidden_size": width,
+            "intermediate_size": self.get_int("intermediate_size"),
+            "num_attention_heads": heads,
+            "num_key_value_heads": self.get_int("num_key_value_heads", heads),
+            "head_dim": head_dim,
+            "rms_norm_eps": self.get("rms_norm_eps", 1e-6),
+            "hidden_act": self.get("hidden_act", "silu"),
+            "vocab_size": self.get_int("vocab_size", target.vocab_size),
+            "mask_token_id": self.get_int("mask_token_id", low=0),
+            "num_target_layers": self.get_int("num_target_layers", target.num_layers),
+            "rope_theta": float(rope.get("rope_theta") or target.rope_theta),
+            "qk_norm": True,
+            "attention_bias": bool(self.get("attention_bias", False)),
+            "rotary": rotary,
+            "extra": {"rope_parameters": rope} if rotary else {},
+        }
 
+    def _check_windows(self, target: Target) -> None:
+        """Raises UserError unless every row sees the whole context and its whole block."""
+        kinds = self.get("layer_types")
+        if kinds is None:  # Qwen3's default
+            some = self.get_int("max_window_layers", 28, low=0) < self.get_int("num_hidden_layers")
+            slides = self.get("use_sliding_window") and some
+            kinds = ["sliding_attention"] if slides else []
+        both_ways = self.get("sliding_window_non_causal")
+        both_ways = both_ways or self.get("is_causal") is not None or self.get("causal") is not None
+        for kind in kinds if isinstance(kinds, list) else [kinds]:
+            # a window that holds every text is none
+            whole = kind == "sliding_attention" and both_ways
+            whole = whole and self.get_int("sliding_window") >= target.context_limit
+            if kind != "full_attention" and not whole:
+                raise UserError(f"layer_types has {kind!r:.60}: layers see the whole context here")
 
-def read_layers(s: ConfigReader, target: Target, from_anchor: bool = False) -> JsonObject:
-    """The input of `BlockConfig.from_dict`, without the taps, the target's name and what only the
-    tensors tell. from_anchor: whether the anchor's row drafts too, if the file does not say. Raises
-    UserError for a key that is missing, not computed here, or does not fit the target."""
-    for name, choices in SUPPORTED.items():
-        value = s.get(name)
-        if value is not None and value not in choices:
-            listed = " or ".join(map(str, choices))
-            raise UserError(f"{name}={value!r:.60} is not decoded here; must be {listed}")
-    _check_windows(s, target)
-    own = embedding_scale(target)
-    scale = s.get("input_embedding_scale", own)
-    if not isinstance(scale, int | float) or abs(scale / own - 1) > 1e-3:
-        raise UserError(f"input_embedding_scale={scale}: target {target.spec!r} has {own:g}")
-    from_anchor = s.get("sample_from_anchor", from_anchor)
-    if s.get("shift_label") and from_anchor is not True:
-        raise UserError("shift_label=true needs sample_from_anchor=true")
-    heads, width = s.get_int("num_attention_heads"), s.get_int("hidden_size")
-    head_dim = s.get_int("head_dim", width // heads)
-    rotary, rope = read_rotary(s.inner, head_dim, target)
-    return {
-        "context": "taps",
-        "block_size": s.get_int("block_size"),  # rows, as in this project's files
-        "sample_from_anchor": from_anchor,
-        "init_layer_ids": [-1] * s.get_int("num_hidden_layers"),
-        "hidden_size": width,
-        "intermediate_size": s.get_int("intermediate_size"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": s.get_int("num_key_value_heads", heads),
-        "head_dim": head_dim,
-        "rms_norm_eps": s.get("rms_norm_eps", 1e-6),
-        "hidden_act": s.get("hidden_act", "silu"),
-        "vocab_size": s.get_int("vocab_size", target.vocab_size),
-        "mask_token_id": s.get_int("mask_token_id", low=0),
-        "num_target_layers": s.get_int("num_target_layers", target.num_layers),
-        "rope_theta": float(rope.get("rope_theta") or target.rope_theta),
-        "qk_norm": True,
-        "attention_bias": bool(s.get("attention_bias", False)),
-        "rotary": rotary,
-        "extra": {"rope_parameters": rope} if rotary else {},
-    }
-
-
-def _check_windows(s: ConfigReader, target: Target) -> None:
-    """Raises UserError unless every row sees the whole context and its whole block."""
-    kinds = s.get("layer_types")
-    if kinds is None:  # Qwen3's default
-        full_layers = s.get_int("max_window_layers", 28, low=0)
-        slides = s.get("use_sliding_window") and full_layers < s.get_int("num_hidden_layers")
-        kinds = ["sliding_attention"] if slides else []
-    both_ways = s.get("sliding_window_non_causal")
-    both_ways = both_ways or s.get("is_causal") is not None or s.get("causal") is not None
-    for kind in kinds if isinstance(kinds, list) else [kinds]:
-        # a window that holds every text is none
-        whole = kind == "sliding_attention" and both_ways
-        whole = whole and s.get_int("sliding_window") >= target.context_limit
-        if kind != "full_attention" and not whole:
-            raise UserError(f"layer_types has {kind!r:.60}: layers see the whole context here")
-
-
-def read_taps(s: ConfigReader, target: Target, name: str, ids: Any, shift: int = 0) -> list[int]:
-    """Tapped layers, the target's from 0: id i − shift is the output of that layer. `ids`: the value
-    of the key `name`. Raises UserError."""
-    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
-        raise UserError(f"{name} must be a list of layers, not {ids!r:.60}")
-    last = target.num_layers - 1 + shift
-    for i in ids:
-        if not shift <= i < last:  # of the last, engines differ in whether its norm is applied
-            fit = f"the layers {shift} to {last - 1} can be used, not the last"
-            raise UserError(f"{name} has {i}: of target {target.spec!r} {fit}")
-    return [i - shift for i in ids]
+    def read_taps(self, target: Target, name: str, ids: Any, shift: int = 0) -> list[int]:
+        """Tapped layers, the target's from 0: id i − shift is the output of that layer. `ids`: the
+        value of the key `name`. Raises UserError."""
+        if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+            raise UserError(f"{name} must be a list of layers, not {ids!r:.60}")
+        last = target.num_layers - 1 + shift
+        for i in ids:
+            if not shift <= i < last:  # of the last, engines differ in whether its norm is applied
+                fit = f"the layers {shift} to {last - 1} can be used, not the last"
+                raise UserError(f"{name} has {i}: of target {target.spec!r} {fit}")
+        return [i - shift for i in ids]
 
 
 # ---- written ----
 
 
-def check_fits(
+def check_fit(
     drafter: BlockDrafter,
     name: str,
     layout: str,
@@ -165,7 +163,7 @@ def check_fits(
     biases: bool = True,
     adds_bias: bool = False,
 ) -> None:
-    """Raises UserError naming all training options that the format `name` needs, or what no option
+    """Raises UserError naming the training options that the format `name` needs, or what no option
     changes.
 
     Args:
@@ -174,22 +172,14 @@ def check_fits(
             training does not.
     """
     c, target = drafter.config, drafter.target
-    kind, block = c.markov_kind, c.block_layout
-    head = f"drafter.markov={' or '.join(markov)}" if markov else "drafter.markov_rank=0"
-    rules = (
-        (c.context == "taps", f"drafter.context={c.context} is of no engine's format",
-         "drafter.context=taps (recipe=taps)"),
-        (biases or not c.attention_bias, "the format's attention has no biases",
-         "drafter.attention_bias=false"),
-        (layout == block, f"the format's blocks are {layout} and this drafter's {block}",
-         f"drafter.block_layout={layout}"),
-        (not kind or kind in markov, f"the format has no Markov head of the kind {kind!r}", head),
-        (not c.convolution, "the format has no drafter.convolution", "drafter.convolution=false"),
-    )  # fmt: skip
-    whys = [why for fits, why, _ in rules if not fits]
-    options = [option for fits, _, option in rules if not fits]
-    if whys:
-        raise UserError(f"--format {name}: {', '.join(whys)}; train with {' and '.join(options)}")
+    needed = {"context": "taps", "block_layout": layout, "convolution": False}
+    needed |= {} if biases else {"attention_bias": False}
+    wrong = [f"{key}={str(v).lower()}" for key, v in needed.items() if getattr(c, key) != v]
+    if c.markov_kind and c.markov_kind not in markov:
+        wrong.append(f"markov={' or '.join(markov)}" if markov else "markov_rank=0")
+    if wrong:
+        options = " and ".join(f"drafter.{option}" for option in wrong)
+        raise UserError(f"--format {name}: does not hold this drafter; train with {options}")
     check_last_layer(drafter, name)
     bias = target.head_bias_V
     why = ""

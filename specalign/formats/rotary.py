@@ -23,14 +23,10 @@ _SAME = 1e-4
 def read_rotary(
     inner: JsonObject, width: int, target: Target
 ) -> tuple[list[JsonObject], JsonObject]:
-    """`BlockConfig.rotary` for layers with heads of this width, empty if the target's own tables are
-    the same, and their `rope_parameters`. `inner`: a Qwen3 config's values; partial rotary is
+    """`BlockConfig.rotary` for layers with heads of this width, empty if the target's own tables
+    are the same, and their `rope_parameters`. `inner`: a Qwen3 config's values; partial rotary is
     ignored, as by Qwen3's layers in transformers. Raises UserError for tables that change with the
-    text's length, a wrong base or type."""
-    for place in (inner, inner.get("rope_scaling"), inner.get("rope_parameters")):
-        theta = place.get("rope_theta") if isinstance(place, dict) else None
-        if theta is not None and not (type(theta) in (int, float) and 0 < theta < 1e38):
-            raise UserError(f"rope_theta={short(theta)}: must be a finite number above 0")
+    text's length, or a wrong type."""
     given = {key: inner[key] for key in _KEYS if inner.get(key) is not None}
     written = short(given.get("rope_parameters", given.get("rope_scaling")))
     with in_one_line(f"rope_parameters={written} make no rotary tables"):

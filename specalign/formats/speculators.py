@@ -9,19 +9,8 @@ import torch
 
 from specalign.common.schema import JsonObject
 from specalign.formats.dspark import read_head_settings
-from specalign.formats.published import (
-    ConfigReader,
-    Exported,
-    check_fits,
-    qwen3_config,
-    read_layers,
-    read_taps,
-)
-from specalign.formats.tensors import (
-    add_draft_vocabulary,
-    add_scaled_embedding,
-    published_tensors,
-)
+from specalign.formats.published import ConfigReader, Exported, check_fit, qwen3_config
+from specalign.formats.tensors import published_tensors, vocabulary_tensors
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 
@@ -29,20 +18,20 @@ _TAPS = "aux_hidden_state_layer_ids"
 
 
 def read_speculators(s: ConfigReader, target: Target) -> JsonObject:
-    """Settings of a folder's config.json (`read_layers`)."""
+    """Settings of a folder's config.json (`ConfigReader.read_layers`)."""
     from_anchor = False
     with suppress(KeyError, IndexError, TypeError):  # old folders don't say it otherwise
         method = s.values["speculators_config"]["proposal_methods"][0]
         from_anchor = method["speculative_tokens"] == s.get("block_size")
-    settings = read_layers(s, target, from_anchor)
+    settings = s.read_layers(target, from_anchor)
     if s.values["speculators_model_type"] == "dspark":
         settings |= read_head_settings(s)
-    return {**settings, "target_layer_ids": read_taps(s, target, _TAPS, s.get(_TAPS), shift=1)}
+    return {**settings, "target_layer_ids": s.read_taps(target, _TAPS, s.get(_TAPS), shift=1)}
 
 
 def make_speculators(drafter: BlockDrafter) -> Exported:
     """The package's folder. Raises UserError for a drafter that the format can't hold."""
-    check_fits(drafter, "speculators", layout="fill_in")
+    check_fit(drafter, "speculators", layout="fill_in")
     c, target = drafter.config, drafter.target
     inner = qwen3_config(drafter)
     architectures = getattr(target.config, "architectures", None) or [type(target.model).__name__]
@@ -64,11 +53,8 @@ def make_speculators(drafter: BlockDrafter) -> Exported:
             "verifier": {"name_or_path": c.target, "architectures": list(architectures)},
         },
     }
-    made = Exported(config, published_tensors(drafter))
-    add_draft_vocabulary(made, drafter)
+    tensors = published_tensors(drafter) | vocabulary_tensors(drafter)
     if drafter.draft_vocab is not None:
-        known = torch.zeros(c.vocab_size, dtype=torch.bool)
-        known[drafter.draft_vocab.cpu()] = True
-        made.tensors["t2d"] = known
-    add_scaled_embedding(made, drafter)
-    return made
+        tensors["t2d"] = torch.zeros(c.vocab_size, dtype=torch.bool)
+        tensors["t2d"][drafter.draft_vocab.cpu()] = True
+    return Exported(config, tensors)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from specalign.common.errors import UserError
-from specalign.formats.published import Exported
 from specalign.lm.inspection.parts import embedding_scale
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
@@ -109,22 +108,19 @@ def published_tensors(drafter: BlockDrafter) -> dict[str, Tensor]:
     return found
 
 
-def add_draft_vocabulary(made: Exported, drafter: BlockDrafter) -> None:
-    """Add the head's rows of a draft vocabulary, and `d2t`: token − row of each."""
-    vocab = drafter.draft_vocab
+def vocabulary_tensors(drafter: BlockDrafter) -> dict[str, Tensor]:
+    """Of a draft vocabulary the head's rows and `d2t` (token − row of each); Gemma's scaled input
+    embeddings, which vLLM and speculators would not scale."""
+    vocab, found = drafter.draft_vocab, dict[str, Tensor]()
     if vocab is not None:
-        made.config["draft_vocab_size"] = len(vocab)
-        made.tensors["d2t"] = vocab - torch.arange(len(vocab), device=vocab.device)
-        made.tensors["lm_head.weight"] = drafter.head_weight_VdD
+        found["d2t"] = vocab - torch.arange(len(vocab), device=vocab.device)
+        found["lm_head.weight"] = drafter.head_weight_VdD
+    if embedding_scale(drafter.target) != 1:
+        found[EMBEDDING] = embed_vocabulary(drafter)
+    return found
 
 
 def embed_vocabulary(drafter: BlockDrafter) -> Tensor:
     """The target's input embeddings as it reads them, (V, D)."""
     tokens = torch.arange(drafter.config.vocab_size, device=drafter.norm.weight.device)
     return drafter.target.embed(tokens).detach()
-
-
-def add_scaled_embedding(made: Exported, drafter: BlockDrafter) -> None:
-    """Add Gemma's scaled input embeddings, which vLLM and speculators would not scale."""
-    if embedding_scale(drafter.target) != 1:
-        made.tensors[EMBEDDING] = embed_vocabulary(drafter)

@@ -1,19 +1,11 @@
-"""The assistant model that transformers opens itself (`speculation_type="dflash"`, since 5.17), read
-and written: DFlash under other names, over the whole vocabulary, without biases."""
+"""The assistant model that transformers opens itself (`speculation_type="dflash"`, since 5.17),
+read and written: DFlash under other names, over the whole vocabulary, without biases."""
 
 from __future__ import annotations
 
 from specalign.common.schema import JsonObject
 from specalign.formats.kinds import ASSISTANT
-from specalign.formats.published import (
-    ConfigReader,
-    Exported,
-    check_fits,
-    qwen3_config,
-    read_layers,
-    read_taps,
-    taps_config,
-)
+from specalign.formats.published import ConfigReader, Exported, check_fit, qwen3_config, taps_config
 from specalign.formats.tensors import NAMES, published_tensors
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
@@ -25,14 +17,14 @@ _UNKNOWN = (
 
 
 def read_assistant(s: ConfigReader, target: Target) -> JsonObject:
-    """Settings of a folder's config.json (`read_layers`)."""
+    """Settings of a folder's config.json (`ConfigReader.read_layers`)."""
     name = "target_layer_ids"
-    return {**read_layers(s, target), name: read_taps(s, target, name, s.get(name))}
+    return {**s.read_layers(target), name: s.read_taps(target, name, s.get(name))}
 
 
 def make_assistant(drafter: BlockDrafter) -> Exported:
     """The assistant's folder. Raises UserError for a drafter that the format can't hold."""
-    check_fits(drafter, "transformers", layout="fill_in", biases=False, adds_bias=True)
+    check_fit(drafter, "transformers", layout="fill_in", biases=False, adds_bias=True)
     config = {
         **qwen3_config(drafter),
         **taps_config(drafter),

@@ -100,6 +100,6 @@ def test_code_in_a_folder_is_not_run(tmp_path: Path, model: Any) -> None:
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: ...\n")
-    with pytest.raises(ValueError, match="custom Python code"):
+    with pytest.raises(ValueError, match="custom code"):
         compare.open_assistant(tmp_path, model)
     assert not (tmp_path / "ran").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +12,11 @@ from decode.exporting.compare import ExportVerdict
 from decode.exporting.exports import export_drafter
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
-from specalign.lm.debug import debug_model
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.suites.prompt import Prompt
 from tests.builders import block_network
-from tests.target_models import asking_target, write_gguf
+from tests.target_models import asking_target
 
 
 @pytest.fixture
@@ -33,7 +31,7 @@ def drafter(tmp_path: Path, target: Target) -> str:
 def export(
     drafter: str, target: Target, folders: dict[str, Path], **options: Any
 ) -> list[ExportVerdict]:
-    options = {"prompts": [Prompt("a", "Why is the sky blue?")], "max_new_tokens": 8, **options}
+    options = {"prompts": [Prompt("a", "Why is the sky blue?")], **options}
     return export_drafter(drafter, target, folders, **options)
 
 
@@ -66,15 +64,6 @@ def test_a_folder_given_as_the_target_is_named(tmp_path: Path, target: Target) -
 def test_nothing_is_written_where_one_format_refuses(
     tmp_path: Path, target: Target, drafter: str
 ) -> None:
-    tokenizer = debug_model("Llama")[1]
-    tokenizer.add_tokens(["more"])
-    other: Any = SimpleNamespace(model=target.model, tokenizer=tokenizer)
-    write_gguf(tmp_path / "other.gguf", other)
-    folders = {name: tmp_path / "out" / name for name in ("dflash", "gguf")}
-    with pytest.raises(
-        UserError, match="--target-gguf=.*other.gguf: .* tokens, the drafter's target has"
-    ):
-        export(drafter, target, folders, vocabulary=tmp_path / "other.gguf")
     with pytest.raises(UserError, match="block_layout=anchor_first"):
         export(
             drafter, target, {"dflash": tmp_path / "out" / "a", "dspark": tmp_path / "out" / "b"}

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from decode.engine.decoder import Decoder
 from decode.engine.stock import stock_model
 from decode.exporting.compare import (
     ExportVerdict,
     GreedyText,
     compare_export,
+    decode_greedily,
     distance,
     trace_drafter,
 )
@@ -51,17 +51,12 @@ HELD: list[tuple[str, bool, dict[str, Any]]] = [
     ("transformers", True, FILL_IN),
     ("dspark", True, {"confidence_head": True}),
     ("dspark", False, {**VANILLA, "confidence_head": True}),
-    ("gguf", False, FILL_IN),
 ]
 
 
 @pytest.fixture(scope="module")
 def model(target: Target) -> Any:
     return stock_model(target)
-
-
-def greedy_text(target: Target) -> GreedyText:
-    return GreedyText(PROMPT, Decoder(target).generate(PROMPT, max_new_tokens=8).tokens)
 
 
 def logits_after(drafter: BlockDrafter, tokens: list[int]) -> Tensor:
@@ -74,7 +69,6 @@ def test_an_export_is_the_drafter_and_comes_in_and_goes_out_to_the_byte(
     tmp_path: Path,
     target: Target,
     model: Any,
-    vocabulary: Path,
     name: str,
     whole: bool,
     options: Any,
@@ -82,12 +76,10 @@ def test_an_export_is_the_drafter_and_comes_in_and_goes_out_to_the_byte(
     drafter = block_network(target, "taps", whole=whole, options=options)
     drafter.to(torch.bfloat16).float()
     first, second = tmp_path / "first", tmp_path / "second"
-    write_export(name, drafter, first, torch.float32, "", vocabulary)
+    write_export(name, drafter, first, torch.float32)
     verdict = ExportVerdict(name, first)
-    compare_export(drafter, verdict, [greedy_text(target)], model)
+    compare_export(drafter, verdict, decode_greedily(drafter, [PROMPT], 8), model)
     assert verdict.exit_code == 0, verdict.lines
-    if name == "gguf":
-        return
     write_export(name, load_drafter(first, target), second, torch.float32, "")
     for file in ("config.json", "model.safetensors"):
         assert (first / file).read_bytes() == (second / file).read_bytes(), file
@@ -114,35 +106,33 @@ def test_biases_of_a_target_are_written_with_zeros_where_it_has_none(
     assert not held["layers.0.self_attn.o_proj.bias"].any()
     found = PublishedDrafter(tmp_path / "out", model).logits(PROMPT)[0]
     assert distance(found, logits_after(biased, PROMPT)) < 1e-4
-    with pytest.raises(UserError, match="has no biases.* train with drafter.attention_bias=false"):
+    with pytest.raises(UserError, match="train with drafter.attention_bias=false"):
         MAKERS["transformers"](biased)
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("dflash", FILL_IN), ("speculators", FILL_IN), ("transformers", FILL_IN), ("dspark", VANILLA), ("gguf", FILL_IN)],
+    [("dflash", FILL_IN), ("speculators", FILL_IN), ("transformers", FILL_IN), ("dspark", VANILLA)],
 )  # fmt: skip
 def test_a_target_that_scales_its_embedding(
-    tmp_path: Path, vocabulary: Path, name: str, options: dict[str, Any]
+    tmp_path: Path, name: str, options: dict[str, Any]
 ) -> None:
-    """Gemma's: engines that read rows unscaled get scaled ones, in fp32; GGUF has a key for the scale."""
+    """Gemma's: engines that read rows unscaled get scaled ones, in fp32."""
     gemma = tiny_target("gemma3_text")
     assert embedding_scale(gemma) == 8
     drafter = block_network(gemma, "taps", whole=True, options=options)
     drafter.to(torch.bfloat16).float()
-    write_export(name, drafter, tmp_path / "out", torch.bfloat16, "", vocabulary)
+    write_export(name, drafter, tmp_path / "out", torch.bfloat16)
     verdict = ExportVerdict(name, tmp_path / "out")
     model = tiny_model("gemma3_text", gemma.vocab_size)
-    compare_export(drafter, verdict, [greedy_text(gemma)], model)
+    compare_export(drafter, verdict, decode_greedily(drafter, [PROMPT], 8), model)
     assert verdict.exit_code == 0, verdict.lines
-    held = read_export(name, tmp_path / "out")
+    held = read_export(tmp_path / "out")
     if name in ("dflash", "speculators", "dspark"):
         assert held.tensors[EMBEDDING].dtype == torch.float32
         torch.testing.assert_close(held.tensors[EMBEDDING], gemma.embedding_VD * 8)
         found = PublishedDrafter(tmp_path / "out", model).logits(PROMPT)[0]
         assert distance(found, logits_after(drafter, PROMPT)) < 1e-2
-    elif name == "gguf":
-        assert held.config["dflash_config"] == {"input_embedding_scale": 8}
 
 
 # ---- refusals ----
@@ -153,8 +143,7 @@ def test_a_target_that_scales_its_embedding(
     [
         ("dspark", "taps", {**FILL_IN, "markov_rank": 4}, "=anchor_first and drafter.markov=vanilla or linear$"),
         ("dflash", "shared_kv", FILL_IN, "train with drafter.context=taps"),
-        ("gguf", "taps", {"markov_rank": 4, "markov": "tanh"}, "fill_in and drafter.markov_rank=0$"),
-        ("dflash", "taps", {**FILL_IN, "target_layers": [0, 3]}, "layer 3 is the target's last"),
+            ("dflash", "taps", {**FILL_IN, "target_layers": [0, 3]}, "layer 3 is the target's last"),
     ],
 )  # fmt: skip
 def test_what_a_format_cannot_hold_is_refused(
@@ -170,8 +159,7 @@ def test_targets_that_engines_read_differently_are_refused(
     """Heads with a bias (GPT-J's, Phi's), which two engines add to drafts; embeddings that are normed."""
     drafter = block_network(target, "taps", whole=True, options=FILL_IN)
     monkeypatch.setattr(target, "head_bias_V", torch.ones(target.vocab_size))
-    for name in ("speculators", "gguf"):
-        MAKERS[name](drafter)
+    MAKERS["speculators"](drafter)
     for name in ("dflash", "transformers"):
         with pytest.raises(UserError, match=f"--format {name}: the output head .* has a bias"):
             MAKERS[name](drafter)

@@ -19,17 +19,15 @@ from decode.engine.decoder import Decoder, prompt_tokens
 from decode.exporting.compare import ExportVerdict
 from decode.exporting.formats import write_export
 from decode.exporting.server import Counts, Server, check_server
-from decode.proposers.autoregressive import AutoregressiveProposer
 from decode.proposers.base import Proposer
 from decode.proposers.block import BlockProposer
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
-from specalign.formats.causal import save_causal
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from specalign.suites.prompt import Prompt
-from tests.builders import PROMPT, block_network, causal_drafter, overfit_block_network
+from tests.builders import PROMPT, block_network, overfit_block_network
 
 PROMPTS = [
     Prompt(id=str(i), content=text, category="") for i, text in enumerate(("x", "Once upon"))
@@ -127,17 +125,10 @@ def test_drafts_per_round_are_the_servers(
 ) -> None:
     app, url = served
     save_drafter(drafter, tmp_path / "block")
-    save_causal(causal_drafter(drafter.target), tmp_path / "autoregressive")
-    small = load_target(str(tmp_path / "autoregressive"), "float32", "cpu")
-    kinds: dict[str, Proposer] = {
-        "block": BlockProposer(drafter, 2, tree_nodes=0),
-        "autoregressive": AutoregressiveProposer(small, 3),
-    }
-    for role, proposer in kinds.items():
-        app.use(drafter.target, proposer)
-        verdict = check(tmp_path / role, url)
-        here, there = re.findall(r"\((\d+ (?:drafts )?in \d+)", verdict.lines[1])
-        assert verdict.exit_code == 0 and here == there, verdict.lines
+    app.use(drafter.target, BlockProposer(drafter, 2, tree_nodes=0))
+    verdict = check(tmp_path / "block", url)
+    here, there = re.findall(r"\((\d+ (?:drafts )?in \d+)", verdict.lines[1])
+    assert verdict.exit_code == 0 and here == there, verdict.lines
 
 
 def test_other_outputs_are_reported(

@@ -55,7 +55,7 @@ def test_lines_name_folders_as_a_shell_and_python_read_them(
     monkeypatch.setattr("decode.exporting.serving.resolved_name", lambda name: folder)
     found = 0
     for form in EXPORTS:
-        for snippet in serve(form, config, target, folder, Path(f"{folder}.gguf")):
+        for snippet in serve(form, config, target, folder):
             if snippet.language == "bash":
                 (line,) = snippet.lines
                 assert sum(folder in word.replace('\\"', '"') for word in shlex.split(line)) >= 1, (
@@ -68,4 +68,4 @@ def test_lines_name_folders_as_a_shell_and_python_read_them(
             text = snippet.as_text()
             indent = "" if snippet.language == "python" else "      "  # Python is pasted as it is
             assert all(f"{indent}{line}" in text for line in snippet.lines)
-    assert found == 8
+    assert found == 7
