@@ -90,13 +90,11 @@ def _is_greedy(prompt: list[int], text: list[int], reference: Reference, tally: 
 def _generate(reference: Reference, prompt: Sequence[int], new: int) -> list[int]:
     """The greedy output of transformers' own `generate`."""
     target, model = reference.target, reference.model
-    never = [] if target.never_V is None else target.never_V.nonzero()[:, 0].tolist()
     config = hf.GenerationConfig(
         max_new_tokens=min(new, target.context_limit - len(prompt)),
         do_sample=False,
         eos_token_id=list(target.eos_ids) or None,
         pad_token_id=(target.eos_ids or (0,))[0],
-        suppress_tokens=never or None,
     )
     tokens_1L = torch.tensor([list(prompt)], device=target.device)
     mask_1L = torch.ones_like(tokens_1L)

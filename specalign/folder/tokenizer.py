@@ -41,13 +41,7 @@ def text_ids(
     tokenizer raises."""
     with in_one_line(f"{where}: its tokenizer can't read a text"):
         ids = list(tokenizer(text, add_special_tokens=False, **options)["input_ids"])
-    beyond = next((i for i in ids if i >= rows), None)
-    if beyond is None:
-        return ids
-    raise UserError(
-        f"{where}: its tokenizer maps {tokenizer.decode([beyond])!r} to token {beyond}, but its "
-        f"embedding has {rows} rows: remove it from the text, or from the chat template"
-    )
+    return _check_rows(tokenizer, ids, rows, where)
 
 
 def opening_ids(tokenizer: PreTrainedTokenizerBase, rows: int, where: str) -> tuple[int, ...]:
@@ -61,7 +55,7 @@ def opening_ids(tokenizer: PreTrainedTokenizerBase, rows: int, where: str) -> tu
     full = list(tokenizer(probe)["input_ids"])
     places = range(len(full) - len(bare) + 1)
     start = next((i for i in places if full[i : i + len(bare)] == bare), 0)
-    return tuple(_check_row(tokenizer, token, rows, where) for token in full[:start])
+    return tuple(_check_rows(tokenizer, full[:start], rows, where))
 
 
 def first_ids(
@@ -78,7 +72,7 @@ def first_ids(
         raise UserError(
             f"{where}: its files define neither a beginning-of-text nor an end-of-text token"
         )
-    _check_row(tokenizer, first, rows, where)
+    _check_rows(tokenizer, [first], rows, where)
     say_once(
         f"note: {where}: its tokenizer adds no token at the start of a text; whole texts for "
         f"training begin with {tokenizer.convert_ids_to_tokens(first)!r}, because they need a "
@@ -87,11 +81,13 @@ def first_ids(
     return (first,)
 
 
-def _check_row(tokenizer: PreTrainedTokenizerBase, token: int, rows: int, where: str) -> int:
-    if token >= rows:
-        name = tokenizer.convert_ids_to_tokens(token)
-        raise UserError(
-            f"{where}: its tokenizer begins a text with {name!r}, token {token}, but its "
-            f"embedding has {rows} rows: remove bos_token from tokenizer_config.json"
-        )
-    return token
+def _check_rows(
+    tokenizer: PreTrainedTokenizerBase, ids: list[int], rows: int, where: str
+) -> list[int]:
+    beyond = next((i for i in ids if i >= rows), None)
+    if beyond is None:
+        return ids
+    raise UserError(
+        f"{where}: its tokenizer maps {tokenizer.decode([beyond])!r} to token {beyond}, but its "
+        f"embedding has {rows} rows: remove it from text, chat template and tokenizer_config.json"
+    )

@@ -134,8 +134,7 @@ def write_heads(drafter: BlockDrafter) -> dict[str, Tensor]:
         w2 = markov.basis_Vr().float()
         if markov.table is not None:
             w1 = markov.table.weight.float().clone()
-        else:
-            assert markov.previous is not None
+        elif markov.previous is not None:
             w1 = embedding_VD @ markov.previous.weight.float().T
     tensors: dict[str, Tensor] = {}
     if drafter.confidence is not None:

@@ -70,7 +70,7 @@ def test_a_text_of_tokens_that_the_model_has_not_is_one_line() -> None:
             read("tz")
     small.tokenizer.chat_template = None
     put_in_front(small.tokenizer, "z")
-    with pytest.raises(UserError, match=f"begins a text with 'z', token 93, {rows}"):
+    with pytest.raises(UserError, match=f"maps 'z' to token 93, {rows}"):
         small.text_tokens("t")
 
 
