@@ -118,6 +118,7 @@ def open_pair(
     name = ", ".join(f"{kind}={folder}" for kind, folder in drafters.items()) or "none"
     # of the default methods, one verifier each
     compared = [one for one in decoders if config.methods or ":verifier=" not in one]
+    compared = compared or [*decoders]
     left, new = len(given) - len(prompts), config.max_new_tokens
     return VerifiedPair(target, own_model(target), prompts, decoders, compared, new, name, left)
 
