@@ -242,13 +242,14 @@ class VerificationRun:
     @torch.no_grad()
     def _check_proposals(self, batch: RequestBatch, tally: Tally) -> None:
         """Enumerate what the first and the last request draft after one round."""
-        decoder = batch.decoder
+        drafter = batch.decoder.drafter
         for asked in dict.fromkeys((batch.asked[0], batch.asked[-1])):
-            verifier = decoder.verifier_for(asked.sampling)
-            if asked.sampling.greedy or verifier == "gumbel":  # nothing is drawn
+            verifier = batch.decoder.verifier_for(asked.sampling)
+            point = drafter is None or drafter.law(asked.sampling) == "point"
+            if point or verifier == "gumbel":  # nothing is drawn
                 continue
             with self.target.overridden(asked.eos, asked.context):
-                given = (list(asked.prompt), asked.new, asked.sampling, decoder.drafter, verifier)
+                given = (list(asked.prompt), asked.new, asked.sampling, drafter, verifier)
                 runner = RequestRunner(self.target, *given)
             rounds = run_rounds([runner])
             next(rounds), next(rounds, None)
