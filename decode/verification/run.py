@@ -119,6 +119,7 @@ def open_pair(
     name = ", ".join(f"{kind}={folder}" for kind, folder in drafters.items()) or "none"
     # of the default methods, one verifier each
     compared = [one for one in decoders if config.methods or ":verifier=" not in one]
+    compared = compared or [*decoders]
     left, new = len(given) - len(prompts), config.max_new_tokens
     return VerifiedPair(target, own_model(target), prompts, decoders, compared, new, name, left)
 
@@ -242,13 +243,14 @@ class VerificationRun:
     @torch.no_grad()
     def _check_proposals(self, batch: RequestBatch, tally: Tally) -> None:
         """Enumerate what the first and the last request draft after one round."""
-        decoder = batch.decoder
+        drafter = batch.decoder.drafter
         for asked in dict.fromkeys((batch.asked[0], batch.asked[-1])):
-            verifier = decoder.verifier_for(asked.sampling)
-            if asked.sampling.greedy or verifier == "gumbel":  # nothing is drawn
+            verifier = batch.decoder.verifier_for(asked.sampling)
+            point = drafter is None or drafter.law(asked.sampling) == "point"
+            if point or verifier == "gumbel":  # nothing is drawn
                 continue
             with self.target.overridden(asked.eos, asked.context):
-                given = (list(asked.prompt), asked.new, asked.sampling, decoder.drafter, verifier)
+                given = (list(asked.prompt), asked.new, asked.sampling, drafter, verifier)
                 runner = RequestRunner(self.target, *given)
             rounds = run_rounds([runner])
             next(rounds), next(rounds, None)
