@@ -6,22 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 
 from specalign.common.batch import PackedRow
 
 TEXT = 1 << 40
-
-
-class RowStream(Protocol):
-    """The rows that training reads: `key(place)` of the row at each place 0, 1, 2, … and the row of
-    a key."""
-
-    def key(self, place: int) -> int: ...
-
-    def row(self, key: int) -> PackedRow: ...
 
 
 @lru_cache(maxsize=4)  # a step may span two epochs
@@ -46,7 +36,7 @@ class Shuffled:
 class TextFirst:
     """Other text for the first `places` positions, then the target's own text."""
 
-    def __init__(self, text: RowStream, own: RowStream, places: int) -> None:
+    def __init__(self, text: Shuffled, own: Shuffled, places: int) -> None:
         self.text, self.own, self.places = text, own, places
 
     def key(self, place: int) -> int:
@@ -56,3 +46,8 @@ class TextFirst:
 
     def row(self, key: int) -> PackedRow:
         return self.text.row(key - TEXT) if key >= TEXT else self.own.row(key)
+
+
+RowStream = Shuffled | TextFirst
+"""The rows that training reads: `key(place)` of the row at each place 0, 1, 2, …, and the `row` of
+a key."""

@@ -63,6 +63,7 @@ def read_documents(source: str, data: DataConfig, left_out: Counter[str]) -> Ite
     reason. Raises UserError: it can't be read, or has no such column."""
     check_text_source(source)
     path = expand_path(source, "data.text")
+    texts: Iterator[str]
     if path.is_dir():
         texts: Iterator[str] = chain.from_iterable(
             _read_file(file, data, left_out) for file in _list_files(path, data, left_out)
@@ -85,12 +86,13 @@ def _list_files(folder: Path, data: DataConfig, left_out: Counter[str]) -> list[
     files = visible_files(folder)
     readable = [file for file in files if suffix_of(file) in TABLES + TEXTS]
     tables = [file for file in readable if suffix_of(file) in TABLES]
-    chosen = tables
+    others = set[Path]()
     if tables:
-        chosen = choose_files(folder, tables, data.text_split, data.text_config, "data.text")
+        split, config = data.text_split, data.text_config
+        others = {*tables} - {*choose_files(folder, tables, split, config, "data.text")}
     left_out["files of other kinds"] += len(files) - len(readable)
-    left_out["files of other splits"] += len(tables) - len(chosen)
-    return [file for file in readable if file not in tables or file in chosen]
+    left_out["files of other splits"] += len(others)
+    return [file for file in readable if file not in others]
 
 
 def _read_file(path: Path, data: DataConfig, left_out: Counter[str]) -> Iterator[str]:
