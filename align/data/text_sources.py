@@ -65,7 +65,7 @@ def read_documents(source: str, data: DataConfig, left_out: Counter[str]) -> Ite
     path = expand_path(source, "data.text")
     texts: Iterator[str]
     if path.is_dir():
-        texts: Iterator[str] = chain.from_iterable(
+        texts = chain.from_iterable(
             _read_file(file, data, left_out) for file in _list_files(path, data, left_out)
         )
     elif path.is_file():

@@ -100,11 +100,11 @@ def fuse_layers(model: PreTrainedModel, body: Module, layers: nn.ModuleList) -> 
     fixed = rope.get("rope_type", "default") in _FIXED_ROTARY
     if any(hooked) or not fixed or not _is_windowless(model, layers):
         return None
-    if not all(
-        is_silu(layer.mlp.act_fn) and all(isinstance(x, RowsLinear) for x in _linears(layer))
-        for layer in layers
-    ):
-        return None
+    layer: Any
+    for layer in layers:
+        linears = all(isinstance(linear, RowsLinear) for linear in _linears(layer))
+        if not (linears and is_silu(layer.mlp.act_fn)):
+            return None
     first: Module = layers[0]
     weights = [layer_weights(layer) for layer in layers]
     width = int(first.self_attn.head_dim)

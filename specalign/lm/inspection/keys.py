@@ -177,6 +177,7 @@ def _run_layers(
         for hook in hooks:
             hook.remove()
     found: list[KeyValue | None] = []
+    layer: Any
     for layer, shape in zip(cache.layers, target.anatomy.shapes, strict=True):
         if shape is None or not layer.values.numel():
             found.append(None)
