@@ -178,13 +178,12 @@ def read_shard(path: Path, sha256: str, vocabulary: int | None = None) -> Sample
         ) from None
 
 
-def read_manifest(folder: Path, schema: type = ManifestFields, missing: str = "") -> Manifest:
-    """The folder's manifest. Raises UserError if it is broken, or missing, which `missing`
-    explains."""
+def read_manifest(folder: Path, schema: type = ManifestFields) -> Manifest:
+    """The folder's manifest. Raises UserError if it is missing or broken."""
     path = folder / "manifest.json"
     if not path.exists():
-        missing = missing or f"no data; generate it with {command('align.synthesize')}"
-        raise UserError(f"{folder}: no manifest.json, so {missing}")
+        writing = command("align.synthesize")
+        raise UserError(f"{folder}: no manifest.json, so no data; generate it with {writing}")
     manifest: Manifest = convert(read_json(path), schema, "", str(path))
     if not 0 <= manifest["shards"] == len(manifest["sha256"]):
         shards = short(manifest["shards"], 20)

@@ -16,7 +16,7 @@ from align.data.packing import pack, split_validation
 from align.data.shards import Manifest, ShardSamples, read_samples
 from align.data.stream import RowStream, Shuffled, TextFirst
 from align.data.synthesis import synthesize
-from align.data.texts import is_read, open_text, read_text_manifest, read_texts, text_folder
+from align.data.texts import TextFields, is_read, open_text, read_texts, text_folder
 from align.writing.agreement import PROBES, check_answers
 from specalign.common.claims import claim_when_free
 from specalign.common.commands import command
@@ -92,7 +92,7 @@ def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
         note = "reading data.text"
         _write_if(lambda: not is_read(recipe), write, recipe, text_folder(recipe), note, quiet)
         text = open_text(recipe, target)
-        text_manifest = read_text_manifest(text_folder(recipe))
+        text_manifest = data.read_manifest(text_folder(recipe), TextFields)
     write = partial(synthesize, recipe, target, folder, quiet)
     note = f"generating {d.samples} samples, {d.batch_size} at a time"
     _write_if(partial(is_missing, recipe, target), write, recipe, folder, note, quiet)

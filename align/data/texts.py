@@ -20,7 +20,6 @@ from align.data.shards import FolderFields, Manifest
 from align.data.text_sources import UNUSED_COLUMN, read_documents
 from align.writing.outline import TargetInfo
 from align.writing.template import first_tokens
-from specalign.common.commands import command
 from specalign.common.errors import UserError
 from specalign.common.text import say
 from specalign.folder.tokenizer import text_ids
@@ -52,16 +51,10 @@ def text_folder(recipe: Recipe) -> Path:
     return recipe.data_folder / "text"
 
 
-def read_text_manifest(folder: Path) -> Manifest:
-    """The folder's manifest. Raises UserError if it is missing or broken."""
-    missing = f"no text; {command('align.synthesize')} reads data.text into it"
-    return data.read_manifest(folder, TextFields, missing)
-
-
 def open_text(recipe: Recipe, target: TargetInfo) -> data.ShardSamples:
     """Opens what `read_texts` wrote. Raises UserError if it was read with other settings."""
     folder = text_folder(recipe)
-    manifest = read_text_manifest(folder)
+    manifest = data.read_manifest(folder, TextFields)
     found = {**manifest, "sources": [record["source"] for record in manifest["sources"]]}
     wanted = {**_make_manifest(recipe, target), "sources": list(recipe.data.text)}
     check_same(folder / "manifest.json", found, {key: wanted[key] for key in _SETTINGS})
@@ -73,7 +66,7 @@ def is_read(recipe: Recipe) -> bool:
     folder = text_folder(recipe)
     if not (folder / "manifest.json").exists():
         return False
-    manifest = read_text_manifest(folder)
+    manifest = data.read_manifest(folder, TextFields)
     ended = all(source["ended"] for source in manifest["sources"])
     return bool(ended or manifest["tokens"] >= recipe.data.text_tokens)
 
@@ -169,7 +162,7 @@ def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> Manif
     if (folder / "manifest.json").exists():
         open_text(recipe, target)
         if is_read(recipe):
-            return read_text_manifest(folder)
+            return data.read_manifest(folder, TextFields)
     manifest = _make_manifest(recipe, target)
     reader = _TextReader(recipe, target, manifest)
     if manifest["unchecked"] and not quiet:
