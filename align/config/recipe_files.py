@@ -107,11 +107,12 @@ def insert_kinds(layers: list[Layer]) -> list[Layer]:
 
 _CHANGEABLE = (
     "name", "output", "launch", "target.name", "target.device", "target.revision",
-    "target.trust_remote_code", "data.path", "data.write", "data.prompts_column", "data.max_prompt_tokens",
-    "trainer.max_steps", "trainer.max_minutes", "trainer.warmup_steps", "trainer.resume",
-    "trainer.validate_first", "trainer.validate_every", "trainer.validation_rows", "trainer.checkpoint_every",
-    "trainer.keep_checkpoints", "trainer.keep_features_gb", "trainer.features_gb", "trainer.features_path",
-    "trainer.logger", "trainer.log_every", "trainer.milestones", "stage", "drafter.train",
+    "target.trust_remote_code", "data.path", "data.write", "data.prompts_column",
+    "data.max_prompt_tokens", "trainer.max_steps", "trainer.max_minutes", "trainer.warmup_steps",
+    "trainer.resume", "trainer.validate_first", "trainer.validate_every", "trainer.validation_rows",
+    "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.keep_features_gb",
+    "trainer.features_gb", "trainer.features_path", "trainer.logger", "trainer.log_every",
+    "trainer.milestones", "stage", "drafter.train",
 )  # fmt: skip
 """Keys that may change when a run resumes: where and how far it runs and what it reports.
 Checkpoints check their target and the last two."""

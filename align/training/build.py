@@ -1,5 +1,4 @@
-"""How each kind of drafter is created, trained and saved with a model card, whose numbers are measured
-in its run."""
+"""How each kind of drafter is created, trained, and saved with a model card."""
 
 from __future__ import annotations
 

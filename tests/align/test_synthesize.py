@@ -35,7 +35,7 @@ FILES: dict[str | bytes, list[str]] = {
     b"name: \xff\xfe\n": ["bad.yaml is not UTF-8"],
     "base: debug_blok\n": ["bad.yaml: base", "did you mean 'debug_block'"],
     "base: ./bad.yaml\n": ["must be another recipe's name"],
-    "kinds: {taps: 3}\n": ["bad.yaml: kinds must contain a group of keys"],
+    "kinds: {taps: 3}\n": ["bad.yaml: kinds.taps=3 must be a mapping"],
     "trainer: {anchors: -1}\n": ["trainer.anchors=-1", "at least 1"],
 }
 
