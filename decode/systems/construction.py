@@ -74,7 +74,7 @@ def load(
         dtype, device: of the target: float32, bfloat16 or float16; cpu, cuda or cuda:N.
         draft_tokens: maximum number of tokens to draft ahead; default: the drafter's block size.
         tree_nodes: of block drafters: size of the draft tree; 0 = a chain. Default: by temperature.
-        copying: copy where the text repeats itself. Default: with a trained drafter and no `method`.
+        copying: copy where the text repeats itself. Default: with a drafter and no `method`.
         steps, order: for standalone drafters: number of denoising passes, and the unmasking order.
         method: a system with its options, such as `specdiff:steps=4`. `drafter` then lists its
             drafters, as FOLDER or KIND=FOLDER,….
