@@ -69,8 +69,9 @@ def _options_of_any(methods: Sequence[Method], config: EvalConfig) -> dict[str, 
     options = dict(config.drafting.given)
     options.pop("draft_tokens", None)
     if options and not any(ANY in method.needs for method in methods):
+        first = next(iter(options)).replace("_", "-")
         raise UserError(
-            f"--{next(iter(options)).replace('_', '-')} applies only to the methods drafter and combined, "
+            f"--{first} applies only to the methods drafter and combined, "
             "and neither is measured; give other methods their options after colons "
             "(specdiff:steps=2)"
         )

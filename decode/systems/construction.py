@@ -86,8 +86,7 @@ def load(
         UserError: a file or model can't be found, read or combined, or an option is invalid.
     """
     if not isinstance(target, str | os.PathLike | Target):
-        given = type(target).__name__
-        raise UserError(f"target: must be a hub id, a folder or a GGUF file, not {given}")
+        raise UserError(f"target={target!r:.40}: must be a hub id, a folder or a GGUF file")
     spec = target.spec if isinstance(target, Target) else os.fspath(target)
     if drafter == AUTO:
         drafter = drafter_folders.shipped_for(spec)
@@ -242,7 +241,8 @@ def make_given(system: GivenDrafter, drafters: OpenDrafters) -> Proposer:
     siblings: Siblings | None = None
     verifier = None if system.verifier_name == "auto" else find(system.verifier_name)
     if verifier is not None and "point" not in verifier.laws:
-        nodes, kinds = nodes or 0, ("without_replacement", "iid")
+        nodes = nodes or 0
+        kinds: tuple[Siblings, ...] = ("without_replacement", "iid")
         siblings = next((kind for kind in kinds if kind in verifier.siblings), None)
     check_options(system, drafter)
     if isinstance(drafter, DiffusionDrafter):
@@ -257,8 +257,8 @@ def make_given(system: GivenDrafter, drafters: OpenDrafters) -> Proposer:
 
 def check_options(system: GivenDrafter, drafter: object) -> None:
     """Raises UserError for options that only other drafters have."""
-    steps = system.steps != 1 or system.order != ORDERS[0]
-    if steps and not isinstance(drafter, DiffusionDrafter):
+    stepwise = (system.steps, system.order) != (1, ORDERS[0])
+    if stepwise and not isinstance(drafter, DiffusionDrafter):
         raise UserError("steps and order apply only to standalone diffusion drafters")
     if system.tree_nodes and not isinstance(drafter, BlockDrafter):
         raise UserError("tree_nodes applies only to block drafters")
