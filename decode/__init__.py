@@ -44,3 +44,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'decode' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The API, for completion, although most of it is imported on first use."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -1,5 +1,7 @@
 """`python -m decode.parity --drafter DIR --engine URL`: check that a running server drafts as this
-project's decoder does. (`decode.export` checks exports by themselves, and in transformers.)"""
+project's decoder does.
+
+`decode.export` checks exports by themselves, and in transformers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """`python -m decode.verify`: check that decoding is lossless with a target and a drafter on this
-machine, by the six exact checks of `decode.verification.verdict` on recorded decoding rounds.
+machine.
+
+Six exact checks (`decode.verification.verdict`) read recorded decoding rounds.
 
 The exit code is 1 if a check finds a difference that rounding does not explain; `--replay
 replay.json` then reruns the batch of the first one. `--self-test` plants classic bugs in the

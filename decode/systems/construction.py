@@ -71,7 +71,7 @@ def load(
         dtype, device: of the target: float32, bfloat16 or float16; cpu, cuda or cuda:N.
         draft_tokens: maximum number of tokens to draft ahead; default: the drafter's block size.
         tree_nodes: of block drafters: size of the draft tree; 0 = a chain. Default: by temperature.
-        copying: copy where the text repeats itself. Default: with a trained drafter and no `method`.
+        copying: copy where the text repeats itself. Default: with a drafter and no `method`.
         steps, order: for standalone drafters: number of denoising passes, and the unmasking order.
         drafter_tokenizer: of a standalone drafter whose vocabulary is not the target's: the folder
             or hub id of its tokenizer.
@@ -85,8 +85,7 @@ def load(
         UserError: a file or model can't be found, read or combined, or an option is invalid.
     """
     if not isinstance(target, str | os.PathLike | Target):
-        given = type(target).__name__
-        raise UserError(f"target: must be a hub id, a folder or a GGUF file, not {given}")
+        raise UserError(f"target={target!r:.40}: must be a hub id, a folder or a GGUF file")
     spec = target.spec if isinstance(target, Target) else os.fspath(target)
     drafter = _choose_drafter(drafter, spec, method)
     trained = drafter is not None and drafter not in NO_FOLDERS
@@ -254,8 +253,8 @@ def make_given(system: GivenDrafter, drafters: OpenDrafters) -> Proposer:
 
 def check_options(system: GivenDrafter, drafter: object) -> None:
     """Raises UserError for options that only other drafters have."""
-    steps = system.steps != 1 or system.order != ORDERS[0]
-    if steps and not isinstance(drafter, DiffusionDrafter):
+    stepwise = (system.steps, system.order) != (1, ORDERS[0])
+    if stepwise and not isinstance(drafter, DiffusionDrafter):
         raise UserError("steps and order apply only to standalone diffusion drafters")
     if system.tree_nodes and not isinstance(drafter, BlockDrafter):
         raise UserError("tree_nodes applies only to block drafters")
