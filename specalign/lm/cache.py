@@ -273,8 +273,6 @@ class Parts(NamedTuple):
 
 
 class _SharedSlab(Slab):
-    """One layer of `SharedCache`."""
-
     def __init__(self, owner: SharedCache, layer: int) -> None:
         super().__init__(owner)
         self.layer = layer
@@ -297,6 +295,5 @@ class SharedCache(Cache):
     def __init__(self, caches: Sequence[KVCache], widths: list[int]) -> None:
         self.caches, self.widths = list(caches), widths
         slabs = enumerate(caches[0].slabs)
-        super().__init__(
-            layers=[_SharedSlab(self, i) if isinstance(s, Slab) else s for i, s in slabs]
-        )
+        shared = [_SharedSlab(self, i) if isinstance(s, Slab) else s for i, s in slabs]
+        super().__init__(layers=shared)
