@@ -69,17 +69,10 @@ def _options_of_any(methods: Sequence[Method], config: EvalConfig) -> dict[str, 
     every method reads. Raises UserError where neither is measured."""
     options = dict(config.drafting.given)
     options.pop("draft_tokens", None)
-<<<<<<< HEAD
     unread = [*options, *(["drafter_tokenizer"] if config.drafter_tokenizer else [])]
     if unread and not any(ANY in method.needs for method in methods):
         raise UserError(
             f"--{unread[0].replace('_', '-')} applies only to the methods drafter and combined, "
-=======
-    if options and not any(ANY in method.needs for method in methods):
-        first = next(iter(options)).replace("_", "-")
-        raise UserError(
-            f"--{first} applies only to the methods drafter and combined, "
->>>>>>> s6engine
             "and neither is measured; give other methods their options after colons "
             "(specdiff:steps=2)"
         )
