@@ -1,7 +1,17 @@
 """`python -m decode.verify`: check that decoding is lossless with a target and a drafter on this
 machine.
 
-Six exact checks (`decode.verification.verdict`) read recorded decoding rounds.
+Runs six exact checks on recorded decoding rounds:
+
+    rows         the distribution used in verification equals that of a fresh forward pass without a
+                 cache, processed by transformers
+    proposals    drafts follow the distribution q that is reported with them
+    rule         for any p and q, the verifier's output follows exactly p
+    randomness   every random number comes from the request's own generator and is used once
+    commit       the text consists of the prompt and each round's accepted path and next token, and
+                 ends where it must
+    end_to_end   greedy outputs equal those of plain decoding and of transformers' generate; the
+                 joint distribution of four sampled tokens is p's
 
 The exit code is 1 if a check finds a difference that rounding does not explain; `--replay
 replay.json` then reruns the batch of the first one. `--self-test` plants classic bugs in the
@@ -14,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from decode.cli import Parser, parse_whole, path
-from decode.verification.options import LIMIT, NEW_TOKENS, VerifyConfig
+from decode.verification.pair import LIMIT, NEW_TOKENS, VerifyConfig
 from decode.verification.verdict import read_replay, write_verdict
 from specalign.common.claims import Claim
 from specalign.common.errors import cli
@@ -46,9 +56,9 @@ def parser() -> Parser:
     self_test = "also plant classic bugs in the engine, and report which check catches each"
     replay = "rerun the batch of a replay.json with the options of its run"
     out = Path("runs/verify")
-    written = f"output folder for verdict.md and verdict.json (default {out})"
     add("--self-test", action="store_true", help=self_test)
     add("--replay", type=path, metavar="FILE", help=replay)
+    written = f"output folder for verdict.md and verdict.json (default {out})"
     add("--out", type=path, metavar="DIR", default=out, help=written)
     return p
 
@@ -60,18 +70,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     file, only = given.pop("replay"), ""
     if file is not None:
         options, only = read_replay(file)
-        given = {**options, "self_test": False, "out": given["out"]}
+        paths = {key: Path(options[key]) for key in ("prompts", "data_dir") if options.get(key)}
+        given = {**options, **paths, "self_test": False, "out": given["out"]}
     config = VerifyConfig(**given)
     with Claim(config.out, "--out"):
-        methods, prompts = config.find_methods(), config.load_prompts()
-        from decode.verification.run import open_pair, verify
-        from decode.verification.self_test import plant_all
+        prompts = config.load_prompts()
+        from decode.verification.run import verify
 
-        pair = open_pair(config, *methods, prompts, say)
-        tallies = verify(pair, say, only)
+        tallies, pair = verify(config, prompts, say, only)
         different = any(tally.findings for tally in tallies)
-        tested = plant_all(pair, say) if config.self_test and not different else []
-        say("\n" + write_verdict(config.out, tallies, pair.describe(), vars(config), tested))
+        tested = []
+        if config.self_test and not different:
+            from decode.verification.self_test import plant_all
+
+            tested = plant_all(config, prompts, say)
+        say("\n" + write_verdict(config.out, tallies, pair, vars(config), tested))
     say(f"Verdict: {config.out / 'verdict.md'}")
     if different:
         raise SystemExit(1)

@@ -31,10 +31,10 @@ from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
 from specalign.common.text import say
 from specalign.formats.block import load_drafter
-from specalign.lm.cache import LayerShape
 from specalign.lm.inspection.keys import RotaryTable, plain_rotary
 from specalign.lm.inspection.parts import last_norm, layer_parts
 from specalign.lm.model import Target
+from specalign.lm.slabs import LayerShape
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
 from specalign.models.block_layers import BlockLayer, ConfidenceHead

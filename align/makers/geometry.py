@@ -14,9 +14,9 @@ from transformers.activations import ACT2FN
 from align.config.drafter import DrafterConfig
 from specalign.common.errors import UserError
 from specalign.common.text import say
-from specalign.lm.cache import LayerShape
 from specalign.lm.inspection.keys import RotaryTable, key_rotaries
 from specalign.lm.model import Target
+from specalign.lm.slabs import LayerShape
 
 _INNER = (
     "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "block_ff_dim", "ffn_hidden_dim",

@@ -18,7 +18,7 @@ from specalign.common.hub import model_folder
 from specalign.common.schema import JsonObject, read_config
 from specalign.formats.masked_lm import from_config
 from specalign.formats.sedd_mdlm import read_plan
-from specalign.lm.cache import LayerShape
+from specalign.lm.slabs import LayerShape
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
 from specalign.models.ddit import DDiT

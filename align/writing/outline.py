@@ -16,7 +16,7 @@ from specalign.lm.inspection.anatomy import context_limit, eos_ids
 from specalign.lm.loading import load_target, resolve_folder
 from specalign.lm.model import Target
 from specalign.lm.names import DEBUG
-from specalign.lm.opening import in_one_line, processors_template
+from specalign.lm.opening import cannot_load, processors_template
 
 _SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja", "*.py"]
 
@@ -57,7 +57,7 @@ def outline(recipe: Recipe) -> Outline:
     if isinstance(folder, str):
         folder = model_folder(folder, "target", _SMALL_FILES, revision)
     options: JsonObject = {"trust_remote_code": recipe.target.trust_remote_code}
-    with in_one_line("target", name):
+    try:
         config = AutoConfig.from_pretrained(str(folder), **options)
         tokenizer = open_tokenizer(folder, **options)
         if not getattr(tokenizer, "chat_template", None):
@@ -65,6 +65,8 @@ def outline(recipe: Recipe) -> Outline:
         generation: Any = GenerationConfig.from_model_config(config)
         if (folder / "generation_config.json").is_file():
             generation = GenerationConfig.from_pretrained(str(folder))
+    except Exception as error:  # transformers' errors for broken folders have no common class
+        raise cannot_load("target", name, error) from None
     chat = Chat(dict(recipe.data.template_kwargs), recipe.data.system)
     chat.check(tokenizer, name)
     text_config = config.get_text_config(decoder=True)

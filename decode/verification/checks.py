@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from decode.speculation.drafts import Drafts
-from decode.speculation.sampling import Sampling
+from decode.speculation.sampling import Sampling, make_generator
 from decode.speculation.verifiers import VERIFIERS
-from decode.verification.recording import RecordedRound, Recorder
+from decode.verification.recording import RecordedRequest, RecordedRound, Recorder
 from decode.verification.reference import (
     Reference,
+    dtype_limit,
     end_of,
     interval,
     is_inside,
@@ -37,24 +38,34 @@ def check_rows(recorder: Recorder, reference: Reference, tally: Tally) -> None:
     the text itself in all."""
     rejecting = [one for one in recorder.rounds if len(one.end.accepted) < len(one.proposal)]
     # trees and long rejected paths first
-    rejecting.sort(key=lambda x: (not x.proposal.branches, len(x.end.accepted) - x.proposal.depth))
-    paths = [(one, nodes) for one in rejecting[:ROUNDS] for nodes in _rejected_paths(one)]
-    texts = {one.request: [*one.text, *one.end.accepted] for one in recorder.rounds}
-    wanted = [(text, len(text) + 1 - len(one.asked.prompt)) for one, text in texts.items()]
-    wanted += [(one.text_at(nodes[-1]), len(nodes)) for one, nodes in paths]
-    found = reference.logits(wanted)
-    whole = dict(zip(texts, found, strict=False))
-    starts = [(one, len(one.text) - len(one.request.asked.prompt)) for one in recorder.rounds]
-    fresh = [(one, one.end.rows, whole[one.request][start:]) for one, start in starts]
-    fresh += [(*path, rows_LV) for path, rows_LV in zip(paths, found[len(texts) :], strict=True)]
-    for one, nodes, rows_LV in fresh:
-        tally.place = one.place
-        for node, fresh_V in zip(nodes, rows_LV, strict=False):
-            _check_logits(one, node, fresh_V, reference, tally)
+    rejecting.sort(
+        key=lambda one: (
+            2.0 * one.proposal.branches + (one.proposal.depth - len(one.end.accepted)) / 16
+        ),
+        reverse=True,
+    )
+    paths = {one: _rejected_paths(one) for one in rejecting[:ROUNDS]}
+    texts = {}
     for one in recorder.rounds:
-        tally.place = one.place
-        for node in one.received:
-            _check_processed(one, node, tally)
+        texts[one.request] = [*one.text, *one.end.accepted]
+    first = {request: len(request.asked.prompt) - 1 for request in texts}
+    wanted = [(text, len(text) - first[request]) for request, text in texts.items()]
+    for one, rejected in paths.items():
+        wanted += [(one.text_at(nodes[-1]), len(nodes)) for nodes in rejected]
+    reference.load(wanted)
+    for request, text in texts.items():
+        whole_LV = reference.logits(text, len(text) - first[request])
+        for one in request.rounds:
+            tally.place = one.place
+            fresh_LV = whole_LV[len(one.text) - 1 - first[request] :]
+            rows = dict(zip(one.end.rows, fresh_LV, strict=False))
+            for nodes in paths.get(one, ()):
+                found_LV = reference.logits(one.text_at(nodes[-1]), len(nodes))
+                rows.update(zip(nodes, found_LV, strict=True))
+            for node, wanted_V in rows.items():
+                _check_logits(one, node, wanted_V, reference, tally)
+            for node in {*one.received, *one.chosen}:
+                _check_processed(one, node, tally)
 
 
 def _rejected_paths(one: RecordedRound) -> list[list[int]]:
@@ -67,32 +78,33 @@ def _rejected_paths(one: RecordedRound) -> list[list[int]]:
 
 
 def _check_logits(
-    one: RecordedRound, node: int, fresh_V: Tensor, reference: Reference, tally: Tally
+    one: RecordedRound, node: int, wanted_V: Tensor, reference: Reference, tally: Tally
 ) -> None:
-    a_V, b_V = one.logits_MV[node].double(), fresh_V.double()
+    a_V, b_V = one.logits_MV[node].double(), wanted_V.double()
     gap_V = torch.where(a_V == b_V, 0.0, (a_V - b_V).abs())
     gap = 2 * float(gap_V.nan_to_num(nan=torch.inf).max())  # inf: a token that one has not
-    limit = reference.rounding_limit(one.text_at(node), fresh_V, gap)
+    limit = reference.rounding_limit(one.text_at(node), wanted_V, gap)
+    amplified = gap > dtype_limit(reference.target.dtype, wanted_V)
+    tally.counts["nodes after a text that amplifies rounding"] += amplified
     what = f"the logits of node {node} differ from those of a fresh forward pass"
     tally.measure("logits of a node", gap, limit, what)
 
 
 def _check_processed(one: RecordedRound, node: int, tally: Tally) -> None:
-    """Compare what the rule received at a node with transformers' processors applied to the
-    node's prefix."""
-    request, row_V, got_V = one.request, one.logits_MV[node], one.received[node]
-    prompt, sampling = request.asked.prompt, request.asked.sampling
-    written, eos = one.text_at(node)[len(prompt) :], sorted(request.runner.eos)
-    z_V = scores(row_V, prompt, written, sampling, eos)
-    if sampling.greedy:  # the choice alone
-        best, token = float(z_V.max()), int(got_V)
-        what = f"node {node}: token {token} is not the most probable one"
-        bound = 1e-6 * max(1.0, abs(best))
-        tally.measure(
-            "greedy choice below the largest logit", best - float(z_V[token]), bound, what
-        )
+    """Compare the distribution that the rule received at a node with transformers' processors
+    applied to the node's prefix."""
+    request, row_V = one.request, one.logits_MV[node]
+    count, sampling = len(request.asked.prompt), request.asked.sampling
+    z_V = scores(
+        row_V, one.text[:count], one.text_at(node)[count:], sampling, sorted(request.runner.eos)
+    )
+    if node not in one.received:  # temperature 0: the choice alone
+        best = float(z_V.max())
+        below, bound = best - float(z_V[one.chosen[node]]), 1e-6 * max(1.0, abs(best))
+        what = f"node {node}: token {one.chosen[node]} is not the most probable one"
+        tally.measure("greedy choice below the largest logit", below, bound, what)
         return
-    wanted_V, got_V = law(z_V, sampling), got_V.double()
+    wanted_V, got_V = law(z_V, sampling), one.received[node].double()
     largest = float(row_V.double().masked_fill(~row_V.isfinite(), 0).abs().max())
     bound = 1e-6 + 8 * torch.finfo(torch.float32).eps * largest / sampling.temperature
     distance = float((wanted_V - got_V).abs().sum()) / 2
@@ -119,40 +131,76 @@ def _on_an_edge(z_V: Tensor, wanted_V: Tensor, got_V: Tensor, sampling: Sampling
     return len(missing) == len(extra) and torch.allclose(missing, extra, rtol=1e-6, atol=1e-6)
 
 
-# ---- 4. randomness: whose numbers are used, how often, and what they decide ----
+# ---- 4. randomness ----
 
 
 def check_randomness(recorder: Recorder, tally: Tally) -> None:
-    """Every number comes from the request's own generator, in the order of its seed, and draws
-    once."""
+    """Whose numbers are used, and how often."""
     tally.place = {}
-    for what in recorder.strange:
+    for what in recorder.foreign:
         tally.find(what)
+    own = {request.generator: request for request in recorder.requests}
+    coupled = any(one.verifier == "gumbel" and not one.sampling.greedy for one in recorder.rounds)
+    seeds = Counter(one.sampling.seed for one in recorder.asked)
+    given: Counter[float] = Counter()
+    for call in recorder.calls:
+        request = own.get(call.generator)
+        if request is None:
+            if not coupled:
+                tally.find(f"{call.name} used a generator that belongs to no request")
+            continue
+        tally.place = {"request": request.number}
+        if call.drafting is not None and call.drafting is not request:
+            tally.find(
+                f"request {call.drafting.number} drafted with another request's random numbers"
+            )
+        tally.counts["random numbers"] += call.values.numel()
+        values = call.values.flatten().tolist()
+        given.update(values)
+        fresh = max((given[value] for value in values), default=1) == 1
+        own_seed = seeds[request.asked.sampling.seed] == 1
+        if call.values.dtype == torch.float64 and own_seed and not fresh:
+            tally.find(f"request {request.number} used a random number twice")
     for request in recorder.requests:
         tally.place = {"request": request.number}
-        own = request.generator
-        right = own is None or torch.equal(own.get_state(), request.seeded.get_state())
-        what = f"request {request.number}: something else has moved its generator"
-        tally.expect("streams of requests", right, what)
+        what = f"request {request.number}: its random numbers are not those of its seed, in order"
+        tally.expect("streams of requests", _repeats(recorder, request), what)
     tally.place = {}
-    tally.counts["random numbers used to draw tokens"] += len(recorder.used)
-    if wrong := sum((Counter(recorder.used) - Counter(recorder.given)).values()):
+    used = Counter(value for numbers in recorder.used for value in numbers.flatten().tolist())
+    tally.counts["random numbers used to draw tokens"] += sum(used.values())
+    if wrong := sum((used - given).values()):
         why = "that was already used, or that no request's generator produced"
         tally.find(f"{wrong} tokens were drawn with a random number {why}")
+
+
+def _repeats(recorder: Recorder, request: RecordedRequest) -> bool:
+    """Whether a fresh generator gives the same numbers, and nothing else has moved the
+    request's."""
+    generator = request.generator
+    if generator is None:
+        return True
+    fresh = make_generator(request.asked.sampling.fixed_seed, generator.device)
+    calls = [call for call in recorder.calls if call.generator is generator]
+    right = all(torch.equal(call.again(fresh), call.values) for call in calls)
+    return right and torch.equal(fresh.get_state(), generator.get_state())
 
 
 def check_decisions(recorder: Recorder, tally: Tally) -> None:
     """The outcome of each round is what its distributions and its random numbers decide."""
     for one in recorder.rounds:
         tally.place = one.place
+        if VERIFIERS[one.verifier].lossy:
+            continue
         u_N = [u for x in one.verifying for u in x.flatten().tolist()]
+        drawn = not one.sampling.greedy and one.verifier != "gumbel"
         nodes = len(one.proposal) + 1
         count = 2 if one.by_rule else nodes
-        if one.sampling.greedy or one.verifier == "gumbel":
-            count = len(u_N)
-        if len(u_N) != count or (one.by_rule and len(one.received) != nodes):
-            what = f"a round over {nodes - 1} drafts took {len(u_N)} random numbers, not {count}"
-            tally.find(f"{what}, and its rule received {len(one.received)} distributions")
+        if (one.by_rule or drawn) and len(u_N) != count:
+            tally.find(
+                f"a round over {nodes - 1} drafts took {len(u_N)} random numbers, not {count}"
+            )
+        elif one.by_rule and len(one.received) != nodes:
+            tally.find(f"a rule received {len(one.received)} distributions, not {nodes}")
         elif one.by_rule:
             _check_rule_decision(one, u_N, tally)
         else:
@@ -160,17 +208,20 @@ def check_decisions(recorder: Recorder, tally: Tally) -> None:
 
 
 def _check_rule_decision(one: RecordedRound, u_2: Sequence[float], tally: Tally) -> None:
-    rule, nodes = VERIFIERS[one.verifier].rule, range(len(one.proposal) + 1)
+    rule = VERIFIERS[one.verifier].rule
     assert rule is not None
-    p_1MV = torch.stack([one.received[node] for node in nodes])[None]
+    p_1MV = torch.stack([one.received[m] for m in range(len(one.proposal) + 1)])[None]
     out = rule(p_1MV.clone(), Drafts.of([one.proposal], p_1MV.shape[2]))
     node = one.end.rows[-1]
     rest_V = out.rest_BMV[0, node]
     rest_V = rest_V if float(rest_V.sum()) > 0 else p_1MV[0, node]
     bounds = interval(out.stop_BM[0], node), interval(rest_V, one.end.following)
     right = all(is_inside(*pair) for pair in zip(bounds, u_2, strict=True))
-    what = "the outcome does not follow from the rule and its random numbers"
-    tally.expect("outcomes of rounds", right, what)
+    tally.expect(
+        "outcomes of rounds",
+        right,
+        "the outcome does not follow from the rule and its random numbers",
+    )
 
 
 def _check_own_decision(one: RecordedRound, u_M: Sequence[float], tally: Tally) -> None:
@@ -178,18 +229,19 @@ def _check_own_decision(one: RecordedRound, u_M: Sequence[float], tally: Tally) 
     them."""
     tokens = [*one.end.accepted, one.end.following]
     for depth, (node, token) in enumerate(zip(one.end.rows, tokens, strict=True)):
-        got_V = one.received.get(node)
-        if got_V is None:
-            right = False
-        elif one.sampling.greedy:
-            right = int(got_V) == token
+        if one.sampling.greedy:
+            right = one.chosen.get(node) == token
         elif one.verifier != "gumbel":
-            right = is_inside(interval(got_V, token), u_M[node])
+            right = node in one.received
+            right = right and is_inside(interval(one.received[node], token), u_M[node])
         else:
+            p_V = one.received[node].double().cpu()
             seed = one.request.asked.sampling.fixed_seed
-            values_V = got_V.double().cpu().log() + noise(seed, len(one.text) + depth, len(got_V))
-            right = got_V.device.type != "cpu" or int(values_V.argmax()) == token
-        what = f"token {token} at node {node} does not follow from what was received there"
+            values_V = p_V.log() + noise(seed, len(one.text) + depth, len(p_V))
+            right = one.logits_MV.device.type != "cpu" or int(values_V.argmax()) == token
+        what = (
+            f"token {token} at node {node} does not follow from its distribution and random number"
+        )
         tally.expect("outcomes of rounds", right, what)
     children = [i for i, parent in enumerate(one.proposal.tree) if parent == one.end.rows[-1] - 1]
     if any(int(one.proposal.tokens_K[i]) == one.end.following for i in children):
@@ -219,11 +271,13 @@ def check_commit(recorder: Recorder, target: Target, tally: Tally) -> None:
         eos = target.eos_ids if asked.eos is None else asked.eos
         count, finish, text = end_of(target, tokens, limit, full, eos, asked.stop)
         tally.counts[f"ended by {finish or 'nothing'}"] += 1
-        wanted, found = (tokens[:count], finish, text), (out.tokens, out.finish, out.text)
-        what = f"the text ends with {found[0][-4:]}, by {found[1]!r}, {found[2][-40:]!r}"
-        what += f"; its rounds give {wanted[0][-4:]}, {wanted[1]!r}, {wanted[2][-40:]!r}"
-        tally.expect("texts", found == wanted, what)
+        what = f"the text has {len(out.tokens)} tokens, but its rounds produced {count}"
+        right = tally.expect("texts", out.tokens == tokens[:count], what)
+        if right and (out.finish, out.text) != (finish, text):
+            what = f"it should end by {finish!r} with {text[-40:]!r}"
+            tally.find(f"the text ends by {out.finish!r} with {out.text[-40:]!r}; {what}")
         if request.pieces is not None and "".join(request.pieces) != text:
-            tally.find(f"the streamed pieces are not the text that ends with {text[-40:]!r}")
+            what = f"the text with {text[-40:]!r}"
+            tally.find(f"the streamed pieces end with {''.join(request.pieces)[-40:]!r}, {what}")
         if rounds and len(tokens) - count >= len(rounds[-1].end.accepted) + 1:
             tally.find("a round ran after the end of the text")

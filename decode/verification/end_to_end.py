@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import transformers as hf
@@ -13,11 +14,10 @@ from torch import Tensor
 from decode.engine.decoder import Decoder
 from decode.proposers.base import common_prefix_length
 from decode.speculation.sampling import Sampling
-from decode.verification.proposals import every_outcome
+from decode.verification.proposals import ReusedNumber, TooMany, every_outcome
 from decode.verification.reference import Reference, law, scores
 from decode.verification.verdict import Tally
 
-Masses = dict[tuple[int, ...], float]  # the probability of every text
 LENGTH = 4  # tokens of the joint law
 NEGLIGIBLE, MOVED = 1e-3, 4
 """Allowed total variation of the joint law, and how many times the effect of a perturbation of one
@@ -28,41 +28,47 @@ GENERATED = 2
 most probable one of a forward pass of transformers over the whole text."""
 
 
+def check_plain(
+    plain: Decoder, prompts: Sequence[list[int]], new: int, reference: Reference, tally: Tally
+) -> list[list[int]]:
+    """Plain greedy texts, against transformers' model and its `generate`."""
+    texts = [plain.generate(prompt, max_new_tokens=new).tokens for prompt in prompts]
+    pairs = list(zip(prompts, texts, strict=True))
+    reference.load([([*prompt, *text[:-1]], len(text)) for prompt, text in pairs])
+    for i, (prompt, text) in enumerate(pairs):
+        tally.place = {"prompt": i}
+        right = _is_greedy(prompt, text, reference, tally)
+        what = f"prompt {i}: plain decoding does not write the most probable tokens"
+        tally.expect("greedy texts against a forward pass of transformers", right, what)
+        if i < GENERATED:
+            right = _agree(prompt, text, _generate(reference, prompt, new), reference, tally)
+            what = f"prompt {i}: plain decoding and transformers' generate differ"
+            tally.expect("greedy texts against transformers' generate", right, what)
+    return texts
+
+
 def check_greedy(
     name: str,
     decoder: Decoder,
     prompts: Sequence[list[int]],
+    texts: Sequence[list[int]],
     new: int,
-    plain: Sequence[list[int]],
     reference: Reference,
     tally: Tally,
-) -> list[list[int]]:
-    """Greedy texts, streamed, against plain decoding's; without these, against transformers' model
-    and its `generate`. Returns them."""
-    texts = []
-    for i, prompt in enumerate(prompts):
+) -> None:
+    """Greedy texts with drafts, against plain decoding's."""
+    tally.place = {"method": name}
+    for i, (prompt, plain) in enumerate(zip(prompts, texts, strict=True)):
         tally.place = {"prompt": i, "method": name}
-        where = f"{name}, prompt {i}"
         stream = decoder.stream(prompt, max_new_tokens=new)
         text, out = "".join(stream), stream.output
-        texts.append(out.tokens)
         if text != out.text:
-            tally.find(f"{where}: the streamed pieces are not the text")
-        if plain:
-            against = {"plain decoding's": _agree(prompt, plain[i], out.tokens, reference, tally)}
-        else:
-            right = _is_greedy(prompt, out.tokens, reference, tally)
-            against = {"those of a forward pass of transformers": right}
-        if not plain and i < GENERATED:
-            other = _generate(reference, prompt, new)
-            right = _agree(prompt, out.tokens, other, reference, tally)
-            against["those of transformers' generate"] = right
-        for whose, right in against.items():
-            what = f"{where}: its greedy tokens are not {whose}"
-            tally.expect(f"greedy texts against {whose}", right, what)
+            tally.find(f"{name}, prompt {i}: the streamed pieces are not the text")
+        right = _agree(prompt, plain, out.tokens, reference, tally)
+        what = f"{name}, prompt {i}: the greedy text is not plain decoding's"
+        tally.expect("greedy texts with drafts", right, what)
         tally.counts["tokens drafted"] += sum(out.nodes)
         tally.counts["drafted tokens accepted"] += sum(out.accepted)
-    return texts
 
 
 def _agree(
@@ -77,7 +83,7 @@ def _agree(
 
 def _is_greedy(prompt: list[int], text: list[int], reference: Reference, tally: Tally) -> bool:
     """Whether each token is the most probable one, or as probable but for rounding."""
-    (rows_LV,) = reference.logits([([*prompt, *text[:-1]], len(text))])
+    rows_LV = reference.logits([*prompt, *text[:-1]], len(text))
     for at, (z_V, token) in enumerate(zip(rows_LV, text, strict=True)):
         gap = float(z_V.max() - z_V[token])
         if gap > reference.rounding_limit([*prompt, *text[:at]], z_V, gap):
@@ -86,19 +92,22 @@ def _is_greedy(prompt: list[int], text: list[int], reference: Reference, tally: 
     return True
 
 
-@torch.no_grad()
 def _generate(reference: Reference, prompt: Sequence[int], new: int) -> list[int]:
     """The greedy output of transformers' own `generate`."""
-    target, model = reference.target, reference.model
+    target = reference.target
+    tokens_1L = torch.tensor([list(prompt)], device=target.device)
     config = hf.GenerationConfig(
         max_new_tokens=min(new, target.context_limit - len(prompt)),
         do_sample=False,
         eos_token_id=list(target.eos_ids) or None,
         pad_token_id=(target.eos_ids or (0,))[0],
     )
-    tokens_1L = torch.tensor([list(prompt)], device=target.device)
-    mask_1L = torch.ones_like(tokens_1L)
-    found: Tensor = model.generate(tokens_1L, generation_config=config, attention_mask=mask_1L)
+    if target.never_V is not None and bool(target.never_V.any()):
+        config.suppress_tokens = target.never_V.nonzero()[:, 0].tolist()
+    model: Any = reference.model
+    with torch.no_grad():
+        mask = torch.ones_like(tokens_1L)
+        found = model.generate(tokens_1L, generation_config=config, attention_mask=mask)
     return found[0, len(prompt) :].tolist()
 
 
@@ -112,35 +121,60 @@ def check_joint_law(
 ) -> None:
     """The joint law of `LENGTH` tokens. `sampling`: with a small top-k, so that there are few."""
     tally.place = {"method": name}
-    eos_ids = reference.target.eos_ids
 
     def run() -> tuple[int, ...]:
         return tuple(decoder.generate(prompt, max_new_tokens=LENGTH, sampling=sampling).tokens)
 
-    def follow(text: tuple[int, ...], row_V: Tensor) -> Tensor:
-        return law(scores(row_V, prompt, text, sampling, eos_ids), sampling)
-
-    runs = every_outcome(run, MOST_RUNS)
-    if runs is None:
+    try:
+        runs = every_outcome(run, MOST_RUNS)
+    except ReusedNumber:
+        tally.find(f"{name}: two draws used the same random number")
+        return
+    except TooMany:
         tally.counts["joint distributions with too many outcomes"] += 1
         return
     tally.counts["runs of the engine"] += len(runs)
-    found: Masses = defaultdict(float)
+    found: dict[tuple[int, ...], float] = defaultdict(float)
     for weight, tokens in runs:
         found[tokens] += weight
-    wanted: Masses = {(): 1.0}
-    prefixes: Masses = {}  # texts that have not ended
-    for _ in range(LENGTH):
-        going = {text: wanted[text] for text in wanted if not text or text[-1] not in eos_ids}
-        prefixes |= going
-        rows = reference.logits([([*prompt, *text], 1) for text in going])
-        for text, (row_V,) in zip(going, rows, strict=True):
-            mass, p_V = wanted.pop(text), follow(text, row_V)
-            wanted |= {(*text, i): mass * float(p_V[i]) for i in p_V.nonzero()[:, 0].tolist()}
-    away = sum(abs(found[x] - wanted.get(x, 0.0)) for x in {*found, *wanted}) / 2
+    wanted, going = _joint_law(prompt, reference, sampling)
+    away = sum(abs(found.get(x, 0.0) - wanted.get(x, 0.0)) for x in {*found, *wanted}) / 2
     bound = NEGLIGIBLE
-    for text, mass in prefixes.items() if away > NEGLIGIBLE else ():
-        p_V, *others = (follow(text, row_V) for row_V in reference.perturb([*prompt, *text]))
-        bound += MOVED * mass * max(float((p_V - x_V).abs().sum()) / 2 for x_V in others)
+    if away > NEGLIGIBLE:
+        bound += MOVED * _moved(prompt, going, reference, sampling)
     what = f"{name}: the joint distribution of {LENGTH} tokens is not the target's"
     tally.measure(f"joint distribution of {LENGTH} tokens, total variation", away, bound, what)
+
+
+Masses = dict[tuple[int, ...], float]
+
+
+def _joint_law(
+    prompt: list[int], reference: Reference, sampling: Sampling
+) -> tuple[Masses, Masses]:
+    """The target's joint law of `LENGTH` tokens; and the mass of each text that has not ended."""
+    eos_ids = reference.target.eos_ids
+    law_of: Masses = {(): 1.0}
+    all_going: Masses = {}
+    for _ in range(LENGTH):
+        going = {text: m for text, m in law_of.items() if not text or text[-1] not in eos_ids}
+        law_of = {text: m for text, m in law_of.items() if text not in going}
+        all_going.update(going)
+        reference.load([([*prompt, *text], 1) for text in going])
+        for text, mass in going.items():
+            logits_V = reference.logits([*prompt, *text], 1)[0]
+            p_V = law(scores(logits_V, prompt, text, sampling, eos_ids), sampling)
+            for token in p_V.nonzero()[:, 0].tolist():
+                law_of[(*text, token)] = mass * float(p_V[token])
+    return law_of, all_going
+
+
+def _moved(prompt: list[int], going: Masses, reference: Reference, sampling: Sampling) -> float:
+    """How far a perturbation of one epsilon moves the joint law, in total variation."""
+    total = 0.0
+    for text, mass in going.items():
+        rows: list[Tensor] = reference.perturb([*prompt, *text])
+        eos_ids = reference.target.eos_ids
+        p_V, *others = (law(scores(z_V, prompt, text, sampling, eos_ids), sampling) for z_V in rows)
+        total += mass * max(float((p_V - other_V).abs().sum()) / 2 for other_V in others)
+    return total

@@ -1,44 +1,45 @@
-"""Check 2: all proposals that a request may draft, enumerated. In place of each random draw every
-token that it may give is tried. Verified by ratio under random tables of p, all proposals together
-have to give exactly p: they do if each drafted token follows the q that is reported with it. And
-the draws of recorded rounds, whatever their options."""
+"""Check 2: the random draws of a proposal, enumerated. In place of each draw every token that it
+may give is tried, so that the probability of every proposal is known exactly and can be compared
+with the q that is reported. And the draws of recorded rounds, whatever their options."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from decode.engine.engine import RequestRunner
-from decode.speculation import sampling, verification, verifiers
-from decode.speculation.drafts import Drafts, normalise
-from decode.speculation.proposal import DraftProbs, Proposal
-from decode.speculation.rules import Outcomes, fall_back_to_p
-from decode.speculation.tree import path_to
+from decode.speculation import sampling as sampling_module
+from decode.speculation import verification, verifiers
+from decode.speculation.proposal import Proposal
+from decode.verification.cases import drafts_so
 from decode.verification.recording import Recorder
 from decode.verification.reference import NEAR, interval, is_inside
-from decode.verification.requests import drafts_so
 from decode.verification.verdict import Tally
 
 Result = TypeVar("Result")
-Weighted = list[tuple[float, Result]]  # results with their probabilities
+Row = dict[int, float]  # token → probability
 EXACT = 1e-5
+SAME = 1e-4  # probabilities of one row differ by less: a context read in parts rounds differently
 MOST_OUTCOMES = 128
 FEW, SIBLINGS = 2, 3  # top-k of enumerated proposals, and of those of one level, all siblings
 LEVELS = 3  # draft tokens along a path of an enumerated proposal
-TABLES = 3  # random tables of p
 
 
-class Unsteady(Exception):
-    """Another run than the last one: it cannot be enumerated."""
+class TooMany(Exception):
+    """More outcomes than are enumerated, or other ones at every run."""
+
+
+class ReusedNumber(Exception):
+    """One random number serves two draws."""
 
 
 class Choices:
@@ -49,46 +50,51 @@ class Choices:
         self.script, self.place = script, 0
         self.weight = 1.0
         self.widths: list[int] = []
+        self.numbers: set[float] = set()
 
     def draw_at(self, weights: Tensor, u: Tensor) -> Tensor:
+        numbers = u.flatten().tolist()
+        if self.numbers & {*numbers} or len({*numbers}) < len(numbers):
+            raise ReusedNumber
+        self.numbers.update(numbers)
         rows = weights.reshape(-1, weights.shape[-1]).double()
-        return torch.stack([self._choose(row_V) for row_V in rows]).reshape(weights.shape[:-1])
+        found = [self._choose(row_V) for row_V in rows / rows.sum(-1, keepdim=True)]
+        return torch.stack(found).reshape(weights.shape[:-1])
 
     def _choose(self, row_V: Tensor) -> Tensor:
         support = row_V.nonzero()[:, 0]
-        if not len(support):  # nothing is left to draw: any token, which no verifier accepts
-            return torch.zeros_like(row_V[0], dtype=torch.int64)
         if self.place == len(self.script):
             self.script.append(0)
         if self.script[self.place] >= len(support):
-            raise Unsteady
+            raise TooMany  # another run than the last one: it cannot be enumerated
         token = support[self.script[self.place]]
         self.widths.append(len(support))
         self.place += 1
-        self.weight *= float(row_V[token] / row_V.sum())
+        self.weight *= float(row_V[token])
         return token
 
 
 def every_outcome(
     run: Callable[[], Result], most: int, even: bool = False
-) -> Weighted[Result] | None:
-    """(probability, result) of a function for everything that its draws may give; None if there are
-    more than `most`. `even`: every run draws equally often, so the first one shows how many."""
-    found: Weighted[Result] = []
+) -> list[tuple[float, Result]]:
+    """(probability, result) of a function for everything that its draws may give. `even`: every run
+    draws equally often, so the first one shows how many outcomes there are.
+
+    Raises:
+        TooMany, ReusedNumber.
+    """
+    found: list[tuple[float, Result]] = []
     script: list[int] = []
     while True:
         choices = Choices(script)
         with ExitStack() as stack:
-            for module in (sampling, verification, verifiers):
+            for module in (sampling_module, verification, verifiers):
                 stack.enter_context(mock.patch.object(module, "draw_at", choices.draw_at))
             stack.enter_context(mock.patch.object(verifiers, "_chains_in_c", lambda *_: None))
-            try:
-                result = run()
-            except Unsteady:
-                return None
+            result = run()
         found.append((choices.weight, result))
         if len(found) > most or (even and math.prod(choices.widths) > most):
-            return None
+            raise TooMany
         del script[choices.place :]
         while script and script[-1] + 1 == choices.widths[len(script) - 1]:
             script.pop()
@@ -97,67 +103,11 @@ def every_outcome(
         script[-1] += 1
 
 
-def random_rows(count: int, V: int, generator: torch.Generator) -> Tensor:
-    """Random distributions, (count, V) fp64, sharp and flat, some entries exactly zero."""
-    weights = torch.rand(count, V, dtype=torch.float64, generator=generator) ** 3 + 1e-3
-    weights[torch.rand(count, V, generator=generator) < 0.3] = 0
-    weights[weights.sum(1) == 0, 0] = 1
-    return normalise(weights)
-
-
-class TargetTables:
-    """Random p after every prefix of up to K tokens: `p[d][prefix]` is the row after d tokens.
-    `greedy`: one-hot rows."""
-
-    def __init__(self, V: int, K: int, seed: int, greedy: bool = False) -> None:
-        self.V = V
-        generator = torch.Generator().manual_seed(seed)
-        self.p = [random_rows(V**d, V, generator).view((V,) * (d + 1)) for d in range(K + 1)]
-        if greedy:
-            self.p = [F.one_hot(p.argmax(-1), V).double() for p in self.p]
-        self.joint = self.continued(torch.ones((), dtype=torch.float64))
-
-    def continued(self, mass: Tensor) -> Tensor:
-        """The joint law of K + 1 tokens whose first ones have the law `mass`, (V,) * d."""
-        for p in self.p[mass.dim() :]:
-            mass = mass[..., None] * p
-        return mass
-
-    def rows(self, proposal: Proposal) -> Tensor:
-        """p at the root and after every node, (M, V)."""
-        return torch.stack([self.p[len(path)][path] for path in paths_of(proposal)])
-
-    def outcomes(self, verifier: str, proposals: Sequence[Proposal]) -> tuple[Outcomes, Tensor]:
-        """What a verifier's rule makes of proposals in one batch, and p (B, M, V)."""
-        rule, size = verifiers.find(verifier).rule, max(len(x) for x in proposals)
-        assert rule is not None
-        p_BMV = torch.stack([F.pad(self.rows(x), (0, 0, 0, size - len(x))) for x in proposals])
-        return rule(p_BMV.clone(), Drafts.of(proposals, self.V)), p_BMV
-
-    def distance(self, verifier: str, proposals: Weighted[Proposal], other: float = 0) -> float:
-        """Total variation between p and the joint law that all proposals give. `other`:
-        the probability that nothing is drafted by chance, and p itself comes out."""
-        out, p_BMV = self.outcomes(verifier, [x for _, x in proposals])
-        next_BMV = normalise(fall_back_to_p(out.rest_BMV, p_BMV)) * out.stop_BM[..., None]
-        laws = [torch.zeros_like(p) for p in self.p]
-        for (weight, proposal), next_MV in zip(proposals, next_BMV, strict=True):
-            for path, next_V in zip(paths_of(proposal), next_MV, strict=False):
-                laws[len(path)][path] += weight * next_V
-        law = sum((self.continued(law) for law in laws), other * self.joint)
-        return float((law - self.joint).abs().sum()) / 2
-
-
-def paths_of(proposal: Proposal) -> list[tuple[int, ...]]:
-    """The drafted tokens up to the root, and up to every node."""
-    tokens, tree = proposal.tokens_K.tolist(), proposal.tree
-    return [tuple(tokens[i] for i in path_to(tree, node)) for node in range(len(tokens) + 1)]
-
-
-def check_proposals(runner: RequestRunner, tally: Tally, name: str) -> None:
-    """Enumerate what a request, which is then given up, would draft now, at a small top-k."""
+def check_proposal_of(runner: RequestRunner, tally: Tally, name: str) -> None:
+    """Enumerate what a request would draft now, at a small top-k. The request is left as it was."""
     tally.place = {"method": name}
     session, request, drafter = runner.session, runner.request, runner.drafter
-    sampling, room = request.sampling, min(LEVELS, runner.limit - len(runner.out.tokens) - 1)
+    room = min(LEVELS, runner.limit - len(runner.out.tokens) - 1)
     if session is None or drafter is None or room < 1:
         return
     restore = _snapshot(runner)
@@ -166,17 +116,28 @@ def check_proposals(runner: RequestRunner, tally: Tally, name: str) -> None:
         restore()
         return session.propose(min(levels, drafter.draft_tokens))
 
-    for top_k, most in ((FEW, room), (SIBLINGS, 1)):
-        request.sampling = replace(sampling, top_k=top_k)
-        runs = (partial(propose, levels) for levels in range(most, 0, -1))
-        tried = (every_outcome(run, MOST_OUTCOMES, even=True) for run in runs)
-        outcomes = next((found for found in tried if found is not None), None)
-        if outcomes is None:
-            tally.counts["proposals with too many outcomes"] += top_k == FEW
+    sampling = request.sampling
+    try:
+        if sampling.greedy or request.noise is not None:
+            first, second = propose(room), propose(room)
+            alike = first is None or second is None or _are_alike(first, second)
+            what = f"{name}: two proposals for the same text differ, although nothing is drawn"
+            tally.expect("chosen proposals, drafted twice", alike, what)
             return
-        judge(outcomes, tally, name)
-        if not any(proposal is not None and proposal.siblings for _, proposal in outcomes):
-            return
+        for top_k, most in ((FEW, room), (SIBLINGS, 1)):
+            request.sampling = replace(sampling, top_k=top_k)
+            outcomes = _enumerate(propose, most)
+            if outcomes is None:
+                tally.counts["proposals with too many outcomes"] += top_k == FEW
+                return
+            judge(outcomes, tally, name)
+            if not any(proposal is not None and proposal.siblings for _, proposal in outcomes):
+                return
+    except ReusedNumber:
+        tally.find(f"{name}: two drafts of a proposal used the same random number")
+    finally:
+        request.sampling = sampling
+        restore()
 
 
 def _snapshot(runner: RequestRunner) -> Callable[[], None]:
@@ -197,33 +158,82 @@ def _snapshot(runner: RequestRunner) -> Callable[[], None]:
     return restore
 
 
-def judge(outcomes: Weighted[Proposal | None], tally: Tally, name: str) -> None:
-    """What the rules make of all proposals together follows p, under random tables of p."""
-    tally.counts["proposals enumerated"] += len(outcomes)
-    drawn = [(weight, x) for weight, x in outcomes if x is not None and x.q is not None]
-    if not drawn:
-        return
-    ids_V = torch.cat([x.tokens_K for _, x in drawn]).unique()
-    few = [(weight, _over(x, ids_V)) for weight, x in drawn]
-    verifier = "hybrid" if drawn[0][1].law == "unmasked" else "traversal"
-    for seed in range(1, TABLES + 1):
-        tables = TargetTables(1 + len(ids_V), max(x.depth for _, x in drawn), seed)
-        away = tables.distance(verifier, few, 1 - sum(weight for weight, _ in drawn))
-        what = f"{name}: its drafts do not follow their q, so the output does not follow p"
-        if not tally.measure("output of all proposals, total variation", away, EXACT, what):
+def _enumerate(
+    propose: Callable[[int], Proposal | None], most: int
+) -> list[tuple[float, Proposal | None]] | None:
+    """All proposals of as many levels as can be enumerated; None if there are none."""
+    for levels in range(most, 0, -1):
+        try:
+            return every_outcome(partial(propose, levels), MOST_OUTCOMES, even=True)
+        except TooMany:
+            continue
+    return None
+
+
+def _are_alike(one: Proposal, other: Proposal) -> bool:
+    """The same drafts, as far as both go: their number may depend on the clock."""
+    count = min(len(one), len(other))
+    same = torch.equal(one.tokens_K[:count], other.tokens_K[:count])
+    return same and one.tree[:count] == other.tree[:count]
+
+
+def judge(outcomes: Sequence[tuple[float, Proposal | None]], tally: Tally, name: str) -> None:
+    """Compare the distribution of each drafted token, given what was drawn before it, with its
+    q."""
+    mass: dict[Any, Row] = defaultdict(lambda: defaultdict(float))
+    wanted: dict[Any, Row] = {}
+    known: list[Row] = []
+    total = sum(weight for weight, _ in outcomes)
+    what = f"{name}: the probabilities of its proposals do not sum to 1"
+    tally.measure(
+        "total probability of all proposals, distance from 1", abs(total - 1), EXACT, what
+    )
+    for weight, proposal in outcomes:
+        if proposal is None or proposal.q is None or weight == 0:
+            tally.counts["chosen proposals"] += 1
+            continue
+        tokens, tree = proposal.tokens_K.tolist(), proposal.tree
+        steps = [0] * len(tokens) if proposal.steps_K is None else proposal.steps_K.tolist()
+        rows = [_support(proposal, i) for i in range(len(tokens))]
+        # a token that was unmasked before an earlier one is tested as a point mass, without its q
+        tested = [i for i in range(len(tokens)) if steps[i] >= max(steps[: i + 1])]
+        for i in tested:
+            seen = tuple(_number(rows[j], known) for j in tested if j <= i)
+            key = (tree[: i + 1], tuple(tokens[:i]), seen, tuple(steps[: i + 1]))
+            mass[key][tokens[i]] += weight
+            without = proposal.siblings == "without_replacement"
+            gone = {tokens[j] for j in range(i) if without and tree[j] == tree[i]}
+            wanted[key] = {token: q for token, q in rows[i].items() if token not in gone}
+    for key, counts in mass.items():
+        away = _distance(counts, wanted[key])
+        what = f"{name}: draft {len(key[1]) + 1} after {list(key[1])} does not follow its q"
+        if not tally.measure("drafted token against its q, total variation", away, EXACT, what):
             return
 
 
-def _over(proposal: Proposal, ids_V: Tensor) -> Proposal:
-    """The proposal over these tokens, and all others as one."""
+def _distance(a: Row, b: Row) -> float:
+    """Total variation between two distributions, normalised; 0 where nothing is left of one."""
+    whole, share = sum(a.values()), sum(b.values())
+    if share <= 0:
+        return 0.0
+    return sum(abs(a.get(t, 0.0) / whole - b.get(t, 0.0) / share) for t in {*a, *b}) / 2
+
+
+def _support(proposal: Proposal, i: int) -> Row:
     assert proposal.q is not None
-    own = proposal.q.ids
-    q_KV = proposal.q.dense(1 + int(torch.cat([ids_V] if own is None else [ids_V, own]).max()))
-    few_KV = q_KV[:, ids_V].double().cpu()
-    rest_K1 = 1 - few_KV.sum(1, keepdim=True)
-    q = DraftProbs(torch.cat((few_KV, rest_K1.masked_fill(rest_K1 < EXACT, 0.0)), 1))
-    tokens_K = torch.searchsorted(ids_V, proposal.tokens_K).cpu()
-    return replace(proposal, tokens_K=tokens_K, q=q)
+    row = proposal.q.probs[i]
+    columns = row.nonzero()[:, 0]
+    ids = columns if proposal.q.ids is None else proposal.q.ids[columns]
+    return dict(zip(ids.tolist(), row[columns].tolist(), strict=True))
+
+
+def _number(row: Row, known: list[Row]) -> int:
+    """The place of a distribution among those seen, up to rounding; a new one is appended."""
+    for number, other in enumerate(known):
+        if all(abs(row.get(t, 0.0) - other.get(t, 0.0)) < SAME for t in {*row, *other}):
+            return number
+    known.append(row)
+    return len(known) - 1
 
 
 def check_drafts(recorder: Recorder, tally: Tally) -> None:
@@ -241,7 +251,8 @@ def _check_drawn(proposal: Proposal, numbers: Sequence[Tensor], tally: Tally) ->
     if not u_K and bool((proposal.q.probs.amax(1) == 1).all()):  # copies
         return
     if len(u_K) != len(proposal):
-        tally.find(f"{len(proposal)} drafts used {len(u_K)} random numbers: each needs one")
+        what = "each proposed draft needs exactly one"
+        tally.find(f"{len(proposal)} drafts used {len(u_K)} random numbers: {what}")
         return
     columns_K, ids = proposal.tokens_K, proposal.q.ids
     if ids is not None:
@@ -258,7 +269,9 @@ def _check_drawn(proposal: Proposal, numbers: Sequence[Tensor], tally: Tally) ->
         u_K = _match(bounds, u_K)  # drawn in another order than they stand
     for k, u in enumerate(u_K):
         what = f"draft {k + 1} does not follow from its q and random number"
-        tally.expect("drafts recomputed from q and random number", is_inside(bounds[k], u), what)
+        tally.expect(
+            "drafted tokens recomputed from q and random number", is_inside(bounds[k], u), what
+        )
 
 
 def _match(bounds: Sequence[tuple[float, float]], numbers: Sequence[float]) -> list[float]:

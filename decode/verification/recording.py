@@ -1,12 +1,13 @@
 """Records decoding: every round as the verifier received it, and every random number.
 Recording changes no result.
 
-The recorder replaces functions of the engine, and torch's random operators, for as long as it is
-entered. Production code does not depend on it.
+The recorder replaces attributes of the engine's modules, and torch's random operators, for as long
+as it is entered. Production code does not depend on it.
 """
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,24 +25,34 @@ from decode.engine.decoder import Decoder
 from decode.engine.engine import RequestRunner
 from decode.speculation import sampling as sampling_module
 from decode.speculation import verification, verifiers
-from decode.speculation.sampling import make_generator
+from decode.speculation.proposal import Proposal
 from decode.speculation.tree import path_to
 from decode.speculation.verification import Outcome, Round
-from decode.verification.requests import Asked
+from decode.verification.batches import Asked
 
 Original = Callable[..., Any]  # the watched function, as it was
 RANDOM = (
-    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal",
-    "multinomial", "bernoulli", "poisson", "uniform_", "normal_", "bernoulli_", "exponential_",
-    "random_", "geometric_", "cauchy_", "log_normal_",
+    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like",
+    "multinomial", "bernoulli", "normal", "poisson", "uniform_", "normal_", "bernoulli_",
+    "exponential_", "random_", "geometric_", "cauchy_", "log_normal_",
 )  # fmt: skip
+"""torch's random operators, by name."""
+
+
+@dataclass
+class RandomCall:
+    """One random operator. `drafting`: the request whose proposal asked for it, if one did."""
+
+    name: str
+    again: Callable[[torch.Generator], Tensor]
+    generator: torch.Generator | None
+    values: Tensor
+    drafting: RecordedRequest | None
 
 
 @dataclass(eq=False)
 class RecordedRequest:
-    """One request. pieces: those of its text where it is streamed. generator, seeded: its own, and
-    one of its seed that gives every number again. drawn: the random numbers of its present
-    draft."""
+    """One request. pieces: those of its text where it is streamed."""
 
     number: int
     asked: Asked
@@ -48,28 +60,27 @@ class RecordedRequest:
     pieces: list[str] | None
     rounds: list[RecordedRound] = field(default_factory=list)
     generator: torch.Generator | None = None
-    seeded: torch.Generator = field(default_factory=torch.Generator)
-    drawn: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class RecordedRound:
     """One round of one request, after `text`. received: node (0 = the root) → the distribution (V,)
-    that the rule, or the draw at that node, received; at temperature 0 the token that was chosen
-    there. drafting, verifying: the random numbers of the round."""
+    that the rule, or the draw at that node, received. chosen: node → the target's own token there,
+    of rounds without a rule. drafting, verifying: the random numbers of the round."""
 
     request: RecordedRequest
     text: list[int]
     round: InitVar[Round]
+    logits_MV: Tensor
     drafting: list[Tensor]
     received: dict[int, Tensor] = field(default_factory=dict)
+    chosen: dict[int, int] = field(default_factory=dict)
     verifying: list[Tensor] = field(default_factory=list)
     end: Outcome = Outcome([], 0, [])
 
     def __post_init__(self, round: Round) -> None:
         self.proposal, self.verifier = round.proposal, round.verifier
         self.sampling, self.by_rule = round.sampling, round.by_rule
-        self.logits_MV = round.logits_MV.clone()  # verification overwrites them
 
     @property
     def place(self) -> dict[str, int]:
@@ -84,25 +95,29 @@ class RecordedRound:
         return [*self.text, *(int(self.proposal.tokens_K[i]) for i in self.path(node))]
 
 
-class Recorder(ExitStack):
+class Recorder:
     """Context manager that records everything a decoder runs.
 
     Args:
         asked: the requests, in their order. Every second one is streamed.
+        before_draft: called with each request before it drafts.
     """
 
-    def __init__(self, asked: Sequence[Asked]) -> None:
-        super().__init__()
-        self.asked = asked
+    def __init__(
+        self, asked: Sequence[Asked], before_draft: Callable[[RecordedRequest], object]
+    ) -> None:
+        self.asked, self.before_draft = asked, before_draft
         self.requests: list[RecordedRequest] = []
         self.rounds: list[RecordedRound] = []
-        self.given: list[float] = []  # random numbers of requests' own generators
-        self.used: list[float] = []  # those at which tokens were drawn
-        self.strange: list[str] = []  # random numbers that are not those of a request's seed
-        self._waiting: list[RecordedRequest] = []  # those of the next rounds, in their order
+        self.calls: list[RandomCall] = []
+        self.used: list[Tensor] = []  # the numbers at which tokens were drawn
+        self.foreign: list[str] = []  # what used random numbers that belong to no request
+        self._owners: dict[int, tuple[Round, RecordedRequest]] = {}
         self._open: dict[int, RecordedRound] = {}
-        self._rows: list[tuple[RecordedRound | None, int]] = []  # round and node of coming rows
+        self._drawing: list[tuple[RecordedRound, int]] = []
         self._drafting: RecordedRequest | None = None
+        self._verified = 0
+        self._stack = ExitStack()
         self._thread = threading.get_ident()
 
     def __enter__(self) -> Recorder:
@@ -112,21 +127,26 @@ class Recorder(ExitStack):
             (RequestRunner, "make_round", self._make_round),
             (RequestRunner, "prefill", self._make_round),
             (engine_module, "verify_rounds", self._verify),
-            (verification, "_apply_rule", self._process),
-            (verification, "_choose_greedily", self._process),
+            (verification, "run_verifier", self._run_verifier),
             (verification, "_sampler", self._make_sampler),
-            (verification, "probs", self._note_rows),
-            (verification, "best", self._note_rows),
-            (verification, "draw_at", self._note_numbers),
+            (verification, "draw_at", self._draw_at),
             (verifiers, "draw_at", self._note_numbers),
             (sampling_module, "draw_at", self._note_numbers),
+            (verification, "_couple_token", self._couple),
+            (verification, "_known_outcome", self._choose),
         ):
             self._replace(owner, name, watch)
         for name in RANDOM:
             for module in (torch, Tensor):
                 if hasattr(module, name):
                     self._replace(module, name, partial(self._note_random, name))
+        self._shared = _shared_states()
         return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+        after = _shared_states()
+        self.foreign += [f"{name} was used" for name in after if after[name] != self._shared[name]]
 
     def _replace(self, owner: Any, name: str, watch: Original) -> None:
         """Call `watch(original, *arguments)` in place of a function."""
@@ -137,9 +157,7 @@ class Recorder(ExitStack):
                 return original(*args, **kwargs)
             return watch(original, *args, **kwargs)
 
-        self.enter_context(mock.patch.object(owner, name, call))
-
-    # ---- rounds ----
+        self._stack.enter_context(mock.patch.object(owner, name, call))
 
     def _make_runner(self, original: Original, *args: Any) -> RequestRunner:
         number = len(self.requests)
@@ -153,8 +171,11 @@ class Recorder(ExitStack):
         return next(one for one in self.requests if one.runner is runner)
 
     def _draft(self, original: Original, runner: RequestRunner) -> Any:
-        self._drafting = self._of(runner)
-        self._drafting.drawn = []
+        request = self._of(runner)
+        calls, used = len(self.calls), len(self.used)
+        self.before_draft(request)
+        del self.calls[calls:], self.used[used:]  # its draws are not the request's
+        self._drafting = request
         try:
             return original(runner)
         finally:
@@ -162,76 +183,103 @@ class Recorder(ExitStack):
 
     def _make_round(self, original: Original, runner: RequestRunner, *args: Any) -> Round:
         made: Round = original(runner, *args)
-        request, own = self._of(runner), runner.request.generator
-        if request.generator is None:
-            request.generator = own
-            request.seeded = make_generator(request.asked.sampling.fixed_seed, own.device)
-        if made.generator is not own:
-            what = "a round was verified with another generator than its own"
-            self.strange.append(f"request {request.number}: {what}")
-        self._waiting.append(request)
+        request = self._of(runner)
+        self._owners[id(made)] = made, request
+        request.generator = request.generator or runner.request.generator
         return made
 
     def _verify(self, original: Original, rounds: Sequence[Round]) -> list[Outcome]:
-        for one, request in zip(rounds, self._waiting, strict=True):
-            text = list(request.runner.request.tokens)
-            self._open[id(one)] = RecordedRound(request, text, one, request.drawn)
+        first = len(self.calls)
+        drafted = self.calls[self._verified : first]
+        for one in rounds:
+            _, request = self._owners.pop(id(one))
+            if one.generator is not request.generator:
+                what = "a round was verified with another generator than its own"
+                self.foreign.append(f"request {request.number}: {what}")
+            text, logits_MV = list(request.runner.request.tokens), one.logits_MV.clone()
+            numbers = [call.values for call in drafted if call.drafting is request]
+            self._open[id(one)] = RecordedRound(request, text, one, logits_MV, numbers)
+        fresh = list(self._open.values())
         outcomes: list[Outcome] = original(rounds)
-        for made, outcome in zip(self._open.values(), outcomes, strict=True):
+        calls = self.calls[first:]
+        for made, outcome in zip(fresh, outcomes, strict=True):
+            own = made.request.generator
+            made.verifying = [call.values for call in calls if call.generator is own]
             made.end = outcome
             made.request.rounds.append(made)
-            self.rounds.append(made)
         self._open.clear()
-        self._waiting.clear()
+        self._verified = len(self.calls)
+        self.rounds += fresh
         return outcomes
 
-    # ---- what a rule, or the draw at a node, receives; a drafter's own rounds are not open ----
+    # ---- what a rule, or the draw at a node, receives ----
 
-    def _process(self, original: Original, group: Sequence[Round]) -> Any:
-        rounds = [(self._open.get(id(one)), len(one.logits_MV)) for one in group]
-        self._rows = [(one, node) for one, count in rounds for node in range(count)]
-        return original(group)
+    def _run_verifier(
+        self, original: Original, name: str, proposals: Any, p_BMV: Tensor, *more: Any
+    ) -> Any:
+        p_of = {id(proposal): p_MV for proposal, p_MV in zip(proposals, p_BMV, strict=True)}
+        for one in self._open.values():
+            if id(one.proposal) in p_of:
+                rows_MV = p_of[id(one.proposal)][: len(one.proposal) + 1]
+                one.received = dict(enumerate(rows_MV.clone()))
+        return original(name, proposals, p_BMV, *more)
 
     def _make_sampler(self, original: Original, group: Sequence[Round]) -> Any:
         sample = original(group)
 
-        def sample_and_note(asked: list[tuple[int, int]]) -> Any:
-            self._rows = [(self._open.get(id(group[b])), node) for b, node in asked]
-            return sample(asked)
+        def sample_and_note(asked: list[tuple[int, int]]) -> Tensor:
+            opened = [(self._open.get(id(group[b])), node) for b, node in asked]
+            self._drawing = [(one, node) for one, node in opened if one is not None]
+            tokens: Tensor = sample(asked)
+            for (one, node), token in zip(self._drawing, tokens.tolist(), strict=False):
+                one.chosen[node] = token
+            self._drawing = []
+            return tokens
 
         return sample_and_note
 
-    def _note_rows(self, original: Original, *args: Any, **kwargs: Any) -> Tensor:
-        found: Tensor = original(*args, **kwargs)
-        for (one, node), row in zip(self._rows, found, strict=False):
-            if one is not None:
-                one.received[node] = row.clone()
-        del self._rows[: len(found)]
-        return found
+    def _draw_at(self, original: Original, p_RV: Tensor, u_R: Tensor) -> Any:
+        for (one, node), p_V in zip(self._drawing, p_RV, strict=False):
+            one.received[node] = p_V.clone()
+        return self._note_numbers(original, p_RV, u_R)
+
+    def _note_numbers(self, original: Original, weights: Tensor, u: Tensor) -> Any:
+        self.used.append(u.detach().clone())
+        return original(weights, u)
+
+    def _couple(self, original: Original, p_1V: Tensor, one: Round, node: int) -> Any:
+        if id(one) in self._open:
+            self._open[id(one)].received[node] = p_1V[0].clone()
+        return original(p_1V, one, node)
+
+    def _choose(self, original: Original, proposal: Proposal, tokens_M: Tensor) -> Any:
+        # rounds without drafts share one proposal, and are chosen for in their order
+        for one in self._open.values():
+            if one.proposal is proposal and one.sampling.greedy and not one.chosen:
+                one.chosen = dict(enumerate(tokens_M.tolist()))
+                break
+        return original(proposal, tokens_M)
 
     # ---- random numbers ----
 
-    def _note_numbers(self, original: Original, weights: Tensor, u: Tensor) -> Any:
-        self.used += u.flatten().tolist()
-        return original(weights, u)
-
     def _note_random(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
-        result, generator = original(*args, **kwargs), kwargs.get("generator")
-        values = result.detach().clone()
-        owner = next((x for x in self.requests if x.generator is generator is not None), None)
-        if owner is None:
-            if not any(request.runner.verifier == "gumbel" for request in self.requests):
-                self.strange.append(f"{name} used a generator that belongs to no request")
-            return result
-        again = original(*args, **{**kwargs, "generator": owner.seeded})
-        if not torch.equal(again, values):
-            self.strange.append(f"request {owner.number}: {name} gave other numbers than its seed")
-        if self._drafting not in (None, owner):
-            self.strange.append(f"a request drafted with the numbers of request {owner.number}")
-        self.given += values.flatten().tolist()
-        if self._drafting is not None:
-            self._drafting.drawn.append(values)
-        for one in self._open.values():
-            if one.request is owner:
-                one.verifying.append(values)
+        result = original(*args, **kwargs)
+
+        def again(generator: torch.Generator) -> Tensor:
+            fresh = [x.clone() if isinstance(x, Tensor) else x for x in args]
+            values: Tensor = original(*fresh, **{**kwargs, "generator": generator})
+            return values
+
+        values, generator = result.detach().clone(), kwargs.get("generator")
+        self.calls.append(RandomCall(name, again, generator, values, self._drafting))
         return result
+
+
+def _shared_states() -> dict[str, object]:
+    """The states of the generators that everybody shares."""
+    numpy_state: Any = np.random.get_state()
+    return {
+        "torch's shared generator": torch.get_rng_state().numpy().tobytes(),
+        "Python's random": random.getstate(),
+        "numpy's random": (numpy_state[1].tobytes(), numpy_state[2]),
+    }

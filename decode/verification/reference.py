@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from inspect import signature
@@ -16,13 +17,14 @@ from torch import Tensor, nn
 
 from decode.speculation.sampling import Sampling
 from specalign.common.schema import JsonObject
-from specalign.lm.inspection.anatomy import positions
+from specalign.lm.inspection.own_output import positions
 from specalign.lm.model import Target
 
 NEAR = 1e-6  # a draw at a number so near to the border of two tokens may be either
 TIE = 1e-12
 """Taken off each logit times its id, so that transformers' processors take the lowest id among
 equals, as decoding does."""
+STORED = 48  # texts whose rows are stored
 BATCH_TOKENS, BATCH_TEXTS = 512, 16  # the largest forward pass over several texts
 _ULPS = {torch.float32: 256.0, torch.bfloat16: 16.0, torch.float16: 16.0}
 """The largest bound that rounding explains, in units of eps · max|z|, well above what was seen.
@@ -39,19 +41,40 @@ class Reference:
 
     def __init__(self, target: Target, model: Any) -> None:
         self.target, self.model = target, model.eval()
+        self._stored: deque[tuple[list[int], Tensor]] = deque(maxlen=STORED)
 
-    def logits(self, texts: Sequence[Wanted]) -> list[Tensor]:
-        """Of each text the logits after its last tokens, (count, V); several texts in one forward
-        pass."""
-        # few rows for the head
-        order = sorted(range(len(texts)), key=lambda i: texts[i][1] - len(texts[i][0]))
-        found: dict[int, Tensor] = {}
-        while order:
-            longest = max(len(texts[i][0]) for i in order[:BATCH_TEXTS])
+    def logits(self, text: list[int], count: int) -> Tensor:
+        """After each of the last `count` tokens of the text, (count, V)."""
+        found = self._find(text, count)
+        if found is None:
+            self.load([(text, count)])
+            found = self._find(text, count)
+        assert found is not None
+        return found
+
+    def load(self, texts: Sequence[Wanted]) -> None:
+        """Compute the rows that `logits` will be asked for, several texts in one forward pass. A
+        text that begins another one shares its rows."""
+        missing: list[Wanted] = []
+        for text, count in sorted(texts, key=lambda one: (-len(one[0]), -one[1])):
+            first = len(text) - count
+            shared = any(len(x) - n <= first and x[: len(text)] == text for x, n in missing)
+            if not shared and self._find(text, count) is None:
+                missing.append((text, count))
+        missing.sort(key=lambda one: len(one[0]) - one[1], reverse=True)  # few rows for the head
+        while missing:
+            longest = max(len(text) for text, _ in missing[:BATCH_TEXTS])
             size = max(1, min(BATCH_TEXTS, BATCH_TOKENS // longest))
-            now, order = order[:size], order[size:]
-            found |= zip(now, self._forward([texts[i] for i in now]), strict=True)
-        return [found[i] for i in range(len(texts))]
+            rows = self._forward(missing[:size])
+            self._stored += [(text, own) for (text, _), own in zip(missing, rows, strict=False)]
+            del missing[:size]
+
+    def _find(self, text: list[int], count: int) -> Tensor | None:
+        for longer, rows_RV in self._stored:
+            first = len(longer) - len(rows_RV)
+            if len(text) - count >= first and longer[: len(text)] == text:
+                return rows_RV[len(text) - count - first : len(text) - first]
+        return None
 
     @torch.no_grad()
     def _forward(self, texts: Sequence[tuple[Sequence[int], int]]) -> list[Tensor]:
@@ -66,6 +89,8 @@ class Reference:
             options["logits_to_keep"] = length - first
         logits_BLV = self.model(input_ids=tokens_BL, use_cache=False, **options).logits
         logits_BLV = logits_BLV[:, first - length :]
+        if self.target.never_V is not None:
+            logits_BLV = logits_BLV.masked_fill(self.target.never_V, -math.inf)
         return [
             logits_LV[len(text) - count - first : len(text) - first]
             for logits_LV, (text, count) in zip(logits_BLV, texts, strict=True)
@@ -112,7 +137,9 @@ def dtype_limit(dtype: torch.dtype, logits_V: Tensor) -> float:
     return _ULPS.get(dtype, 8.0) * torch.finfo(dtype).eps * largest
 
 
-_ids = lru_cache(8)(torch.tensor)
+@lru_cache(8)
+def _ids(tokens: tuple[int, ...]) -> Tensor:
+    return torch.tensor(tokens)
 
 
 def scores(

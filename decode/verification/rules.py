@@ -1,175 +1,211 @@
-"""Check 3: the verifying functions themselves. Toy drafters of every law draw from random tables;
-all their proposals, under random tables of p, have to give exactly p."""
+"""Check 3: the verifying function itself, over every draft of small tables, random ones and ones
+cut out of recorded rounds."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import permutations, product
-from typing import Any
+from functools import lru_cache
+from typing import cast
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from decode.speculation import verifiers
-from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings, point_proposal
+from decode.speculation.drafts import Drafts, normalise
+from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
 from decode.speculation.rules import fall_back_to_p
-from decode.speculation.sampling import draw
-from decode.speculation.tree import chain, path_to
+from decode.speculation.tree import chain, depths
 from decode.speculation.verifiers import VERIFIERS, run_verifier
-from decode.verification.proposals import TargetTables, every_outcome, random_rows
+from decode.verification.enumeration import (
+    DRAFTERS,
+    EXACT,
+    KINDS,
+    Parents,
+    RuleCase,
+    Toy,
+    chains_only,
+    distance,
+    outcomes,
+    pairs,
+)
+from decode.verification.recording import RecordedRound
 from decode.verification.reference import interval
 from decode.verification.verdict import Tally
+from specalign.kernels import choice
 
-EXACT = 1e-9
-"""The largest total variation from p that fp64 leaves."""
-TREES = ((-1, -1), (-1, -1, -1), (-1, 0, 0, -1), (-1, -1, 0, 0, 1))
-DRAWN: tuple[tuple[Law, Siblings | None], ...] = (
-    ("point", "iid"), ("independent", "iid"), ("independent", "without_replacement"),
-    ("causal", "iid"), ("causal", "without_replacement"), ("causal", "independent"),
-    ("causal", None),
-)  # fmt: skip
-STEPS = (*permutations(range(3)), (1, 0, 1), None)
-"""The step that unmasks each token of a chain; None: decided by what earlier steps drew."""
-SEEDS, MOST = 2, 300  # random tables of every case, and proposals
-WIDE, APART = 1100, 275
-"""A vocabulary over which the tokens of a table are spread: kernels sum it in blocks."""
-TRIED = 4  # of each case, proposals whose draws are tried
+CHAINS = ((-1,), chain(2), chain(3))
+TREES = ((-1, -1), (-1, -1, -1), (-1, 0, 0, -1), (-1, 0, -1, 0, 2), (-1, -1, 0, 0, 1))
+SMALL = 4  # nodes of the trees that every test is made with
+SEEDS = 3
+TOKENS = 4  # tokens that are left of a recorded distribution
+WIDE = 1100  # a vocabulary over which those of a table are spread: kernels sum it in blocks
+DRAWN = 4  # of each case, drafts whose draws are tried
 AWAY = 1e-4  # how far from the border of two outcomes the numbers lie that decide between them
+Pool = tuple[Tensor, Tensor] | None
 
 
-class RandomRows(dict[Any, Tensor]):
-    """A random distribution (V,) for every key."""
-
-    def __init__(self, V: int, seed: int) -> None:
-        self.V, self.generator = V, torch.Generator().manual_seed(seed)
-
-    def __missing__(self, key: Any) -> Tensor:
-        self[key] = random_rows(1, self.V, self.generator)[0]
-        return self[key]
-
-
-def draft_tree(
-    q: RandomRows, parents: tuple[int, ...], law: Law, siblings: Siblings | None
-) -> Proposal:
-    """Every token from its q: of its depth, or of its path; siblings `independent`: of two, each
-    has another. Without siblings a chain, which the tokens drawn so far may stop, as a confidence
-    head does."""
-    tokens, rows = list[int](), list[Tensor]()
-    for i, parent in enumerate(parents):
-        path = tuple(tokens[j] for j in path_to(parents, parent + 1))
-        if siblings is None and path and q["stop", path][0] > 0.3:
-            break
-        earlier = [tokens[j] for j in range(i) if parents[j] == parent]
-        other = siblings == "independent" and len(earlier) % 2
-        rows.append(q[len(path) if law == "independent" else (path, other)])
-        left_V = rows[-1].clone()
-        if siblings == "without_replacement":
-            left_V[earlier] = 0
-        tokens.append(int(draw(left_V, q.generator)))
-    tree = parents[: len(tokens)]
-    if law == "point":
-        return point_proposal(tokens, torch.device("cpu"), tree)
-    kind = siblings if len(set(tree)) < len(tree) else None
-    q_KV = DraftProbs(torch.stack(rows))
-    return Proposal(torch.tensor(tokens), law, q_KV, parents=tree, siblings=kind)
+def pool_of(rounds: Sequence[RecordedRound], tokens: int = TOKENS) -> Pool:
+    """Rows of p and q of recorded rounds over the tokens likeliest under either, normalised; None
+    without rounds that have a q."""
+    found = []
+    for one in rounds:
+        if one.proposal.q is None or not one.by_rule:
+            continue
+        for i, parent in enumerate(one.proposal.tree):
+            p_V = one.received[parent + 1].double().cpu()
+            q_V = one.proposal.q.take(slice(i, i + 1)).dense(len(p_V))[0].double().cpu()
+            ids = torch.maximum(p_V, q_V).topk(tokens).indices
+            pair_2S = torch.stack((p_V[ids], q_V[ids]))
+            if float(pair_2S.sum(1).min()) > 0:
+                found.append(normalise(pair_2S))
+    if not found:
+        return None
+    p_RS, q_RS = torch.stack(found).unbind(1)
+    return p_RS, q_RS
 
 
-def unmask(q: RandomRows, steps: Sequence[int] | None) -> Proposal:
-    """A chain, every q of which looks at the tokens of EARLIER steps on both sides."""
-    tokens, taken, rows = [-1] * 3, [0] * 3, [torch.empty(0)] * 3
-    for step in range(3):
-        state, masked = tuple(tokens), [i for i in range(3) if tokens[i] < 0]
-        now = sorted(masked, key=lambda i: float(q["order", state][i]))[:1]
-        if steps is not None:
-            now = [i for i in masked if steps[i] == step]
-        for i in now:
-            rows[i], taken[i] = q[state, i], step
-            tokens[i] = int(draw(rows[i], q.generator))
-    q_KV, steps_K = DraftProbs(torch.stack(rows)), torch.tensor(taken)
-    return Proposal(torch.tensor(tokens), "unmasked", q_KV, steps_K, state_only=True)
-
-
-def toy_drafters(seed: int) -> Iterator[tuple[str, int, Callable[[], Proposal]]]:
-    """Name, vocabulary size and drafter of every case."""
-    for parents in (chain(1), chain(3), *TREES):
-        V = 3 if len(parents) < 5 else 2
-        for law, siblings in DRAWN:
-            if siblings is not None or parents == chain(3):
-                name = f"{law} drafts of the tree {parents}, siblings {siblings}"
-                q = RandomRows(V, seed)
-                yield name, V, partial(draft_tree, q, parents, law, siblings)
-    for steps in STEPS:
-        name = f"drafts unmasked in the steps {steps}"
-        yield name, 3, partial(unmask, RandomRows(3, seed), steps)
-
-
-def check_rules(tally: Tally, names: Collection[str] = tuple(VERIFIERS)) -> None:
-    """Check every exact verifier (of those named) with every kind of drafts that it accepts."""
-    batches: dict[Any, list[tuple[Proposal, TargetTables]]] = defaultdict(list)
-    for seed in range(SEEDS):
-        for drafts, V, drafter in toy_drafters(seed):
-            found = every_outcome(drafter, MOST) or []
-            proposals = [proposal for _, proposal in found]
-            depth = max(x.depth for x in proposals)
-            for name, verifier in VERIFIERS.items():
-                temperature = 0.0 if verifier.greedy_only else 1.0
-                fits = all(verifier.accepts(x, temperature) for x in proposals)
-                if name not in names or verifier.rule is None or verifier.lossy or not fits:
-                    continue
-                tables = TargetTables(V, depth, seed + 1, verifier.greedy_only)
-                what = f"{name} over {drafts}, seed {seed}: the output does not follow p"
-                away = tables.distance(name, found)
-                tally.measure("output of a rule against p, total variation", away, EXACT, what)
-                for place, x in enumerate(proposals[:: 1 + len(proposals) // TRIED]):
-                    key = (name, x.law, x.siblings, place % 2)
-                    batches[key] += [(x, tables)] if seed else []
-    for (name, _, _, place), several in batches.items():
-        _check_draws(name, several, bool(place), tally)
-
-
-def _check_draws(
-    name: str, several: Sequence[tuple[Proposal, TargetTables]], dense: bool, tally: Tally
+def check_rules(
+    tally: Tally,
+    rounds: Sequence[RecordedRound] = (),
+    seeds: int = SEEDS,
+    names: Collection[str] = tuple(VERIFIERS),
 ) -> None:
-    """`run_verifier`, C kernels included, over drafts of several shapes in one batch, at numbers
-    around every border between two outcomes that the rule gives each alone. The vocabulary is wide;
-    q is over its tokens in another order, or `dense`, over all."""
-    proposals, rows = list[Proposal](), list[Tensor]()
-    numbers, wanted = list[tuple[float, float]](), list[tuple[int, int]]()
-    size = 1 + max(len(x) for x, _ in several)
-    for proposal, tables in several:
-        out, p_1MV = tables.outcomes(name, [proposal])
-        rest_MV = fall_back_to_p(out.rest_BMV[0], p_1MV[0])
-        ids = APART * torch.arange(tables.V) + 7
-        q = proposal.q
-        if q is not None:
+    """Check every exact verifier (of those named) with every kind of drafts that it accepts."""
+    pool = pool_of(rounds)
+    for verifier, drafter in pairs():
+        if verifier not in names:
+            continue
+        greedy, chains = VERIFIERS[verifier].greedy_only, chains_only(verifier, drafter)
+        several: list[tuple[Proposal, Tensor]] = []
+        for parents, seed, case in _cases(drafter, greedy, chains, seeds, pool):
+            where = f"{verifier} over drafts {drafter!r} of the tree {parents}"
+            what = f"{where}, seed {seed}: the output does not follow p"
+            away = distance(case, verifier)
+            tally.measure("output of a rule against p, total variation", away, EXACT, what)
+            if seed != 1 or len(parents) > SMALL:
+                continue
+            if not greedy:
+                _check_draws(case, verifier, drafter, where, tally)
+            for b in range(0, len(case.weight_B), max(1, len(case.weight_B) // 3)):
+                p_MV = case.p_BMV[b, : len(case.drafts.parents[b]) + 1]
+                several.append((_proposal(case, drafter, b), p_MV))
+        _check_together(verifier, drafter, several, tally)
+    _check_borders(tally)
+
+
+@lru_cache(1)  # neighbours in `pairs` share their cases
+def _cases(
+    drafter: str, greedy: bool, chains: bool, seeds: int, pool: Pool
+) -> list[tuple[Parents, int, RuleCase]]:
+    """Shape, seed and case: random tables, and every second time rows of `pool`."""
+    found = []
+    for parents in CHAINS if chains else (*CHAINS, *TREES):
+        # orders differ by seed, and few of them show that a step is forgotten
+        for seed in range(3 * seeds if drafter.startswith("unmasked") else seeds):
+            small = len(parents) <= SMALL
+            # q of recorded rounds is one row for a position, so i.i.d. siblings share it
+            own = pool if seed % 2 and not greedy and small else None
+            V = 2 + small if own is None else TOKENS
+            toy = Toy(V, max(depths(parents)), seed, greedy, own)
+            found.append((parents, seed, DRAFTERS[drafter](toy, parents)))
+    return found
+
+
+def _proposal(case: RuleCase, drafter: str, b: int) -> Proposal:
+    """One draft of a case."""
+    law, _, siblings = drafter.partition(", ")
+    drafts, parents = case.drafts, case.drafts.parents[b]
+    count = len(parents)
+    branches = len(set(parents)) < count and law != "point"
+    kind = cast(Siblings, KINDS.get(siblings, "iid")) if branches else None
+    q = None if drafts.q_BNV is None else DraftProbs(drafts.q_BNV[b, :count])
+    steps_K = None if drafts.steps_BN is None else drafts.steps_BN[b, :count]
+    shape = None if parents == chain(count) else parents
+    tokens_K = drafts.tokens_BN[b, :count]
+    return Proposal(tokens_K, cast(Law, law), q, steps_K, shape, kind, law == "unmasked")
+
+
+def _check_together(
+    verifier: str, drafter: str, several: Sequence[tuple[Proposal, Tensor]], tally: Tally
+) -> None:
+    """Drafts of several shapes have the outcomes in one batch that they have alone."""
+    rule, size = VERIFIERS[verifier].rule, max(len(p_MV) for _, p_MV in several)
+    V = several[0][1].shape[1]
+    assert rule is not None
+    p_BMV = torch.stack([F.pad(p_MV, (0, 0, 0, size - len(p_MV))) for _, p_MV in several])
+    out = rule(p_BMV.clone(), Drafts.of([proposal for proposal, _ in several], V))
+    for b, (proposal, p_MV) in enumerate(several):
+        alone, rows = rule(p_MV[None].clone(), Drafts.of([proposal], V)), len(p_MV)
+        stop_M, rest_MV = alone.stop_BM[0], normalise(fall_back_to_p(alone.rest_BMV[0], p_MV))
+        away_M = (out.stop_BM[b, :rows] - stop_M).abs()
+        away_MV = (normalise(fall_back_to_p(out.rest_BMV[b, :rows], p_MV)) - rest_MV).abs()
+        away = max(float(away_M.max()), float((away_MV * (stop_M > EXACT)[:, None]).max()))
+        what = f"{verifier} over drafts {drafter!r}: different outcome in a batch ({proposal.tree})"
+        name = "outcomes in a mixed batch and alone"
+        if not tally.measure(name, away, EXACT, what):
+            return
+
+
+def _check_draws(case: RuleCase, verifier: str, drafter: str, where: str, tally: Tally) -> None:
+    """`run_verifier`, C kernels included, at numbers around every border between two outcomes of
+    the rule."""
+    ids = WIDE // TOKENS * torch.arange(case.toy.V) + 7
+    p_BMV = torch.zeros(*case.p_BMV.shape[:2], WIDE).index_copy_(2, ids, case.p_BMV.float())
+    out = outcomes(case, verifier)
+    count = len(case.weight_B)
+    for place, b in enumerate(range(0, count, max(1, count // DRAWN))):
+        proposal = _proposal(case, drafter, b)
+        rows, q = len(proposal) + 1, proposal.q
+        if q is not None:  # over the tokens in another order, then over all
             q = DraftProbs(q.probs.float().flip(1).contiguous(), ids.flip(0))
-            q = DraftProbs(q.dense(WIDE)) if dense else q
-        p_MV = torch.zeros(size, WIDE)
-        p_MV[: len(rest_MV), ids] = p_1MV[0].float()
-        for node, token in product(range(len(rest_MV)), range(tables.V)):
-            u, v = interval(out.stop_BM[0], node), interval(rest_MV[node], token)
-            numbers += product(_within(u), _within(v))
-            wanted += [(node, int(ids[token]))] * (len(numbers) - len(wanted))
-        wide = replace(proposal, tokens_K=ids[proposal.tokens_K], q=q)
-        proposals += [wide] * (len(numbers) - len(proposals))
-        rows += [p_MV] * (len(numbers) - len(rows))
-    u_B2 = [torch.tensor(pair, dtype=torch.float64) for pair in numbers]
-    with mock.patch.object(verifiers, "uniform", side_effect=u_B2):
-        generators = [torch.Generator()] * len(numbers)
-        ends = run_verifier(name, proposals, torch.stack(rows), generators)
-    tally.counts["outcomes at a border"] += len(numbers)
-    found = list(zip(*(end_B.tolist() for end_B in ends), strict=True))
-    if found != wanted:
-        at = next(i for i, one in enumerate(found) if one != wanted[i])
-        what = f"{name} over the tree {proposals[at].tree}: numbers {numbers[at]} give node and"
-        tally.find(f"{what} token {found[at]}, not {wanted[at]}")
+            q = DraftProbs(q.dense(WIDE)) if place % 2 else q
+        proposal = replace(proposal, tokens_K=ids[proposal.tokens_K], q=q)
+        rest_MV = fall_back_to_p(out.rest_BMV[b, :rows], case.p_BMV[b, :rows])
+        tried = list(_near_borders(out.stop_BM[b, :rows], rest_MV))
+        wanted = [(node, int(ids[token])) for _, _, node, token in tried]
+        numbers = [torch.tensor(one[:2], dtype=torch.float64) for one in tried]
+        p_TMV = p_BMV[b : b + 1, :rows].repeat(len(tried), 1, 1)
+        generators = [torch.Generator()] * len(tried)
+        with mock.patch.object(verifiers, "uniform", side_effect=numbers):
+            ends = run_verifier(verifier, [proposal] * len(tried), p_TMV, generators)
+        found = list(zip(*(one_T.tolist() for one_T in ends), strict=True))
+        in_c = verifier in ("block", "traversal") and proposal.parents is None and q is not None
+        kernel = ", C kernel" if in_c and choice.takes(p_TMV) else ""
+        tally.counts[f"outcomes at a border{kernel}"] += len(tried)
+        if found != wanted:
+            at = next(i for i, pair in enumerate(found) if pair != wanted[i])
+            ended = f"node and token {found[at]}, not {wanted[at]}"
+            tally.find(f"{where}: numbers {tried[at][:2]} give {ended}")
+            return
+
+
+def _near_borders(stop_M: Tensor, rest_MV: Tensor) -> Iterator[tuple[float, float, int, int]]:
+    """Two numbers, and the node and token that they give: just inside of every outcome."""
+    for node in range(len(stop_M)):
+        for u in _within(interval(stop_M, node)):
+            for token in range(rest_MV.shape[1]):
+                for v in _within(interval(rest_MV[node], token)):
+                    yield u, v, node, token
 
 
 def _within(bounds: tuple[float, float]) -> tuple[float, ...]:
     """Numbers just inside an interval; none where it is too narrow."""
     low, high = bounds
     return (low + AWAY, high - AWAY) if high - low > 4 * AWAY else ()
+
+
+def _check_borders(tally: Tally) -> None:
+    """A number of 0, the smallest there is, never accepts or draws a token of probability 0."""
+    p_1MV = torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])
+    proposal = Proposal(torch.tensor([1]), "independent", DraftProbs(torch.tensor([[0.5, 0.5]])))
+    zeros = mock.patch.object(verifiers, "uniform", lambda n, _: torch.zeros(n).double())
+    for name, one in VERIFIERS.items():
+        if one.rule is None or one.greedy_only or one.lossy:
+            continue
+        with zeros:
+            end_1, next_1 = run_verifier(name, [proposal], p_1MV, [torch.Generator()])
+        right = end_1.tolist() == [0] and next_1.tolist() == [0]
+        tally.expect("tokens of probability 0", right, f"{name} produced a token of probability 0")

@@ -14,141 +14,208 @@ from torch import Tensor
 
 from decode.engine.detokenizer import TextStream
 from decode.engine.engine import RequestRunner
+from decode.evaluation.tokenized import tokenize_prompts
 from decode.proposers import autoregressive, block, diffusion
-from decode.speculation import rules, verification, verifiers
-from decode.speculation.drafts import Drafts, rows_at
-from decode.speculation.processors import History
+from decode.speculation import drafts, processors, rules, sampling, tree, verification, verifiers
 from decode.speculation.proposal import DraftProbs
 from decode.speculation.sampling import ProcessorState
 from decode.speculation.verification import Outcome, Round
-from decode.verification.run import VerificationRun, VerifiedPair
-from decode.verification.verdict import MISSED, Tested
+from decode.verification.cases import cases_of
+from decode.verification.pair import VerifyConfig
+from decode.verification.run import VerificationRun
+from decode.verification.verdict import PlantedBug
 from specalign.lm.cache import KVCache
+from specalign.lm.loading import own_model
+from specalign.suites.prompt import Prompt
 
-Original = Callable[..., Any]  # the function as it was
-
-
-def draw_numbers_again(original: Original, count: int, generator: torch.Generator) -> Tensor:
-    state = generator.get_state()
-    numbers: Tensor = original(count, generator)
-    generator.set_state(state)
-    return numbers
+Patch = tuple[object, str, object]
 
 
-def ignore_min_p(original: Original, group: Sequence[Round]) -> Any:
-    return original([x._replace(sampling=replace(x.sampling, min_p=0.0)) for x in group])
+def reused_numbers() -> list[Patch]:
+    """Verification draws with the numbers that the drafter drew with."""
+    original = sampling.uniform
+    drawn: dict[int, Tensor] = {}
+
+    def remember(count: int, generator: torch.Generator) -> Tensor:
+        drawn[id(generator)] = original(count, generator)
+        return drawn[id(generator)]
+
+    def reuse(count: int, generator: torch.Generator) -> Tensor:
+        last = drawn.get(id(generator))
+        return original(count, generator) if last is None else last.repeat(count)[:count]
+
+    patches: list[Patch] = [(module, "uniform", remember) for module in (sampling, block)]
+    return patches + [(module, "uniform", reuse) for module in (verifiers, verification)]
 
 
-def round_logits(original: Original, group: Sequence[Round]) -> Any:
-    return original([x._replace(logits_MV=x.logits_MV.bfloat16().float()) for x in group])
+def _before_the_rules(change: Callable[[Round], Round]) -> list[Patch]:
+    """The rules receive changed rounds."""
+    original = verification._apply_rule
+    return [(verification, "_apply_rule", lambda group: original([change(x) for x in group]))]
 
 
-def forget_earlier_siblings(original: Original, self: Drafts, i: Any, above_BN: Tensor) -> Tensor:
-    return self.q()[:, i] if isinstance(i, int) else rows_at(self.q(), i)
+def _sampled_otherwise(one: Round, **options: Any) -> Round:
+    return one._replace(sampling=replace(one.sampling, **options))
 
 
-def forget_latest_step(original: Original, name: str) -> Any:
-    def hybrid(p_BMV: Tensor, drafts: Drafts) -> rules.Outcomes:
-        steps = drafts.steps_BN
+def half_top_k() -> list[Patch]:
+    return _before_the_rules(lambda x: _sampled_otherwise(x, top_k=(x.sampling.top_k + 1) // 2))
+
+
+def no_min_p() -> list[Patch]:
+    return _before_the_rules(lambda x: _sampled_otherwise(x, min_p=0.0))
+
+
+def rounded_logits() -> list[Patch]:
+    return _before_the_rules(lambda x: x._replace(logits_MV=x.logits_MV.bfloat16().float()))
+
+
+def siblings_not_corrected() -> list[Patch]:
+    def q_BV(self: Any, i: int, above_BN: Tensor) -> Tensor:
+        return self.q()[:, i] if isinstance(i, int) else drafts.rows_at(self.q(), i)
+
+    return [(drafts.Drafts, "q_BV", q_BV)]
+
+
+def forgotten_step() -> list[Patch]:
+    def hybrid(p_BMV: Tensor, given: Any) -> Any:
+        steps = given.steps_BN
         if steps is not None:
             later = torch.cat((steps[:, :1], steps[:, 1:] >= steps[:, :-1]), 1)
-            drafts = replace(drafts, steps_BN=later.long().cummax(1).values)
-        return rules.hybrid(p_BMV, drafts)
+            given = replace(given, steps_BN=later.long().cummax(1).values)
+        return rules.hybrid(p_BMV, given)
 
-    verifier = original(name)
-    return replace(verifier, rule=hybrid) if name == "hybrid" else verifier
-
-
-def cool_q(original: Original, probs: Tensor, ids: Tensor | None = None) -> DraftProbs:
-    cooled = probs.double() ** 1.5
-    return DraftProbs((cooled / cooled.sum(-1, keepdim=True)).to(probs.dtype), ids)
+    wrong = replace(verifiers.VERIFIERS["hybrid"], rule=hybrid)
+    return [(verifiers, "VERIFIERS", {**verifiers.VERIFIERS, "hybrid": wrong})]
 
 
-def swap_states(original: Original, states: Any, heights: Sequence[int]) -> Any:
-    return original([*states[1:], states[0]] if len(set(heights)) == 1 else states, heights)
+def other_temperature() -> list[Patch]:
+    """q is reported at another temperature than drafts were drawn at."""
+
+    def report(probs: Tensor, ids: Tensor | None = None) -> DraftProbs:
+        cooled = probs.double() ** 1.5
+        return DraftProbs((cooled / cooled.sum(-1, keepdim=True)).to(probs.dtype), ids)
+
+    return [(module, "DraftProbs", report) for module in (autoregressive, block, diffusion)]
 
 
-def keep_first_rows(original: Original, self: KVCache, start: int, rows: Sequence[int]) -> None:
-    original(self, start, list(range(len(rows))))
+def swapped_states() -> list[Patch]:
+    """In a batch, requests get one another's processor states."""
+    original = ProcessorState.joined
+
+    def joined(states: Sequence[ProcessorState], heights: Sequence[int]) -> ProcessorState:
+        return original([*states[1:], states[0]] if len(set(heights)) == 1 else states, heights)
+
+    return [(ProcessorState, "joined", staticmethod(joined))]
 
 
-def see_siblings(original: Original, self: RequestRunner) -> Any:
-    call = original(self)
-    see_LL = None if call.see_LL is None else torch.ones_like(call.see_LL).tril()
-    return call._replace(see_LL=see_LL)
+def stale_cache() -> list[Patch]:
+    """The cache keeps the first rows of a call in place of the accepted path."""
+    original = KVCache.keep
+
+    def keep(self: KVCache, start: int, offsets: Sequence[int]) -> None:
+        original(self, start, list(range(len(offsets))))
+
+    return [(KVCache, "keep", keep)]
 
 
-def ignore_drafts(original: Original, held_V: Tensor, *drafts: Any) -> Tensor:
-    return held_V
+def blind_tree() -> list[Patch]:
+    """Nodes of a tree attend to their siblings."""
+    original = RequestRunner.draft
+
+    def draft(self: RequestRunner) -> object:
+        call = original(self)
+        see_LL = None if call.see_LL is None else torch.ones_like(call.see_LL).tril()
+        return call._replace(see_LL=see_LL)
+
+    return [(RequestRunner, "draft", draft)]
 
 
-def pass_the_end(original: Original, self: RequestRunner, outcome: Outcome) -> Any:
-    with mock.patch.object(self, "eos", self.eos - set(outcome.accepted)):
-        return original(self, outcome)
+def penalty_of_the_text_alone() -> list[Patch]:
+    """The penalties of a node do not see the drafts on its path."""
+    return [(processors.History, "_with", staticmethod(lambda held_V, tokens_K, parents: held_V))]
 
 
-def lose_half(original: Original, self: TextStream, token: int) -> Any:
-    stopped = original(self, token)
-    self.settled = len(self.tokens)
-    return stopped
+def past_the_end() -> list[Patch]:
+    """An end of sequence inside an accepted path does not end the text."""
+    original = RequestRunner._append
+
+    def append(self: RequestRunner, outcome: Outcome) -> int:
+        with mock.patch.object(self, "eos", self.eos - set(outcome.accepted)):
+            return original(self, outcome)
+
+    return [(RequestRunner, "_append", append)]
 
 
-def accept_always(original: Original, drafts: Any, parents: Any, chosen: Any) -> Outcome:
-    found: Outcome = original(drafts, parents, chosen)
-    return found if found.path else Outcome(drafts[:1], found.following, [0][: len(drafts)])
+def lost_half() -> list[Patch]:
+    """The first half of a character is lost."""
+    original = TextStream.push
+
+    def push(self: TextStream, token: int) -> bool:
+        stopped = original(self, token)
+        self.settled = len(self.tokens)
+        return stopped
+
+    return [(TextStream, "push", push)]
 
 
-BUGS: dict[str, tuple[Original, str, Sequence[Any]]] = {
-    "verification and drafter draw with the same random numbers":
-        (draw_numbers_again, "uniform", (verifiers, verification)),
-    "the rules ignore min-p": (ignore_min_p, "_apply_rule", (verification,)),
-    "the rules use logits rounded to bf16": (round_logits, "_apply_rule", (verification,)),
-    "siblings without replacement are not corrected": (forget_earlier_siblings, "q_BV", (Drafts,)),
-    "the hybrid rule forgets the latest step": (forget_latest_step, "find", (verifiers,)),
-    "q is reported at another temperature":
-        (cool_q, "DraftProbs", (autoregressive, block, diffusion)),
-    "processor states of a batch are swapped": (swap_states, "joined", (ProcessorState,)),
-    "the cache keeps rejected rows": (keep_first_rows, "keep", (KVCache,)),
-    "nodes of a tree see their siblings": (see_siblings, "draft", (RequestRunner,)),
-    "penalties ignore the drafts": (ignore_drafts, "_with", (History,)),
-    "the text does not end at an end of sequence": (pass_the_end, "_append", (RequestRunner,)),
-    "a partial character is lost between two rounds": (lose_half, "push", (TextStream,)),
-    "at temperature 0 a draft is accepted unconditionally":
-        (accept_always, "verify_greedy", (verification,)),
-}  # fmt: skip
-"""A change to a function (the original comes first), the function's name, and where it stands."""
+def always_accepted() -> list[Patch]:
+    """The first draft of a path is accepted whatever p says."""
+    original_walk, original_greedy = tree.walk, verification.verify_greedy
+
+    def walk(tokens: Any, forest: Any, say: Any) -> object:
+        found = zip(original_walk(tokens, forest, say), tokens, strict=True)
+        return [(path or [0][: len(own)], token) for (path, token), own in found]
+
+    def verify_greedy(draft_tokens: Any, parents: Any, target_tokens: Any) -> Outcome:
+        found = original_greedy(draft_tokens, parents, target_tokens)
+        first = Outcome(draft_tokens[:1], found.following, [0][: len(draft_tokens)])
+        return found if found.path else first
+
+    return [(verification, "walk", walk), (verification, "verify_greedy", verify_greedy)]
 
 
-def plant(bug: str) -> ExitStack:
-    """Context manager in which a bug is planted."""
-    change, name, owners = BUGS[bug]
-    stack = ExitStack()
-    for owner in owners:
-        call: Any = _wrap(change, getattr(owner, name))
-        static = isinstance(vars(owner)[name], staticmethod)
-        stack.enter_context(mock.patch.object(owner, name, staticmethod(call) if static else call))
-    return stack
+BUGS: dict[str, Callable[[], list[Patch]]] = {
+    "verification draws with the drafter's random numbers": reused_numbers,
+    "the rules use half of top-k": half_top_k,
+    "the rules ignore min-p": no_min_p,
+    "the rules use logits rounded to bf16": rounded_logits,
+    "siblings without replacement are not corrected": siblings_not_corrected,
+    "the hybrid rule forgets the latest step": forgotten_step,
+    "q is reported at another temperature": other_temperature,
+    "processor states of a batch are swapped": swapped_states,
+    "the cache keeps rejected rows": stale_cache,
+    "nodes of a tree see their siblings": blind_tree,
+    "penalties ignore the drafts": penalty_of_the_text_alone,
+    "the text does not end at an end of sequence": past_the_end,
+    "a partial character is lost between two rounds": lost_half,
+    "a draft is accepted unconditionally": always_accepted,
+}
 
 
-def _wrap(change: Original, original: Original) -> Original:
-    return lambda *args, **options: change(original, *args, **options)
-
-
-def plant_all(pair: VerifiedPair, say: Callable[[str], object]) -> list[Tested]:
+def plant_all(
+    config: VerifyConfig, given: Sequence[Prompt], say: Callable[[str], object]
+) -> list[PlantedBug]:
     """Run the checks with each bug; a run ends at its first batch with a difference. Returns what
     became of each bug."""
     tested = []
-    short = replace(pair, prompts=pair.prompts[:2], new=8)
-    for bug in BUGS:
-        run, error = VerificationRun(short, first=True), ""
+    cases, _ = cases_of(config, lambda _: None)
+    own = own_model(cases.target)
+    short = replace(config, max_new_tokens=8)
+    prompts = [tokens for _, tokens in tokenize_prompts(cases.target, given)[0]][:2]
+    for name, make in BUGS.items():
+        run = VerificationRun(short, cases, prompts, lambda _: None, own, first=True)
+        error = ""
         try:
-            with plant(bug):
+            with ExitStack() as stack:
+                for patch in make():
+                    stack.enter_context(mock.patch.object(*patch))
                 run.run()
         except Exception as broken:  # a bug that breaks the engine is caught, too
             error = f"{type(broken).__name__}: {broken}"
         findings = [finding for tally in run.tallies.values() for finding in tally.findings]
-        caught = ", ".join(dict.fromkeys(finding.check for finding in findings))
-        caught = caught or ("an error" if error else MISSED)
-        tested.append((bug, caught, findings[0].what if findings else error))
-        say(f"{bug}: {caught}")
+        caught = list(dict.fromkeys(finding.check for finding in findings))
+        caught = caught or (["an error"] if error else [])
+        tested.append(PlantedBug(name, caught, findings[0].what if findings else error))
+        say(f"{'caught' if caught else 'MISSED'}: {name} ({', '.join(caught)})")
     return tested

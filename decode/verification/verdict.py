@@ -1,8 +1,9 @@
-"""The figures of the checks, and the verdict: a page, JSON, and the file for replaying the first
+"""Writes the results of `decode.verify` as a page and as JSON, and the file for replaying the first
 difference."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,9 +13,9 @@ from time import monotonic
 from typing import Any
 
 from specalign.common.errors import UserError
-from specalign.common.files import write_json, write_text
+from specalign.common.files import write_text
 from specalign.common.schema import JsonObject, read_object
-from specalign.common.text import markdown_table, markdown_text
+from specalign.common.text import markdown_text
 
 TITLES = {
     "rows": "The distribution used in verification equals that of a fresh forward pass without a "
@@ -24,15 +25,11 @@ TITLES = {
     "randomness": "Every random number comes from the request's own generator and is used once",
     "commit": "The text consists of the prompt and each round's accepted path and next token, and "
     "ends where it must",
-    "end_to_end": "Greedy outputs equal those of plain decoding and of transformers' generate, and "
-    "the joint distribution of four sampled tokens is p's",
+    "end_to_end": "Greedy outputs equal those of plain decoding and of transformers' generate",
 }
 """The six checks, in their order."""
 SHOWN = 5
 """Differences of a check that the page lists."""
-MISSED = "MISSED"
-Tested = tuple[str, str, str]
-"""A bug of the self-test, the checks that caught it (or `MISSED`), and the first difference."""
 NOT_COVERED = (
     "systems that change the distribution on purpose; the random numbers of drafts made in the "
     "background (everything else in their rounds is compared); draft lengths chosen by timing "
@@ -52,21 +49,21 @@ class Finding:
 
 @dataclass
 class Tally:
-    """One check's figures: what was compared, and how often. largest: of each the difference that
-    comes nearest to its bound, and that bound. place: what is being compared now, for findings."""
+    """One check's figures: what was compared, and how often; of each the difference that comes
+    nearest to its bound, and that bound. `place`: what is being compared now, for findings."""
 
     check: str
     counts: Counter[str] = field(default_factory=Counter)
-    largest: dict[str, tuple[float, float]] = field(default_factory=dict)
+    largest: dict[str, float] = field(default_factory=dict)
+    bounds: dict[str, float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     seconds: float = 0.0
     place: JsonObject = field(default_factory=dict)
 
     def measure(self, name: str, value: float, bound: float, what: str) -> bool:
         """Record a difference: a finding if it is above the bound. Returns whether it is not."""
-        largest, its_bound = self.largest.setdefault(name, (value, bound))
-        if not value * its_bound <= largest * bound:
-            self.largest[name] = value, bound
+        if name not in self.largest or not value * self.bounds[name] <= self.largest[name] * bound:
+            self.largest[name], self.bounds[name] = value, bound
         return self.expect(name, value <= bound, f"{what} ({value:.3g})")
 
     def expect(self, name: str, right: bool, what: str) -> bool:
@@ -80,6 +77,12 @@ class Tally:
         """Record a difference that rounding does not explain."""
         self.findings.append(Finding(self.check, what, dict(self.place)))
 
+    def record(self) -> JsonObject:
+        """For verdict.json."""
+        figures = {key: value for key, value in vars(self).items() if key != "place"}
+        findings = [asdict(finding) for finding in self.findings]
+        return {**figures, "title": TITLES[self.check], "findings": findings}
+
     @contextmanager
     def measure_time(self) -> Iterator[Tally]:
         """Add the seconds spent within."""
@@ -89,25 +92,39 @@ class Tally:
         self.seconds += monotonic() - started
 
 
+@dataclass(frozen=True)
+class PlantedBug:
+    """A bug of the self-test, the checks that caught it, and the first difference."""
+
+    bug: str
+    caught: list[str]
+    what: str
+
+
 def write_verdict(
     folder: Path,
     tallies: Sequence[Tally],
     pair: Mapping[str, Any],
     options: Mapping[str, Any],
-    tested: Sequence[Tested] = (),
+    tested: Sequence[PlantedBug] = (),
 ) -> str:
     """Write verdict.md and verdict.json, and replay.json if there is a difference. Returns the
     page."""
-    found = [finding for tally in tallies for finding in tally.findings]
-    checks = [vars(tally) | {"title": TITLES[tally.check]} for tally in tallies]
-    record = {"lossless": not found, "pair": pair, "checks": checks, "self_test": tested}
     text = page(tallies, pair, tested)
+    found = [finding for tally in tallies for finding in tally.findings]
+    record = {
+        "lossless": not found,
+        "pair": dict(pair),
+        "checks": [tally.record() for tally in tallies],
+        "self_test": [asdict(one) for one in tested],
+    }
     write_text(folder / "verdict.md", text)
-    write_json(folder / "verdict.json", record, default=vars)
-    (folder / "replay.json").unlink(missing_ok=True)
+    write_text(folder / "verdict.json", json.dumps(record, indent=2))
+    replay = folder / "replay.json"
+    replay.unlink(missing_ok=True)
     if found:
-        replay = {"options": dict(options), "finding": asdict(found[0])}
-        write_json(folder / "replay.json", replay, default=str)
+        first = {"options": dict(options), "finding": asdict(found[0])}
+        write_text(replay, json.dumps(first, indent=2, default=str))
     return text
 
 
@@ -119,46 +136,69 @@ def read_replay(path: Path) -> tuple[JsonObject, str]:
     if not isinstance(options, dict) or not isinstance(finding, dict) or "check" not in finding:
         raise UserError(f"{path}: not a replay.json of decode.verify")
     part = "rule" if finding["check"] == "rule" else "joint law"
-    paths = {key: Path(options[key]) for key in ("prompts", "data_dir") if options.get(key)}
-    return options | paths, str(finding.get("place", {}).get("batch", part))
+    return options, str(finding.get("place", {}).get("batch", part))
 
 
-def page(tallies: Sequence[Tally], pair: Mapping[str, Any], tested: Sequence[Tested] = ()) -> str:
+def page(
+    tallies: Sequence[Tally], pair: Mapping[str, Any], tested: Sequence[PlantedBug] = ()
+) -> str:
     """The verdict as Markdown."""
     bad = sum(bool(tally.findings) for tally in tallies)
     what = f"{bad} of {len(tallies)} checks found a difference that rounding does not explain"
-    lines = [f"# NOT LOSSLESS: {what}" if bad else "# LOSSLESS", ""]
-    for name, value in pair.items():
-        if isinstance(value, Mapping):
-            value = [f"{key} {one}" for key, one in value.items()]
-        text = ", ".join(value) if isinstance(value, list) else value
-        lines += [f"- {name}: {markdown_text(str(text))}"] if text else []
+    versions = ", ".join(f"{name} {version}" for name, version in pair["versions"].items())
+    weights = f" ({pair['weights']})" if pair["weights"] else ""
+    left_out = f", {pair['left_out']} left out because they are too long"
+    path = (
+        f"{pair['dtype']} on {pair['device']}, {pair['engine']} engine, {pair['kernels']} kernels, "
+        f"layers {pair['layers']}, attention {pair['attention']}, {pair['threads']} threads, "
+        f"commit {pair['git_commit'] or 'unknown'}, {versions}"
+    )
+    lines = [
+        f"# NOT LOSSLESS: {what}" if bad else "# LOSSLESS",
+        "",
+        markdown_text(f"target {pair['target']}{weights}, drafter {pair['drafter']}"),
+        markdown_text(path),
+        f"{pair['prompts']} prompts" + (left_out if pair["left_out"] else ""),
+    ]
     for number, tally in enumerate(tallies, 1):
-        result = "DIFFERENT" if tally.findings else "yes"
-        lines += ["", f"## {number}. {TITLES[tally.check]}: {result}", "", *_describe(tally)]
-    lines += ["", f"Not covered: {NOT_COVERED}.", ""]
-    if tested:
-        caught = sum(by != MISSED for _, by, _ in tested)
-        lines += [f"## Self-test: {caught} of {len(tested)} planted bugs caught", ""]
-        lines += [markdown_table(("bug", "caught by", "first difference"), tested), ""]
+        lines += _section(number, tally)
+    lines += ["", f"Not covered: {NOT_COVERED}.", "", *_self_test(tested), ""]
     if bad:
         again = "python -m decode.verify --replay replay.json"
         lines += [f"`{again}` runs the batch of the first difference again.", ""]
     return "\n".join(lines)
 
 
-def _describe(tally: Tally) -> Iterator[str]:
+def _section(number: int, tally: Tally) -> list[str]:
     """The page's lines of one check."""
+    result = "DIFFERENT" if tally.findings else "yes"
+    lines = ["", f"## {number}. {TITLES[tally.check]}: {result}", ""]
     for name, count in tally.counts.items():
         line = f"- {name}: {count}"
         if name in tally.largest:
-            largest, bound = tally.largest[name]
+            largest, bound = tally.largest[name], tally.bounds[name]
             line += f", largest difference {largest:.2g} (bound {bound:.2g})"
-        yield line
+        lines.append(line)
+    if not tally.counts:
+        lines.append("- nothing to compare")
     for finding in tally.findings[:SHOWN]:
         short = [f"{k} {v}" for k, v in finding.place.items() if isinstance(v, int | str)]
         place = f" ({', '.join(short)})" if short else ""
-        yield f"- **{markdown_text(finding.what)}**{markdown_text(place)}"
+        lines.append(f"- **{markdown_text(finding.what)}**{markdown_text(place)}")
     if len(tally.findings) > SHOWN:
-        yield f"- {len(tally.findings) - SHOWN} more differences are in verdict.json"
-    yield f"- {tally.seconds:.0f} s"
+        lines.append(f"- {len(tally.findings) - SHOWN} more differences are in verdict.json")
+    return [*lines, f"- {tally.seconds:.0f} s"]
+
+
+def _self_test(tested: Sequence[PlantedBug]) -> list[str]:
+    if not tested:
+        return [
+            "`--self-test` plants classic bugs, one at a time, to test that the checks catch them."
+        ]
+    caught = sum(bool(one.caught) for one in tested)
+    lines = [f"## Self-test: {caught} of {len(tested)} planted bugs caught", ""]
+    lines += ["| bug | caught by | first difference |", "|---|---|---|"]
+    for one in tested:
+        by = ", ".join(one.caught) or "MISSED"
+        lines.append(f"| {one.bug} | {by} | {markdown_text(one.what)} |")
+    return lines

@@ -23,8 +23,8 @@ from specalign.formats.speculators import read_speculators
 from specalign.formats.tensors import check_vocabulary, read_vocabulary, rename_tensors
 from specalign.formats.transformers import read_assistant
 from specalign.formats.weights import INDEX, SAFE, check_shapes, read_folder, save_tensors
-from specalign.lm.cache import LayerShape
 from specalign.lm.model import Target
+from specalign.lm.slabs import LayerShape
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
 

@@ -4,6 +4,7 @@
 #define BYTES_H
 #include "lanes.h"
 
+#ifdef ROWS_HERE
 /* Whether INT8 weights of K columns meet rows of x that are rounded to eight bits too, row by row: AVX512 VNNI then takes a quarter of
  * the instructions and less, AVX2 half of them. AVX512 without VNNI has neither. */
 int rows_rounded(int64_t K);
@@ -226,4 +227,5 @@ static __attribute__((unused)) BYTES void product_of_bytes(
         }
     }
 }
+#endif
 #endif

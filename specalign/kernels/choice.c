@@ -3,7 +3,7 @@
  * caches. Sums in fp64, in an order that does not depend on the number of threads.
  */
 #include "choice.h"
-#include <omp.h>
+#include <math.h>
 #include <string.h>
 
 /* A chain of drafts under block verification. */
@@ -14,6 +14,9 @@ typedef struct {
     const int64_t *tokens; /* (drafts) */
     int64_t drafts, vocabulary, columns;
 } Chain;
+
+#ifdef ROWS_HERE
+#include <omp.h>
 
 /* The first column with the largest number of a row; NaN counts as the largest. */
 static AVX2 int64_t largest_at(const float *row, int64_t count)
@@ -136,3 +139,7 @@ AVX2 int64_t verify_chain(const Chain *c, const double *u, double *stop, int64_t
     chosen[1] = draw_of(end < K && mass[end] > 0.0 ? rest + end * V : p, V, u[1]);
     return 1;
 }
+#else
+void largest_of_rows(const float *rows, int64_t R, int64_t count, int64_t *at) {}
+int64_t verify_chain(const Chain *c, const double *u, double *stop, int64_t *chosen, float *rest) { return 0; }
+#endif

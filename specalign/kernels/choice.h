@@ -2,6 +2,7 @@
 #ifndef CHOICE_H
 #define CHOICE_H
 #include "rows.h"
+#ifdef ROWS_HERE
 #include <math.h>
 
 enum { WEIGHTS = 512 }; /* summed as one */
@@ -52,4 +53,5 @@ static AVX2 int64_t draw_of(const float *w, int64_t count, double u)
     }
     return last;
 }
+#endif
 #endif

@@ -26,11 +26,10 @@ static inline void take_row(const Matrix *w, int64_t i, int64_t inputs, float *o
     }
 }
 
-#if !defined(__x86_64__) || !defined(__GNUC__)
-#error "the kernels are for x86-64 with GCC or Clang; elsewhere torch's operators are used"
-#endif
+#if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #define AVX2 __attribute__((target("avx2,fma")))
+#define ROWS_HERE 1
 #ifdef ROWS512
 #define WIDE __attribute__((target("avx512f,avx2,fma")))
 #define LANES 16
@@ -99,24 +98,11 @@ static inline __attribute__((always_inline)) WIDE Lanes load(const void *row, in
 #endif
 }
 
-/* The sum of all lanes, and the largest. */
 #ifdef ROWS512
-#define UPPER(V) _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(V), 1))
-
 static inline __attribute__((always_inline)) WIDE __m256 halves(__m512 v)
 {
-    return _mm256_add_ps(_mm512_castps512_ps256(v), UPPER(v));
+    return _mm256_add_ps(_mm512_castps512_ps256(v), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)));
 }
-
-static inline __attribute__((always_inline)) WIDE float total_of(__m512 v) { return total(halves(v)); }
-
-static inline __attribute__((always_inline)) WIDE float most_of(__m512 v)
-{
-    return largest_of(_mm256_max_ps(_mm512_castps512_ps256(v), UPPER(v)));
-}
-#else
-#define total_of total
-#define most_of largest_of
 #endif
 
 /* The sums over the lanes of a strip's vectors, each in the same order. */
@@ -140,32 +126,65 @@ static inline void share(int64_t count, int t, int T, int64_t *from, int64_t *to
     *to = count * (t + 1) / T;
 }
 
-/* exp of eight numbers ≤ 88, by Cephes' polynomial, to 2 units in the last place; below −87 it is 0. NaN stays NaN: of a number and NaN,
- * min and max give their second operand. */
+/* exp of X (registers of W bits) is Y · 2^N: Cephes' polynomial, to 2 units in the last place. X is cut to −87 … 88; NaN stays NaN: of a
+ * number and NaN, min and max give their second operand. */
+#define ROUNDED256(X) _mm256_round_ps(X, 8)
+#define ROUNDED512(X) _mm512_roundscale_ps(X, 8)
+#define EXP(W, X, N, Y)                                                                                                \
+    do {                                                                                                               \
+        X = _mm##W##_min_ps(_mm##W##_set1_ps(88.0f), _mm##W##_max_ps(_mm##W##_set1_ps(-87.0f), X));                    \
+        N = ROUNDED##W(_mm##W##_mul_ps(X, _mm##W##_set1_ps(1.44269504088896341f)));                                    \
+        X = _mm##W##_fnmadd_ps(N, _mm##W##_set1_ps(0.693359375f), X);                                                  \
+        X = _mm##W##_fnmadd_ps(N, _mm##W##_set1_ps(-2.12194440e-4f), X);                                               \
+        Y = _mm##W##_set1_ps(1.9875691500e-4f);                                                                        \
+        Y = _mm##W##_fmadd_ps(Y, X, _mm##W##_set1_ps(1.3981999507e-3f));                                               \
+        Y = _mm##W##_fmadd_ps(Y, X, _mm##W##_set1_ps(8.3334519073e-3f));                                               \
+        Y = _mm##W##_fmadd_ps(Y, X, _mm##W##_set1_ps(4.1665795894e-2f));                                               \
+        Y = _mm##W##_fmadd_ps(Y, X, _mm##W##_set1_ps(1.6666665459e-1f));                                               \
+        Y = _mm##W##_fmadd_ps(Y, X, _mm##W##_set1_ps(5.0000001201e-1f));                                               \
+        Y = _mm##W##_add_ps(_mm##W##_fmadd_ps(Y, _mm##W##_mul_ps(X, X), X), _mm##W##_set1_ps(1.0f));                   \
+    } while (0)
+
+/* exp of eight numbers ≤ 88; below −87 it is 0. */
 static inline AVX2 __m256 exp8(__m256 x)
 {
-    static const float polynomial[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
     const __m256 gone = _mm256_cmp_ps(x, _mm256_set1_ps(-87.0f), _CMP_LT_OQ);
-    x = _mm256_min_ps(_mm256_set1_ps(88.0f), _mm256_max_ps(_mm256_set1_ps(-87.0f), x));
-    const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504088896341f)), 8);
-    x = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
-    x = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), x);
-    __m256 y = _mm256_set1_ps(1.9875691500e-4f);
-#pragma GCC unroll 5
-    for (int i = 0; i < 5; i++) y = _mm256_fmadd_ps(y, x, _mm256_set1_ps(polynomial[i]));
-    y = _mm256_add_ps(_mm256_fmadd_ps(y, _mm256_mul_ps(x, x), x), _mm256_set1_ps(1.0f));
+    __m256 n, y;
+    EXP(256, x, n, y);
     const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
     return _mm256_andnot_ps(gone, _mm256_mul_ps(y, _mm256_castsi256_ps(power)));
 }
 
-/* The same of lanes. */
+/* The same of lanes, to the bit. */
 static inline __attribute__((always_inline)) WIDE Lanes exp_of(Lanes x)
 {
 #ifdef ROWS512
-    const __m512d low = _mm512_castpd256_pd512(_mm256_castps_pd(exp8(_mm512_castps512_ps256(x))));
-    return _mm512_castpd_ps(_mm512_insertf64x4(low, _mm256_castps_pd(exp8(UPPER(x))), 1));
+    const __mmask16 there = _mm512_cmp_ps_mask(x, SAME(-87.0f), _CMP_NLT_UQ);
+    __m512 n, y;
+    EXP(512, x, n, y);
+    return _mm512_maskz_scalef_ps(there, y, n);
 #else
     return exp8(x);
 #endif
 }
+
+/* The sum of all lanes, and the largest. */
+static inline __attribute__((always_inline)) WIDE float total_of(Lanes v)
+{
+#ifdef ROWS512
+    return total(halves(v));
+#else
+    return total(v);
+#endif
+}
+
+static inline __attribute__((always_inline)) WIDE float most_of(Lanes v)
+{
+#ifdef ROWS512
+    return largest_of(_mm256_max_ps(_mm512_castps512_ps256(v), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1))));
+#else
+    return largest_of(v);
+#endif
+}
+#endif
 #endif

@@ -8,7 +8,6 @@
  */
 #include "rows.h"
 #include <math.h>
-#include <omp.h>
 #include <string.h>
 
 /* Two taps, a row and the one before it in its block, around a sublayer: out[c] = in[c] + (offset[0, c] + delta[0, g])·in[c] +
@@ -47,6 +46,9 @@ typedef struct {
 
 /* The sizes of these, by which a caller sees whether it was written for them. */
 int64_t layers_layout(void) { return sizeof(Stack) << 40 | sizeof(Layer) << 20 | sizeof(Request); }
+
+#ifdef ROWS_HERE
+#include <omp.h>
 
 #ifdef ROWS512
 #define TOGETHER 6
@@ -546,3 +548,11 @@ AVX2 void layers_forward(
             for (int64_t r = from; r < to; r++) rms_norm(x + r * D, s->last_norm, x + r * D, D, s->eps);
     }
 }
+#else
+int64_t layers_scratch(const Stack *s, const Request *requests, int64_t count) { return 0; }
+void layers_forward(
+    const Stack *s, float *x, const float *state, const float *cosine, const float *sine, const Request *requests,
+    int64_t count, float *const *taps, float *scratch)
+{
+}
+#endif

@@ -16,8 +16,6 @@ _MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 _NORMS = ("before_attention", "before_mlp", "q_norm", "k_norm")
 _CONVOLUTIONS = ("attention_conv", "mlp_conv")
 _SIZES = ("layers", "width", "inner", "heads", "kv_heads", "head_width", "block", "groups")
-TILE = 16
-"""Keys that stand side by side in `Memory.columns` (layers.c)."""
 
 
 class _Convolution(Structure):
@@ -52,6 +50,9 @@ class _Request(Structure):
     ]
 
 
+TILE = 16
+"""Keys that stand side by side in `Memory.columns` (layers.c)."""
+
 _LAYOUT = sizeof(_Stack) << 40 | sizeof(_Layer) << 20 | sizeof(_Request)
 
 
@@ -66,10 +67,7 @@ def check_tensor(
 
 
 def pointer_of(
-    tensor: Tensor | None,
-    shape: tuple[int, ...],
-    held: list[Any],
-    dtype: torch.dtype = torch.float32,
+    tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, held: list[Any]
 ) -> int | None:
     """The address of a checked tensor, which is kept in `held`; None for None."""
     if tensor is None:
@@ -83,8 +81,8 @@ def matrix_fields(matrix: Matrix, shape: tuple[int, int], held: list[Any]) -> Ma
     dtype = matrix.weight.dtype if matrix.weight.dtype in KINDS else torch.float32
     if (dtype == torch.int8) != (matrix.scale is not None):
         raise ValueError(f"int8 goes with a scale, {dtype} does not")
-    vectors = (pointer_of(vector, shape[:1], held) for vector in matrix[1:])
-    return MatrixFields(pointer_of(matrix.weight, shape, held, dtype), *vectors, KINDS.index(dtype))
+    vectors = (pointer_of(vector, shape[:1], torch.float32, held) for vector in matrix[1:])
+    return MatrixFields(pointer_of(matrix.weight, shape, dtype, held), *vectors, KINDS.index(dtype))
 
 
 @dataclass
@@ -191,32 +189,35 @@ class LayerStack:
         heads = (self.heads, self.kv_heads, self.head_width)
         sizes = (len(self.weights), self.width, self.inner, *heads, self.block, self.groups)
         numbers = (self.scale, self.eps, self.head_eps)
-        last = pointer_of(self.last_norm, (self.width,), self._held)
+        last = self._vector(self.last_norm, self.width)
         self.fields = _Stack(*sizes, *numbers, self._layers, last)
         if self.state is not None:
             norm, matrix = self.state
             self.fields.state = matrix_fields(matrix, (self.width, self.width), self._held)
-            self.fields.state_norm = pointer_of(norm, (self.width,), self._held)
+            self.fields.state_norm = self._vector(norm, self.width)
         self.library = rows_library()
         if self.library.layers_layout() != _LAYOUT:
             raise ValueError("the library was compiled from different sources: run make setup")
 
     def _layer(self, weights: Weights) -> _Layer:
-        found, held, width, inner = _Layer(), self._held, self.width, self.inner
-        q, kv = self.heads * self.head_width, self.kv_heads * self.head_width
+        found, width, inner, head = _Layer(), self.width, self.inner, self.head_width
+        q, kv = self.heads * head, self.kv_heads * head
         attention = ((q, width), (kv, width), (kv, width), (width, q))
         shapes = (*attention, (inner, width), (inner, width), (width, inner))
         for name, shape in zip(_MATRICES, shapes, strict=True):
-            setattr(found, name, matrix_fields(getattr(weights, name), shape, held))
-        for name, size in zip(_NORMS, (width, width, *[self.head_width] * 2), strict=True):
-            setattr(found, name, pointer_of(getattr(weights, name), (size,), held))
+            setattr(found, name, matrix_fields(getattr(weights, name), shape, self._held))
+        for name, size in zip(_NORMS, (width, width, head, head), strict=True):
+            setattr(found, name, self._vector(getattr(weights, name), size))
         for name in _CONVOLUTIONS:
             convolution: Convolution | None = getattr(weights, name)
             if convolution is not None:
-                delta = matrix_fields(convolution.delta, (4 * self.groups, width), held)
-                offset = pointer_of(convolution.offset, (2, 2, width), held)
+                delta = matrix_fields(convolution.delta, (4 * self.groups, width), self._held)
+                offset = pointer_of(convolution.offset, (2, 2, width), torch.float32, self._held)
                 setattr(found, name, _Convolution(delta, offset))
         return found
+
+    def _vector(self, tensor: Tensor | None, size: int) -> int | None:
+        return pointer_of(tensor, (size,), torch.float32, self._held)
 
     def __call__(
         self,
@@ -237,11 +238,11 @@ class LayerStack:
         x_RD = check_tensor(x_RD.clone(memory_format=torch.contiguous_format), (count, self.width))
         cos_Rw = check_tensor(cos_Rw.contiguous(), (count, self.head_width))
         sin_Rw = check_tensor(sin_Rw.contiguous(), (count, self.head_width))
-        held: list[Any] = []
         state = None
         if state_D is not None:
             assert self.state is not None
-            state = pointer_of(state_D.contiguous(), (self.width,), held)
+            state_D = check_tensor(state_D.contiguous(), (self.width,))
+            state = state_D.data_ptr()
         given = (_Request * len(requests))(*map(self.describe, requests))
         scratch = x_RD.new_empty(library.layers_scratch(byref(self.fields), given, len(given)))
         wanted, tapped, where = list(dict.fromkeys(taps)), None, None

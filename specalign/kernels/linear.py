@@ -1,17 +1,14 @@
 """Linear layers for few rows on a CPU: decoding one token, or verifying a short draft, reads all
 weights to multiply a few rows, and torch's default product is optimised for many.
 
-SmolLM2-135M's layers over 5 rows, two AVX2 cores: torch 48 ms, `rows.c` 18. It is used in fp32
-where it was compiled and the processor has AVX2, and sums a row in the same order whatever other
-rows come with it.
+SmolLM2-135M's layers over 5 rows, two AVX2 cores: torch 48 ms, oneDNN's packed form 25, `rows.c`
+18. In fp32 `rows.c` is used where it was compiled and the processor has AVX2, else the packed form;
+in bf16 the packed form. `rows.c` sums a row in the same order whatever other rows come with it.
 """
 
 from __future__ import annotations
 
 import ctypes
-import mmap
-from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -21,15 +18,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from specalign.kernels.pages import together
+
 MOST_ROWS = 32
 """With more rows, `rows.c` has more arithmetic than it can hide behind the reading."""
+
 LIBRARIES = ("_rows512", "_rows")
 """The same files, compiled for AVX512 and for AVX2."""
-KINDS = (torch.float32, torch.bfloat16, torch.int8)
-"""Of a weight's numbers, by their number in lanes.h."""
-_CACHE_LINE, _LARGE_PAGE = 64, 2 << 20  # bytes
-_TINY = 1e-30
-"""A row of no larger number is rounded to zeros (bytes.h)."""
+
+
+@cache
+def rows_library() -> Any:
+    """The fastest of `LIBRARIES` for this processor; None without a compiler or AVX2."""
+    return next(
+        (library for name in LIBRARIES if (library := open_library(name)) is not None), None
+    )
+
 
 _P, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
@@ -46,17 +50,6 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "verify_chain": ([_P] * 5, _N),
 }
 """Arguments and result of each function of the library."""
-
-
-@cache
-def rows_library() -> Any:
-    """The fastest of `LIBRARIES` for this processor; None without a compiler or AVX2."""
-    return next((found for name in LIBRARIES if (found := open_library(name))), None)
-
-
-def uses_rows(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether linear layers of this type are `RowsLinear` on this machine."""
-    return dtype == torch.float32 and device.type == "cpu" and rows_library() is not None
 
 
 @cache
@@ -78,6 +71,13 @@ class MatrixFields(ctypes.Structure):
     """`Matrix` of lanes.h."""
 
     _fields_ = [*((name, _P) for name in ("weight", "bias", "scale")), ("kind", _N)]
+
+
+_TINY = 1e-30
+"""A row of no larger number is rounded to zeros (bytes.h)."""
+
+KINDS = (torch.float32, torch.bfloat16, torch.int8)
+"""Of a weight's numbers, by their number in lanes.h."""
 
 
 class Matrix(NamedTuple):
@@ -102,37 +102,8 @@ def round_weight(weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None)
     return Matrix((weight.float() / scale[:, None]).round().to(torch.int8), bias, scale)
 
 
-def _allocate(size: int) -> Tensor:
-    """`size` unwritten bytes, uint8, from a line of the cache on; on pages of two megabytes (Linux)
-    if they fill one. What decoding reads from one end to the other at every token then needs a
-    five-hundredth of the addresses looked up: SmolLM2 in fp32 takes 6 to 8% less time."""
-    if size < _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        room = torch.empty(size + _CACHE_LINE, dtype=torch.uint8)
-        skipped = -room.data_ptr() % _CACHE_LINE
-        return room[skipped : skipped + size]
-    # from the system itself: what malloc hands out again has its pages already, and they stay
-    # ordinary ones
-    fresh = mmap.mmap(-1, size + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # ordinary pages then, the same numbers
-        fresh.madvise(mmap.MADV_HUGEPAGE)
-    room = torch.frombuffer(fresh, dtype=torch.uint8)
-    skipped = -room.data_ptr() % _LARGE_PAGE
-    return room[skipped : skipped + size]
-
-
-def together(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Room for a copy of each tensor in one piece of memory, each at a line of the cache."""
-    sizes = [t.numel() * t.element_size() for t in tensors]
-    whole = [-(-size // _CACHE_LINE) * _CACHE_LINE for size in sizes]  # lines
-    places = _allocate(sum(whole)).split(whole)
-    return [
-        place[:size].view(t.dtype).view(t.shape)
-        for t, size, place in zip(tensors, sizes, places, strict=True)
-    ]
-
-
 def copy_together(*matrices: Matrix) -> list[Matrix]:
-    """The same matrices with their weights copied into one piece of memory (`together`)."""
+    """The same matrices with their weights copied into one piece of memory (`pages.together`)."""
     places = together([matrix.weight for matrix in matrices])
     pairs = zip(matrices, places, strict=True)
     return [matrix._replace(weight=at.copy_(matrix.weight)) for matrix, at in pairs]
@@ -140,10 +111,9 @@ def copy_together(*matrices: Matrix) -> list[Matrix]:
 
 def eight_bits(matrix: Matrix) -> bool:
     """Whether `rows.c` rounds the rows to eight bits too: int8 weights of up to 16,384 columns."""
-    library = rows_library()
-    if library is None or matrix.weight.dtype != torch.int8:
+    if rows_library() is None or matrix.weight.dtype != torch.int8:
         return False
-    return bool(library.rows_rounded(matrix.weight.shape[1]))
+    return bool(rows_library().rows_rounded(matrix.weight.shape[1]))
 
 
 def rounded_rows(x: Tensor) -> Tensor:
@@ -158,7 +128,7 @@ def few_rows(
     """`F.linear(x, weight, bias)` without gradients, by `rows.c` where it applies.
 
     `x` in fp32 may be multiplied with a weight in bf16, or in int8 with a `scale` for each row
-    (`round_weight`); sums are fp32. Where `eight_bits`, x is rounded as well, and sums are exact.
+    (`round_weight`); sums are fp32. Where `eight_bits`, x is round_weight as well, and sums are exact.
     """
     outputs, inputs = weight.shape
     rows = x.numel() // inputs
@@ -170,27 +140,43 @@ def few_rows(
     x = x.contiguous()
     y = x.new_empty((*x.shape[:-1], outputs))
     where = [None if t is None else t.data_ptr() for t in (weight, bias, scale)]
-    given = ctypes.byref(MatrixFields(*where, KINDS.index(weight.dtype)))
-    rows_library().matrix_product(given, x.data_ptr(), y.data_ptr(), rows, inputs, outputs)
+    given = MatrixFields(*where, KINDS.index(weight.dtype))
+    rows_library().matrix_product(
+        ctypes.byref(given), x.data_ptr(), y.data_ptr(), rows, inputs, outputs
+    )
     return y
 
 
 def many_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear(x, weight, bias)` without gradients; in fp32 on a CPU by oneDNN where torch has it,
+    """`F.linear(x, weight, bias)` without gradients; in fp32 on a CPU by oneDNN where it applies,
     which takes half the time of torch's own product (MKL) on AMD's processors.
 
     On two dimensions: oneDNN's bf16 product of a cut (1, L, D) takes 15 times as long as of (L, D).
     """
     rows = x.reshape(-1, x.shape[-1])
-    if x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and _has_one_dnn():
-        y = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-    else:
-        y = F.linear(rows, weight, bias)
+    known = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and _one_dnn()
+    y = _pointwise(rows, weight, bias) if known else F.linear(rows, weight, bias)
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
-def _has_one_dnn() -> bool:
-    return torch.backends.mkldnn.is_available()
+def _pointwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+@cache
+def _one_dnn() -> bool:
+    """Whether torch's operator for oneDNN's products is there and right."""
+    x = torch.linspace(-1, 1, 40 * 32).view(40, 32)
+    weight = torch.linspace(-1, 1, 32 * 48).view(32, 48).t()
+    try:
+        found = [_pointwise(x, w, None) for w in (weight, weight.contiguous())]
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return False
+    return all(torch.allclose(y, F.linear(x, weight), atol=1e-5) for y in found)
+
+
+def _frozen(tensor: Tensor | None) -> nn.Parameter | None:
+    return None if tensor is None else nn.Parameter(tensor.detach(), requires_grad=False)
 
 
 class RowsLinear(nn.Module):
@@ -198,20 +184,16 @@ class RowsLinear(nn.Module):
     bf16 is kept in bf16, with the same result to the bit; `round_to`, bf16 or int8, rounds others.
     """
 
-    weight: nn.Parameter
-    bias: nn.Parameter | None
-    scale: nn.Parameter | None
-
     def __init__(
         self, weight: Tensor, bias: Tensor | None, round_to: torch.dtype | None = None
     ) -> None:
         super().__init__()
-        kept = round_weight(weight.detach(), round_to or torch.bfloat16, bias)
+        kept = round_weight(weight.detach(), round_to or torch.bfloat16)
         if round_to is None and not torch.equal(kept.weight.float(), weight):
-            kept = Matrix(weight, bias)
-        for name, tensor in zip(Matrix._fields, kept, strict=True):
-            frozen = None if tensor is None else tensor.detach().contiguous()
-            setattr(self, name, None if frozen is None else nn.Parameter(frozen, False))
+            kept = Matrix(weight.detach())
+        self.weight = nn.Parameter(kept.weight.contiguous(), requires_grad=False)
+        self.bias = _frozen(None if bias is None else bias.contiguous())
+        self.scale = _frozen(kept.scale)
         self.out_features, self.in_features = weight.shape
 
     @property
@@ -221,3 +203,68 @@ class RowsLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return few_rows(x, *self.matrix)
+
+
+class RowsConv1D(RowsLinear):
+    """The same for transformers' `Conv1D`: `weight` is (in, out), in memory (out, in)."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, round_to: torch.dtype | None = None
+    ) -> None:
+        super().__init__(weight.t(), bias, round_to)
+        self.weight = nn.Parameter(self.weight.t(), requires_grad=False)
+        self.nx, self.nf = weight.shape
+
+    @property
+    def matrix(self) -> Matrix:
+        """What it multiplies with."""
+        return Matrix(self.weight.t(), self.bias, self.scale)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is a layer that `speed_up_linears` may replace."""
+    return type(module) is nn.Linear or is_conv1d(module)
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether it is transformers' `Conv1D`, by its name: nothing here needs transformers."""
+    kind = type(module)
+    return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
+
+
+class PackedLinear(nn.Module):
+    """A linear layer without gradients from a copy of the weight in oneDNN's layout. `weight` stays
+    reachable, unpacked, under the name that `nn.Linear` gives it."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, rows: int = 8) -> None:
+        super().__init__()
+        self.weight, self.bias = _frozen(weight), _frozen(bias)
+        self.out_features, self.in_features = weight.shape
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _pointwise(x, self.packed, self.bias)
+
+
+def fast_linear(
+    dtype: torch.dtype, device: torch.device
+) -> type[RowsLinear] | type[PackedLinear] | None:
+    """The fastest layer class for few rows on this machine, tested once; None = torch's own."""
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
+        return None
+    if dtype == torch.float32 and rows_library() is not None and _right(RowsLinear, dtype):
+        return RowsLinear
+    packed = torch.backends.mkldnn.is_available() and _right(PackedLinear, dtype)
+    return PackedLinear if packed else None
+
+
+@cache
+def _right(kind: type[RowsLinear] | type[PackedLinear], dtype: torch.dtype) -> bool:
+    weight = torch.linspace(-1, 1, 64 * 32).view(64, 32).to(dtype)
+    rows = torch.linspace(-1, 1, 3 * 32).view(3, 32).to(dtype)
+    try:
+        got = kind(weight, None)(rows)
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return False
+    tolerance = 1e-5 if dtype == torch.float32 else 0.2
+    return torch.allclose(got.float(), F.linear(rows, weight).float(), atol=tolerance)

@@ -13,13 +13,15 @@ from specalign.kernels.linear import Matrix
 
 
 class RepeatedCall:
-    """Drafts of one request: calls of a stack that has a state for blocks that differ in their
-    first row alone, a token's embedding, and stay apart from the memory that they follow. What does
-    not change between calls is prepared once: after a forward pass of the target each operator of
-    Python or torch takes some 10 µs, and a small drafter's layers 700.
+    """Drafts of one request: calls of a stack for blocks that differ in their first row alone, a
+    token's embedding, and stay apart from the memory that they follow. What does not change between
+    calls is prepared once: after a forward pass of the target each operator of Python or torch
+    takes some 10 µs, and a small drafter's layers 700.
 
-    see_RR: which rows each one sees, bool. block_RD: the rows; the first is filled in.
-    embedding_VD: every token's, in fp32 or bf16.
+    Args:
+        stack: one that knows what to do with a state.
+        memory: what the rows follow. see_RR: which rows each one sees, bool.
+        block_RD: the rows; the first is filled in. embedding_VD: every token's, in fp32 or bf16.
     """
 
     def __init__(
@@ -32,9 +34,9 @@ class RepeatedCall:
     ) -> None:
         assert stack.state is not None
         self.memory, self.rows, self._stack = memory, len(see_RR), stack
+        self._tokens, held = len(embedding_VD), list[Any]()
         block_RD = block_RD.detach().contiguous()
         self._block_RD = check_tensor(block_RD, (self.rows, stack.width))
-        self._tokens, held = len(embedding_VD), list[Any]()
         table = Matrix(embedding_VD)
         self._embedding = matrix_fields(table, (self._tokens, stack.width), held)
         rows = Rows(memory, memory.capacity, self.rows, see_RR.contiguous(), apart=True)

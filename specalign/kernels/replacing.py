@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specalign.kernels.linear import RowsLinear, together, uses_rows
-
-_READ_PAST = ("dt_proj", "weights_proj")
-"""Layers whose weight other modules read without calling them (Mamba; the indexers of DeepSeek and
-GLM); it keeps its type."""
+from specalign.kernels.linear import (
+    PackedLinear,
+    RowsConv1D,
+    RowsLinear,
+    fast_linear,
+    is_conv1d,
+    is_linear,
+)
+from specalign.kernels.pages import together
 
 
 class RowsEmbedding(nn.Module):
@@ -54,44 +59,47 @@ def speed_up_linears(
     dtype: torch.dtype,
     device: torch.device,
     round_to: torch.dtype | None = None,
+    read_past: Collection[nn.Module] = (),
 ) -> int:
-    """Replace every `nn.Linear` by `RowsLinear` where it is faster; returns how many. `round_to`:
-    to bf16 or int8 (drafters only: p must not change)."""
-    if not uses_rows(dtype, device):
-        return 0
-    count = 0
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                rounded = dtype if name in _READ_PAST else round_to
-                setattr(parent, name, RowsLinear(child.weight, child.bias, rounded))
-                count += 1
+    """Replace every `nn.Linear` and `Conv1D` by the class that is fastest for few rows; returns how
+    many. `round_to`: bf16 or int8 where that saves time (drafters only: p must not change).
+    `read_past`: layers whose weights other modules read too; they keep their type."""
+    kind = fast_linear(dtype, device)
+
+    def replacement(layer: Any) -> nn.Module | None:
+        if kind is PackedLinear:
+            return None if is_conv1d(layer) else kind(layer.weight, layer.bias)
+        made = RowsConv1D if is_conv1d(layer) else RowsLinear
+        return made(layer.weight, layer.bias, dtype if layer in read_past else round_to)
+
+    count = 0 if kind is None else _replace(module, replacement)
+    if kind is not RowsLinear:
+        return count
     if hasattr(module, "get_output_embeddings"):
-        _narrow_embeddings(module)
+        _narrow_embeddings(module, read_past)
     _settle(module)
     return count
 
 
 @torch.no_grad()
-def _narrow_embeddings(model: Any) -> None:
+def _narrow_embeddings(model: Any, read_past: Collection[nn.Module]) -> None:
     """Embeddings in bf16 where all their numbers are, as one with the head if they are equal."""
     head = model.get_output_embeddings()
     if not isinstance(head, RowsLinear):
         return
-    found: dict[nn.Module, nn.Module] = {}
+    found: dict[nn.Module, RowsEmbedding | None] = {}
+    for old in (m for m in model.modules() if isinstance(m, nn.Embedding) and m not in read_past):
+        if old.weight.data_ptr() != head.weight.data_ptr():  # else they stay as they are together
+            found[old] = _narrow(old, head)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if isinstance(child, nn.Embedding):
-                if child not in found:
-                    found[child] = _narrow(child, head) or child
-                setattr(module, name, found[child])
+            if (new := found.get(child)) is not None:
+                setattr(module, name, new)
 
 
 def _narrow(old: Any, head: RowsLinear) -> RowsEmbedding | None:
     """An embedding in bf16; None where that changes its numbers, or it does more than scale."""
     if type(old) is not nn.Embedding and not hasattr(old, "embed_scale"):
-        return None
-    if old.weight.data_ptr() == head.weight.data_ptr():  # one that shares the head's memory
         return None
     kept = old.weight.to(torch.bfloat16)
     if old.weight.dtype != torch.float32 or not torch.equal(kept.float(), old.weight):
@@ -112,7 +120,21 @@ def _settle(module: nn.Module) -> None:
         if p.device.type == "cpu":
             alike.setdefault((p.data_ptr(), p.dtype, p.shape, p.stride()), []).append(p)
     groups = list(alike.values())
-    for tied, place in zip(groups, together([tied[0] for tied in groups]), strict=True):
-        place.copy_(tied[0])
+    turned = [tied[0].dim() == 2 and not tied[0].is_contiguous() for tied in groups]  # RowsConv1D
+    given = [tied[0].t() if t else tied[0] for tied, t in zip(groups, turned, strict=True)]
+    for tied, place, own, t in zip(groups, together(given), given, turned, strict=True):
+        place.copy_(own)
         for parameter in tied:  # what held the numbers before is free then
-            parameter.data = place
+            parameter.data = place.t() if t else place
+
+
+def _replace(module: nn.Module, made: Callable[[Any], nn.Module | None]) -> int:
+    count = 0
+    for name, child in list(module.named_children()):
+        if is_linear(child):
+            if (new := made(child)) is not None:
+                setattr(module, name, new)
+                count += 1
+        else:
+            count += _replace(child, made)
+    return count

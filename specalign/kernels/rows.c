@@ -2,10 +2,11 @@
  * fp32, W in fp32, bf16 or int8. */
 #include "rows.h"
 
+int second_cache = 0, eight_bits = 0; /* by what this processor is; switched in tests */
+
+#ifdef ROWS_HERE
 #include <cpuid.h>
 #include <omp.h>
-
-int second_cache = 0, eight_bits = 0; /* by what this processor is; switched in tests */
 
 /* AMD's family 25 with AVX512. */
 static int is_zen4(void)
@@ -45,3 +46,9 @@ void matrix_product(const Matrix *w, const float *x, float *y, int64_t M, int64_
 }
 
 void matrix_row(const Matrix *w, int64_t i, int64_t K, float *out) { take_row(w, i, K, out); }
+#else
+int rows_available(void) { return 0; }
+int rows_rounded(int64_t K) { return 0; }
+void matrix_row(const Matrix *w, int64_t i, int64_t K, float *out) {}
+void matrix_product(const Matrix *w, const float *x, float *y, int64_t M, int64_t K, int64_t N) {}
+#endif

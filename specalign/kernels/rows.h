@@ -10,6 +10,7 @@
 #define ROWS_H
 #include "bytes.h"
 
+#ifdef ROWS_HERE
 /* Strips of more bytes than NEAR are cut into blocks of at most COLUMNS columns where they meet more than FEW rows: with the next one
  * and the rows they would not stay in the nearest cache. In fp32, from twice as many bytes on and up to a GROUP of rows, it is faster
  * to fetch not the next strip but what lies AHEAD bytes further on in the same rows. */
@@ -108,17 +109,29 @@ static inline __attribute__((always_inline)) WIDE void strip_ahead(
         strip_of(x, w, kept, M, K, from, to, kind, 0, (NUMBERS * size_of(kind) / 2 + 63) / 64, &next);
 }
 
-#define STRIP_AHEAD(NAME, SOON, KIND)                                                                                  \
-    static WIDE void NAME(                                                                                             \
-        const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to,             \
-        const char *ahead)                                                                                             \
-    {                                                                                                                  \
-        strip_ahead(x, w, kept, M, K, from, to, ahead, SOON, KIND);                                                    \
-    }
-STRIP_AHEAD(strip_fp32, 0, FP32)
-STRIP_AHEAD(strip_wide, 1, FP32)
-STRIP_AHEAD(strip_bf16, 0, BF16)
-STRIP_AHEAD(strip_int8, 0, INT8)
+static WIDE void strip_fp32(
+    const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const char *ahead)
+{
+    strip_ahead(x, w, kept, M, K, from, to, ahead, 0, FP32);
+}
+
+static WIDE void strip_wide(
+    const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const char *ahead)
+{
+    strip_ahead(x, w, kept, M, K, from, to, ahead, 1, FP32);
+}
+
+static WIDE void strip_bf16(
+    const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const char *ahead)
+{
+    strip_ahead(x, w, kept, M, K, from, to, ahead, 0, BF16);
+}
+
+static WIDE void strip_int8(
+    const float *x, const char *const *w, Lanes *kept, int64_t M, int64_t K, int64_t from, int64_t to, const char *ahead)
+{
+    strip_ahead(x, w, kept, M, K, from, to, ahead, 0, INT8);
+}
 
 /* y (M, N) = x · Wᵀ, or added to y (M ≤ MOST): the strips `first` to `last`. */
 static __attribute__((unused)) WIDE void product(
@@ -169,4 +182,5 @@ static __attribute__((unused)) WIDE void product(
             }
     }
 }
+#endif
 #endif

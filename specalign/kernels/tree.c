@@ -5,7 +5,7 @@
  * on the number of threads, and logits with their bias are never stored whole.
  */
 #include "choice.h"
-#include <omp.h>
+#include <math.h>
 #include <string.h>
 
 typedef struct {
@@ -19,6 +19,9 @@ typedef struct {
 } Head;
 
 enum { SILU, TANH, LINEAR }; /* silu or tanh of hidden·h + previous·e(x); previous·e(x) alone */
+
+#ifdef ROWS_HERE
+#include <omp.h>
 
 enum { BLOCK = 512 };
 
@@ -312,3 +315,17 @@ AVX2 void draw_chain(
         }
     }
 }
+#else
+int64_t tree_scratch(const Head *h, int64_t levels, int64_t nodes) { return 0; }
+int64_t draft_tree(
+    const Head *h, const float *hidden, int64_t levels, int64_t last, int64_t nodes, float scale, int64_t *tokens,
+    int64_t *parents, double *log_q, char *scratch)
+{
+    return 0;
+}
+void draw_chain(
+    const Head *h, const float *hidden, int64_t levels, int64_t last, float scale, const double *u, int64_t *columns,
+    float *q, char *scratch)
+{
+}
+#endif

@@ -64,7 +64,7 @@ class TreeHead:
             fields.embedding = matrix_fields(Matrix(markov.embedding_VD), (tokens, width), held)
             if ids_Vd is not None and not 0 <= int(ids_Vd.min()) <= int(ids_Vd.max()) < tokens:
                 raise ValueError(f"tokens outside 0..{tokens - 1}")
-        fields.ids = pointer_of(ids_Vd, (columns,), held, torch.int64)
+        fields.ids = pointer_of(ids_Vd, (columns,), torch.int64, held)
 
     @staticmethod
     def takes(levels: int) -> bool:

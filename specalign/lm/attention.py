@@ -28,7 +28,9 @@ def block_mask(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor | None:
-    """The mask of `visible_mask` as `laid_out` makes it; None for one token, which sees all."""
+    """The mask of `length` tokens that attend to `past` earlier ones and, by `see_LL` (bool, itself
+    included; None = causal), to each other, made once for all layers. None for one token, which
+    sees everything; else as `laid_out` makes it."""
     if length == 1:
         return None
     return laid_out(visible_mask(see_LL, length, past, device), groups, dtype)
@@ -36,7 +38,7 @@ def block_mask(
 
 def visible_mask(see_LL: Tensor | None, length: int, past: int, device: torch.device) -> Tensor:
     """The attention mask of `length` tokens, bool (L, past + L): the past, and each other by
-    `see_LL` (bool, itself included; None = causal)."""
+    `see_LL`."""
     see_LS = torch.ones(length, past + length, dtype=torch.bool, device=device)
     if see_LL is None:
         return see_LS.tril_(past)
@@ -54,7 +56,8 @@ def laid_out(see_LS: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
 
 
 def clean_then_noisy(clean: int, noisy: int, device: torch.device) -> Tensor:
-    """The attention mask of clean tokens (causal), then a noisy block (full), bool (L, L)."""
+    """The attention mask of clean tokens (causal) and a noisy block after them (full), bool (L,
+    L)."""
     see_LL = torch.ones(clean + noisy, clean + noisy, dtype=torch.bool, device=device).tril()
     see_LL[clean:] = True
     return see_LL

@@ -12,11 +12,11 @@ from specalign.common.errors import UserError, nearest
 from specalign.common.provenance import memory_bytes
 from specalign.common.schema import SHORT_DTYPES
 from specalign.common.text import cut
-from specalign.kernels.linear import rows_library
+from specalign.kernels.linear import is_linear, rows_library
 from specalign.lm.names import check_dtype
 from specalign.lm.opening import empty_model
 
-_SMALL = 300_000_000
+SMALL = 300_000_000
 """Parameters up to which fp32 decodes faster: torch's bf16 operators start more slowly."""
 _MOSTLY = 0.75
 """The share of numbers in linear layers and embeddings below which fp32 reads too much."""
@@ -73,14 +73,14 @@ def decodes_faster_in_fp32(
     except Exception:  # models that need real memory fail in many ways
         return False
     config = model.config
-    if getattr(config, "quantization_config", None) is not None:
-        return False
     parameters = sum(p.numel() for p in model.parameters())
-    if parameters <= _SMALL:
-        return True
-    kinds = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Embedding)]
+    kinds = [m for m in model.modules() if is_linear(m) or isinstance(m, nn.Embedding)]
     weights = {p for m in kinds for p in m.parameters(recurse=False) if p.dim() == 2}
     in_layers = sum(p.numel() for p in weights)
+    if getattr(config, "quantization_config", None) is not None:
+        return False
+    if parameters <= SMALL:
+        return True
     stored = getattr(config.get_text_config(decoder=True), "dtype", None) or config.dtype
     is_half = str(stored).removeprefix("torch.") == "bfloat16"
     memory = memory_bytes()  # it is loaded in fp32, whose weights become bf16 one by one

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specalign.common.schema import JsonObject
@@ -23,10 +23,10 @@ from specalign.lm.inspection.anatomy import (
     eos_ids,
     find_body,
     inspect_model,
-    placeholder_ids,
     query_heads,
 )
-from specalign.lm.logits import PLAIN, LogitForm
+from specalign.lm.inspection.own_output import placeholder_ids
+from specalign.lm.logits import PLAIN, Readout
 from specalign.lm.masks import install
 from specalign.lm.names import ModelSource
 from specalign.rows.conversation import Conversation
@@ -34,13 +34,18 @@ from specalign.rows.shapes import as_conversation
 
 
 class FrozenModel:
-    """A frozen causal language model of transformers, its embedding and head, and its tokenizer.
+    """A frozen causal language model, its embedding and head, and its tokenizer.
 
-    form: what the model does to its head's product. fast: replace linear layers by faster ones for
-    few rows (CPU). own_attention: keep the model's eager attention instead of ours. fuse: run the
-    layers in one call for few rows, where they are of that kind. chains_only: drafts cannot branch.
-    together: one forward pass takes several requests. stepwise: recurrent states advance by single
-    tokens only.
+    Args:
+        model: of transformers, with its own eager attention.
+        readout: what the model does to its head's product.
+        fast: replace linear layers by faster ones for few rows (CPU).
+        own_attention: keep the model's attention instead of ours.
+        fuse: run the layers in one call for few rows, where they are of that kind.
+        read_past: layers whose weights are read without calling them.
+
+    chains_only: drafts cannot branch. together: one forward pass takes several requests. stepwise:
+    recurrent states advance by single tokens only.
     """
 
     def __init__(
@@ -48,11 +53,12 @@ class FrozenModel:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         source: ModelSource,
-        form: LogitForm = PLAIN,
+        readout: Readout | None = None,
         *,
         fast: bool = True,
         own_attention: bool = False,
         fuse: bool = True,
+        read_past: Collection[nn.Module] = (),
     ) -> None:
         self.spec, self.revision = source.spec, source.revision
         self.trust_remote_code = source.trust_remote_code
@@ -73,15 +79,18 @@ class FrozenModel:
         self.chains_only = self.anatomy.chains_only
         self.together = self.anatomy.ours and not self.anatomy.recurrent
         self.stepwise = False
-        self.logit_form = form
+        self.readout = readout or Readout()
+        self.logit_form = self.readout.form
+        self.never_V = self.readout.never_V
         self.context_limit = context_limit(config)
         self.head_bias_V: Tensor | None = getattr(model.get_output_embeddings(), "bias", None)
         self.vocab_size = len(model.get_output_embeddings().weight)
         self.eos_ids = eos_ids(config, model.generation_config, tokenizer)
         self.placeholder_ids = placeholder_ids(model)
         self.fast = fast
+        self._read_past = read_past
         if fast:
-            speed_up_linears(model, self.dtype, self.device)
+            speed_up_linears(model, self.dtype, self.device, None, read_past)
         self._find_ends()
         self.fused = fuse_layers(model, self.body, self.layers) if fuse else None
 
@@ -104,11 +113,12 @@ class FrozenModel:
 
     def round_weights(self) -> None:
         """Round the linear layers to bf16 where that halves what is read. For drafters, never p."""
-        speed_up_linears(self.model, self.dtype, self.device, torch.bfloat16)
+        speed_up_linears(self.model, self.dtype, self.device, torch.bfloat16, self._read_past)
         self._find_ends()
         self.fast, self.fused = True, fuse_layers(self.model, self.body, self.layers)
 
     def note_moved(self, device: torch.device) -> None:
+        """The model's tensors were moved to this device."""
         self.device = device
         self._find_ends()
 
@@ -126,20 +136,25 @@ class FrozenModel:
         finally:
             self.eos_ids, self.context_limit = own
 
-    def fix_date(self, date: str) -> None:  # ISO; the clock that the chat template reads
+    def fix_date(self, date: str) -> None:
+        """Set the clock that the chat template reads to this day, ISO."""
         self.chat = replace(self.chat, date=date)
 
     @property
     def dtype_name(self) -> str:
+        """The dtype's name, as in `load_target`."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
     def attention(self) -> str:
-        ours = "grouped" if self.anatomy.ours else "its own, eager"
-        return ours if self.anatomy.attends else "none"
+        """A description of the attention in use."""
+        if not self.anatomy.attends:
+            return "none"
+        return "grouped" if self.anatomy.ours else "its own, eager"
 
     @property
     def why_chains_only(self) -> str:
+        """Why drafts cannot branch, where `chains_only`."""
         return "has recurrent states" if self.anatomy.recurrent else "can't attend along branches"
 
     @property
@@ -164,7 +179,7 @@ class FrozenModel:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits in fp32, (…, D) → (…, V): all that the model does to its last hidden state."""
-        return self.logit_form(self.head_product(hidden))
+        return self.readout(self.head_product(hidden))
 
     def head_product(self, hidden: Tensor) -> Tensor:
         """The head's product alone, in fp32, (…, D) → (…, V)."""
@@ -173,13 +188,15 @@ class FrozenModel:
     @property
     def finish(self) -> Callable[[Tensor, Tensor | None], Tensor] | None:
         """(product (…, columns), the columns' ids or None = all) → logits; None = the same."""
-        return None if self.head_bias_V is None and self.logit_form == PLAIN else self._finish
+        if self.head_bias_V is None and self.logit_form == PLAIN and self.never_V is None:
+            return None
+        return self._finish
 
     def _finish(self, product: Tensor, columns: Tensor | None) -> Tensor:
         if self.head_bias_V is not None:
             bias = self.head_bias_V if columns is None else self.head_bias_V[columns]
             product = product + bias.to(product.dtype)
-        return self.logit_form(product, columns)
+        return self.readout(product, columns)
 
     @property
     def has_chat_template(self) -> bool:
@@ -187,6 +204,7 @@ class FrozenModel:
 
     @property
     def reads_clock(self) -> bool:
+        """Whether its chat template writes the date."""
         return reads_clock(self)
 
     def chat_tokens(self, prompt: str | Sequence[JsonObject] | Conversation) -> list[int]:
@@ -200,8 +218,10 @@ class FrozenModel:
 
     def text_tokens(self, text: str) -> list[int]:
         """Plain text as tokens, after those that the tokenizer puts in front (`opening_ids`)."""
-        where = (len(self.embedding_VD), f"target {self.spec!r}")
-        return [*opening_ids(self.tokenizer, *where), *text_ids(self.tokenizer, text, *where)]
+        where = f"target {self.spec!r}"
+        rows = len(self.embedding_VD)
+        opening = opening_ids(self.tokenizer, rows, where)
+        return [*opening, *text_ids(self.tokenizer, text, rows, where)]
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))

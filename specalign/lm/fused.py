@@ -30,11 +30,14 @@ _FIXED_ROTARY = ("default", "linear", "llama3", "yarn")
 
 
 class FusedLayers:
-    """The decoder of a target, from embeddings to the last hidden state."""
+    """The decoder of a target, from embeddings to the last hidden state.
 
-    def __init__(self, stack: LayerStack, body: Module) -> None:
-        self.stack, self.body = stack, body
-        self._tables_2Sw = torch.empty(2, 0, 0)
+    fixed: its rotary tables do not depend on the length of the text.
+    """
+
+    def __init__(self, stack: LayerStack, body: Module, fixed: bool) -> None:
+        self.stack, self.body, self.fixed = stack, body, fixed
+        self._tables_2Sw: Tensor | None = None
 
     def takes(
         self, tokens_BL: Tensor, layout: Layout | Together, cache: KVCache | SharedCache
@@ -44,8 +47,7 @@ class FusedLayers:
             return False
         caches = cache.caches if isinstance(cache, SharedCache) else [cache]
         parts = layout.parts if isinstance(layout, Together) else [layout]
-        plain = all(part.mask is None and not part.slots and part.span[0] >= 0 for part in parts)
-        return plain and all(c.rows == 1 for c in caches)
+        return all(c.rows == 1 for c in caches) and all(map(_takes_layout, parts))
 
     def __call__(
         self,
@@ -64,18 +66,31 @@ class FusedLayers:
             rows.append(Rows(memory_of(its_cache), part.past, part.positions_BL.shape[1], see))
         # calling the module takes twice as long
         x_LD = torch.embedding(self.body.embed_tokens.weight, tokens_1L[0]).float()
-        cos_Lw, sin_Lw = self.tables(max(p.span[1] for p in parts) + 1)[:, positions_1L[0]]
+        cos_Lw, sin_Lw = self.rotary(x_LD, positions_1L[0], max(p.span[1] for p in parts) + 1)
         hidden_LD, taps_FLD = self.stack(x_LD, cos_Lw, sin_Lw, rows, taps)
         return hidden_LD[None], None if taps_FLD is None else taps_FLD.transpose(0, 1)[None]
 
-    def tables(self, end: int) -> Tensor:
-        """The model's own rotary tables: cosines and sines of all positions below `end`, and more,
-        (2, S, width)."""
-        if self._tables_2Sw.shape[1] < end:
+    def rotary(self, x_LD: Tensor, positions_L: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """The model's own rotary tables at these positions, all below `end`, (L, width) each."""
+        tables_2Sw = self.tables(end)
+        if tables_2Sw is None:
+            cos, sin = self.body.rotary_emb(x_LD[None], positions_L[None])
+            return cos[0], sin[0]
+        cos_Lw, sin_Lw = tables_2Sw[:, positions_L]
+        return cos_Lw, sin_Lw
+
+    def tables(self, end: int) -> Tensor | None:
+        """Cosines and sines of all positions below `end`, and more, (2, S, width), if fixed."""
+        if self.fixed and (self._tables_2Sw is None or self._tables_2Sw.shape[1] < end):
             places = torch.arange(max(512, 2 * end))[None]
             numbers = self.body.embed_tokens.weight[:1].float()
             self._tables_2Sw = torch.cat(self.body.rotary_emb(numbers, places))
         return self._tables_2Sw
+
+
+def _takes_layout(layout: Layout) -> bool:
+    plain = layout.mask is None and not layout.slots and len(layout.positions_BL) == 1
+    return plain and layout.span[0] >= 0
 
 
 def memory_of(cache: KVCache, layers: tuple[int, ...] | None = None) -> Memory:
@@ -93,18 +108,13 @@ def fuse_layers(model: PreTrainedModel, body: Module, layers: nn.ModuleList) -> 
         return None
     if type(body) not in _BODIES or not gives_rows(body.embed_tokens):
         return None
-    hooked = (
+    if any(
         m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in body.modules()
-    )
-    rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
-    fixed = rope.get("rope_type", "default") in _FIXED_ROTARY
-    if any(hooked) or not fixed or not _is_windowless(model, layers):
+    ):
         return None
-    layer: Any
-    for layer in layers:
-        linears = all(isinstance(linear, RowsLinear) for linear in _linears(layer))
-        if not (linears and is_silu(layer.mlp.act_fn)):
-            return None
+    known = all(_has_known_parts(layer) for layer in layers)
+    if not known or not _is_windowless(model, layers):
+        return None
     first: Module = layers[0]
     weights = [layer_weights(layer) for layer in layers]
     width = int(first.self_attn.head_dim)
@@ -122,7 +132,12 @@ def fuse_layers(model: PreTrainedModel, body: Module, layers: nn.ModuleList) -> 
         )
     except ValueError:  # of other shapes
         return None
-    return FusedLayers(stack, body)
+    rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    return FusedLayers(stack, body, rope.get("rope_type", "default") in _FIXED_ROTARY)
+
+
+def _has_known_parts(layer: Module) -> bool:
+    return is_silu(layer.mlp.act_fn) and all(isinstance(x, RowsLinear) for x in _linears(layer))
 
 
 def _linears(layer: Module) -> list[RowsLinear]:

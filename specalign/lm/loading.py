@@ -14,9 +14,10 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from specalign.common.errors import UserError, what_happened
 from specalign.common.files import expand_path
 from specalign.common.hub import hub_reachable, model_folder, nearby, package_file
+from specalign.common.schema import read_object
 from specalign.common.text import say_once
 from specalign.folder.chat import Chat
-from specalign.folder.config import note_settings
+from specalign.folder.config import check_ends, note_settings
 from specalign.folder.tokenizer import open_tokenizer
 from specalign.gguf.convert import converted_folder
 from specalign.gguf.header import is_gguf
@@ -26,9 +27,9 @@ from specalign.lm.dtypes import decodes_faster_in_fp32, find_device, target_dtyp
 from specalign.lm.model import Target
 from specalign.lm.names import DEBUG, DEFAULT_TARGET, ModelSource
 from specalign.lm.opening import (
-    find_file,
-    in_one_line,
+    cannot_load,
     load_weights,
+    of_hub,
     processors_template,
     quiet_loading,
 )
@@ -69,40 +70,39 @@ def load_target(
     source = ModelSource(spec, revision, trust_remote_code, chat)
     place = find_device(device)
     number = target_dtype(dtype, place)
-    unrounded = fast and not round_to_bf16
     if spec in DEBUG:
-        model, tokenizer = debug_model(DEBUG[spec])
-        chat.check(tokenizer, spec)
-        number = torch.float32 if dtype == "auto" else number  # the same on every machine
-        target = Target(model.to(place, number), tokenizer, source, fast=unrounded)
-    else:
-        choose = decoding and dtype == "auto" and number != torch.float32
-        target = _open_target(source, number, place, unrounded, choose)
-    if fast and round_to_bf16:
-        target.round_weights()
-    return target
-
-
-def _open_target(
-    source: ModelSource, dtype: torch.dtype, place: torch.device, fast: bool, choose: bool
-) -> Target:
-    """`choose`: fp32 instead if that decodes faster."""
-    spec = source.spec
+        if dtype == "auto":  # the same on every machine
+            number = torch.float32
+        return _debug_target(source, number, place, fast, round_to_bf16)
     names.check_name(spec)
     folder = resolve_folder(spec)
     source = replace(source, weights=names.stand_in(spec, folder))
-    config = find_file(folder, "config.json", source.revision)
-    if config is not None:
-        names.check_config(config.parent, f"target {spec!r}", place.type)
+    _check_files(folder, source, place)
     quiet_loading()
-    with in_one_line("target", spec):
+    try:
         tokenizer = _open_tokenizer(source, folder)
+        choose = decoding and dtype == "auto" and number != torch.float32
         if choose and decodes_faster_in_fp32(folder, spec, source.options, place):
-            dtype = torch.float32
-        model = load_weights(folder, spec, source.options, dtype, place)
-        target = prove_target(model, tokenizer, source, fast)
+            number = torch.float32
+        model = load_weights(folder, spec, source.options, number, place)
+        target = prove_target(model, tokenizer, source, fast, round_to_bf16)
+    except UserError:
+        raise
+    except Exception as error:  # transformers' errors for broken folders have no common class
+        raise cannot_load("target", spec, error) from None
     generation = model.generation_config.to_diff_dict()
     note_settings(spec, tokenizer.eos_token_id, target.eos_ids, generation)
+    return target
+
+
+def _debug_target(
+    source: ModelSource, dtype: torch.dtype, place: torch.device, fast: bool, round_to_bf16: bool
+) -> Target:
+    model, tokenizer = debug_model(DEBUG[source.spec])
+    source.chat.check(tokenizer, source.spec)
+    target = Target(model.to(place, dtype), tokenizer, source, fast=fast and not round_to_bf16)
+    if fast and round_to_bf16:
+        target.round_weights()
     return target
 
 
@@ -118,8 +118,10 @@ def _open_tokenizer(source: ModelSource, folder: Path | str) -> Tokenizer:
 def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Tokenizer:
     """The tokenizer of a hub id or folder. Raises UserError where it can't be loaded."""
     folder = model_folder(str(spec), "tokenizer", ["*.json", "*.txt", "*.model"])
-    with in_one_line("tokenizer", spec):
+    try:
         return open_tokenizer(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise cannot_load("tokenizer", spec, error) from None
 
 
 def resolve_folder(spec: str) -> Path | str:
@@ -149,11 +151,26 @@ def resolve_folder(spec: str) -> Path | str:
 def _convert(spec: str, path: Path) -> Path:
     try:
         return converted_folder(path)
+    except (UserError, OSError, MemoryError):
+        raise
     except Exception as error:  # a reader's errors over malformed files have no common class
         if what_happened(error) is not None:
             raise  # a full or broken disk is not the file's fault
-        with in_one_line("target", spec):
-            raise
+        raise cannot_load("target", spec, error) from None
+
+
+def _check_files(folder: Path | str, source: ModelSource, place: torch.device) -> None:
+    """Raises UserError for a config.json or generation_config.json of no target."""
+    what = f"target {source.spec!r}"
+    if isinstance(folder, str):
+        config = of_hub(folder, "config.json", source.revision)
+        if config is None:
+            return
+        folder = config.parent
+    names.check_config(folder, what, place.type)
+    generation = folder / "generation_config.json"
+    if generation.exists():  # transformers would silently ignore a broken one
+        check_ends(read_object(generation), f"{what}: {generation.name}")
 
 
 def _cached_snapshot(spec: str) -> Path | None:
@@ -185,7 +202,11 @@ def own_model(target: Target) -> PreTrainedModel:
     spec = target.spec
     if spec in DEBUG:
         return debug_model(DEBUG[spec])[0].to(target.device, target.dtype).eval()
-    options = ModelSource(spec, target.revision, target.trust_remote_code).options
+    source = ModelSource(spec, target.revision, target.trust_remote_code)
     folder = resolve_folder(spec)
-    with in_one_line("target", spec):
-        return load_weights(folder, spec, options, target.dtype, target.device).eval()
+    try:
+        return load_weights(folder, spec, source.options, target.dtype, target.device).eval()
+    except UserError:
+        raise
+    except Exception as error:  # as in load_target
+        raise cannot_load("target", spec, error) from None

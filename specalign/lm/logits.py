@@ -1,4 +1,4 @@
-"""How a model turns its head's output into logits: a scale, a cap, padding that it never writes.
+"""How a model turns its head's output into logits: a scale, a cap, tokens that it never generates.
 It is part of p.
 
 Configs name these values in many ways, and one name is a factor here and a divisor there. So the
@@ -18,34 +18,39 @@ _SCALES = (
     "logit_scale", "logits_scaling", "logits_mup_width_multiplier", "lm_head_multiplier", "output_multiplier",
 )  # fmt: skip
 _CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-
-
 NEVER = -1e9
 """The logit of a token that is never written: a probability of 0, and finite in every sum."""
 
 
 @dataclass(frozen=True)
 class LogitForm:
-    """logits = cap·tanh(scale·x / cap) of the head's product x, its bias included. width: tokens
-    from it on are never written (Inkling's padding)."""
+    """logits = cap·tanh(scale·x / cap) of the head's product x, its bias included."""
 
     scale: float = 1.0
     cap: float | None = None
-    width: int | None = None
 
-    def __call__(self, product: Tensor, columns: Tensor | None = None) -> Tensor:
-        """Logits of these columns of the product, None = all."""
+    def __call__(self, product: Tensor) -> Tensor:
         if self.scale != 1.0:
             product = product * self.scale
-        logits = product if self.cap is None else self.cap * torch.tanh(product / self.cap)
-        if self.width is None:
-            return logits
-        if columns is None:
-            columns = torch.arange(logits.shape[-1], device=logits.device)
-        return logits.masked_fill(columns >= self.width, NEVER)
+        return product if self.cap is None else self.cap * torch.tanh(product / self.cap)
 
 
 PLAIN = LogitForm()
+
+
+@dataclass(frozen=True, eq=False)
+class Readout:
+    """Turns the head's output into logits. never_V: tokens that the model never generates, bool."""
+
+    form: LogitForm = PLAIN
+    never_V: Tensor | None = None
+
+    def __call__(self, product: Tensor, columns: Tensor | None = None) -> Tensor:
+        """Logits of these columns of the product, None = all."""
+        logits = self.form(product)
+        if self.never_V is None:
+            return logits
+        return logits.masked_fill(self.never_V if columns is None else self.never_V[columns], NEVER)
 
 
 def candidates(config: PreTrainedConfig) -> Iterator[LogitForm]:
@@ -62,3 +67,16 @@ def _numbers(config: PreTrainedConfig, names: Sequence[str]) -> list[float]:
     """The config's values of these names that are numbers, not 0."""
     values = [getattr(config, name, None) for name in names]
     return [float(v) for v in values if v and type(v) in (int, float)]
+
+
+def over_the_head(logits_LV: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
+    """A model's logits over all `size` columns of its head, fp32, and the tokens that it never
+    writes, bool (size,), if any: those of the lowest number everywhere, and those left out."""
+    lowest, width = torch.finfo(logits_LV.dtype).min, logits_LV.shape[1]
+    if width < size:
+        logits_LV = torch.nn.functional.pad(logits_LV, (0, size - width), value=lowest)
+    never_V = (logits_LV <= lowest).all(0)
+    logits_LV = logits_LV.float()
+    if not bool(never_V.any()):
+        return logits_LV, None
+    return logits_LV.masked_fill(never_V, NEVER), never_V

@@ -23,7 +23,12 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
 from specalign.common.schema import JsonObject
-from specalign.lm.attention import biased_attention, grouped_attention, laid_out, visible_mask
+from specalign.lm.attention import (
+    biased_attention,
+    grouped_attention,
+    laid_out,
+    visible_mask,
+)
 from specalign.lm.cache import Parts
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -39,13 +44,16 @@ _HARMLESS = {
 
 @dataclass
 class Layout:
-    """Positions of the new tokens of one request, or of rows of one length, (B or 1, L).
+    """Positions of the new tokens of one request, or of rows of one length.
 
-    past: cache entries before them; an entry's index is its position. groups: query heads per key
-    head, 1 where layers differ. see_LL: bool, which of the new tokens each one sees; None = those
-    up to itself. mask: bool (B or 1, 1, L, S), instead of `see_LL`: over all S entries. slots:
-    whether the new tokens lie among the S entries, each at its position. groups_seen: query heads
-    per key head of the layers that called our attention function.
+    Args:
+        positions_BL: of the new tokens, (B or 1, L).
+        past: cache entries before them; an entry's index is its position.
+        groups: query heads per key head, 1 where layers differ.
+        see_LL: bool, which of the new tokens each one sees; None = those up to itself.
+        mask: bool (B or 1, 1, L, S), instead of `see_LL`: over all S entries.
+        slots: whether the new tokens lie among the S entries, each at its position.
+        groups_seen: query heads per key head of the layers that called our attention function.
     """
 
     positions_BL: Tensor
@@ -73,9 +81,11 @@ class Layout:
         if rule is None:
             return see
         size = see.shape[-1]
-        keys_BS = torch.arange(size, device=device).expand(rows, -1)
-        if not self.slots:
-            keys_BS = torch.cat((keys_BS[:, : size - length], self.positions_BL), dim=1)
+        if self.slots:
+            keys_BS = torch.arange(size, device=device).expand(rows, -1)
+        else:
+            old_BS = torch.arange(size - length, device=device).expand(rows, -1)
+            keys_BS = torch.cat((old_BS, self.positions_BL), dim=1)
         row = torch.arange(rows, device=device)[:, None, None, None]
         queries_B1L1, keys_B11S = self.positions_BL[:, None, :, None], keys_BS[:, None, None]
         return see & rule(row, row.new_zeros(1), queries_B1L1, keys_B11S)
@@ -92,9 +102,9 @@ class Layout:
 
     def for_eager(self, rule: Rule | None) -> Tensor:
         """An additive mask, (B or 1, 1, L, S), for a model's own attention."""
-        hidden = ~self.visible(rule)
+        see = self.visible(rule)
         lowest = torch.finfo(self.dtype).min
-        return torch.zeros_like(hidden, dtype=self.dtype).masked_fill_(hidden, lowest)
+        return torch.zeros_like(see, dtype=self.dtype).masked_fill_(~see, lowest)
 
 
 @dataclass
@@ -119,7 +129,8 @@ _CURRENT: ContextVar[Layout | Together | None] = ContextVar("layout", default=No
 
 @contextmanager
 def laid(layout: Layout | Together) -> Iterator[None]:
-    """Context manager in which models with our attention use this layout."""
+    """Context manager in which models with the attention of `specalign.lm.masks` use this
+    layout."""
     token = _CURRENT.set(layout)
     try:
         yield
@@ -127,12 +138,14 @@ def laid(layout: Layout | Together) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def _grouped_mask(**call: Any) -> Tensor | None:  # without a layout transformers' own
+def _grouped_mask(**call: Any) -> Tensor | None:
+    """The mask of our attention; without a layout transformers' own."""
     layout = _CURRENT.get()
     return sdpa_mask(**call) if layout is None else layout.for_grouped(_rule(call))
 
 
 def _own_mask(**call: Any) -> Tensor | None:
+    """The same for a model's own eager attention."""
     layout = _CURRENT.get()
     return eager_mask(**call) if layout is None else layout.for_eager(_rule(call))
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -37,15 +36,19 @@ class Target(FrozenModel):
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache of `capacity` positions. Raises MemoryError if it is too large."""
-        shapes, others = self.anatomy.shapes, self.anatomy.other_layers()
-        numbers = sum(shape.numbers for shape in shapes if shape is not None)
+        shapes = self.anatomy.shapes
+        attending = [shape for shape in shapes if shape is not None]
+        numbers = sum(shape.numbers for shape in attending)
         if self.fused is not None and batch == 1:  # the keys once more (kernels.layers.Memory)
-            numbers += sum(shape.heads * shape.key for shape in shapes if shape is not None)
+            numbers += sum(shape.heads * shape.key for shape in attending)
         size = batch * capacity * numbers * self.dtype.itemsize
         if self.device.type == "cpu" and size > (memory_bytes() or size):
-            rows = f"{batch} rows of {capacity} tokens"
-            raise MemoryError(f"a cache of {rows} takes {size / 2**30:,.0f} GiB")
-        return KVCache(shapes, batch, capacity, self.dtype, self.device, others)
+            raise MemoryError(
+                f"a cache of {batch} rows of {capacity} tokens takes {size / 2**30:,.0f} GiB"
+            )
+        return KVCache(
+            shapes, batch, capacity, self.dtype, self.device, self.anatomy.other_layers()
+        )
 
     @torch.no_grad()
     def forward(
@@ -85,7 +88,10 @@ class Target(FrozenModel):
         elif cache.slots_B is not None:
             states = self._states(tokens_BL, cache, positions_BL, mask, None, taps)
         else:
-            run = partial(self._states, cache=cache, mask=mask, taps=taps)
+
+            def run(tokens: Tensor) -> States:
+                return self._states(tokens, cache, None, mask, None, taps)
+
             states = replaying(run, cache, tokens_BL, self.stepwise)
         return TargetOutput(self.head(states[0]) if logits else None, *states)
 
@@ -98,10 +104,10 @@ class Target(FrozenModel):
         self,
         tokens_BL: Tensor,
         cache: KVCache | None,
-        positions_BL: Tensor | None = None,
-        mask: Tensor | None = None,
-        see_LL: Tensor | None = None,
-        taps: Sequence[int] = (),
+        positions_BL: Tensor | None,
+        mask: Tensor | None,
+        see_LL: Tensor | None,
+        taps: Sequence[int],
     ) -> States:
         length = tokens_BL.shape[1]
         past = cache.length if cache is not None else 0
@@ -128,13 +134,7 @@ class Target(FrozenModel):
         if cache is not None and fused is not None and fused.takes(tokens_BL, layout, cache):
             return fused(tokens_BL, layout, positions_BL, cache, taps)
         found: dict[int, Tensor] = {}
-
-        def keep(
-            i: int, module: nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]
-        ) -> None:
-            found[i] = output[0] if isinstance(output, tuple) else output
-
-        hooks = [self.layers[i].register_forward_hook(partial(keep, i)) for i in taps]
+        hooks = [self.layers[i].register_forward_hook(_tap(found, i)) for i in taps]
         try:
             with laid(layout):
                 output = self.body(**self.anatomy.arguments(tokens_BL, positions_BL, cache))
@@ -178,3 +178,12 @@ class Target(FrozenModel):
         logits, hidden = (x.split(widths, dim=1) for x in (self.head(hidden_BLD), hidden_BLD))
         tapped = [None] * len(widths) if taps_BLFD is None else taps_BLFD.split(widths, dim=1)
         return [TargetOutput(z, h, t) for z, h, t in zip(logits, hidden, tapped, strict=True)]
+
+
+def _tap(found: dict[int, Tensor], layer: int) -> Callable[..., None]:
+    """A hook that keeps a layer's output."""
+
+    def keep(module: nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        found[layer] = output[0] if isinstance(output, tuple) else output
+
+    return keep

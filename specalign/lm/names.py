@@ -131,14 +131,11 @@ def check_given(spec: str | None, device: str, dtype: str = "auto") -> None:
 
 
 def check_config(folder: Path, what: str, device: str | None = None) -> None:
-    """Raises UserError for a config.json or generation_config.json with an end of text that is not
-    a token, or a quantisation whose package or device (torch's name of its kind, None = unchecked)
-    is missing. `what`: the target, for the message. A broken config.json is reported on loading."""
+    """Raises UserError for a config.json with an end of text that is not a token, or a quantisation
+    whose package or device (torch's name of its kind, None = unchecked) is missing. `what`: the
+    target, for the message. A broken file is reported on loading."""
     config: JsonObject = {}
     with suppress(UserError):
         config = read_object(folder / "config.json")
     check_ends(config, f"{what}: config.json")
     check_quantised(config, what, device)
-    generation = folder / "generation_config.json"
-    if generation.exists():  # transformers would silently ignore a broken one
-        check_ends(read_object(generation), f"{what}: {generation.name}")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from logging import LogRecord, getLogger
 from pathlib import Path
 from typing import Any
@@ -91,17 +90,16 @@ def _count_more(names: list[str]) -> str:
 
 def processors_template(folder: Path | str, revision: str | None) -> str | None:
     """The chat template of a model's image processor."""
-    path = find_file(folder, "chat_template.json", revision)
-    return None if path is None else read_object(path).get("chat_template")
+    name = "chat_template.json"
+    path = folder / name if isinstance(folder, Path) else of_hub(folder, name, revision)
+    return read_object(path).get("chat_template") if path and path.is_file() else None
 
 
-def find_file(folder: Path | str, name: str, revision: str | None) -> Path | None:
-    """A file of a folder or hub id; None = unavailable."""
-    if isinstance(folder, Path):
-        return folder / name if (folder / name).is_file() else None
+def of_hub(name: str, file: str, revision: str | None) -> Path | None:
+    """A file of a hub id; None = unavailable."""
     offline = not hub_reachable()
     try:
-        return Path(hf_hub_download(folder, name, revision=revision, local_files_only=offline))
+        return Path(hf_hub_download(name, file, revision=revision, local_files_only=offline))
     except Exception:  # of many kinds; transformers says what it is
         return None
 
@@ -124,7 +122,8 @@ def check_asked(what: str, spec: str | Path, error: Exception) -> None:
     if "trust_remote_code" in str(error):
         raise UserError(
             f"{what} {str(spec)!r} needs custom Python code, which is not run by default: review "
-            "it, then pass --trust-remote-code (in recipes: target.trust_remote_code=true)"
+            "it, then pass --trust-remote-code (in recipes: "
+            "target.trust_remote_code=true)"
         ) from None
 
 
@@ -135,19 +134,12 @@ _LACKS = {
 """What is missing, by transformers' message."""
 
 
-@contextmanager
-def in_one_line(what: str, spec: str | Path) -> Iterator[None]:
-    """Context manager that turns an error of transformers, which may be of any class, into a
-    UserError of one line."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        check_asked(what, spec, error)
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        is_unknown = is_hub_id(str(spec)) and "not a valid model identifier" in str(error)
-        hint = nearby(Path(spec)) if is_unknown else ""
-        why = " ".join(line.strip() for line in lines[: 1 + lines[0].rstrip().endswith(":")])
-        why = next((ours for theirs, ours in _LACKS.items() if theirs in why), why)
-        raise UserError(f"{what} {str(spec)!r} can't be loaded{hint}: {why}") from None
+def cannot_load(what: str, spec: str | Path, error: Exception) -> UserError:
+    """The error in one line, for the user."""
+    check_asked(what, spec, error)
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    is_unknown = is_hub_id(str(spec)) and "not a valid model identifier" in str(error)
+    hint = nearby(Path(spec)) if is_unknown else ""
+    why = " ".join(line.strip() for line in lines[: 1 + lines[0].rstrip().endswith(":")])
+    why = next((ours for theirs, ours in _LACKS.items() if theirs in why), why)
+    return UserError(f"{what} {str(spec)!r} can't be loaded{hint}: {why}")

@@ -11,36 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
-from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
 from specalign.common.errors import UserError
-from specalign.lm.inspection.anatomy import (
-    cache_name,
-    eos_ids,
-    find_body,
-    placeholder_ids,
-    positions,
-)
-from specalign.lm.logits import LogitForm, candidates
+from specalign.lm.inspection.own_output import CUT, LENGTH, OwnOutput, own_output
+from specalign.lm.logits import LogitForm, Readout, candidates
 from specalign.lm.model import Target
 from specalign.lm.names import ModelSource
 
-_TEXT = (
-    "One model, run in two ways, says the same: first whole, then piece by piece through a cache."
-)
-LENGTH, CUT = 14, 9
-"""Tokens of the proof; those before the drafts."""
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 """The largest difference that is rounding, in standard deviations of the logits."""
-_UNSUPPORTED = ("doge", "minimax", "xlstm")
-"""Architectures with a cache or a choice of keys of their own."""
+_CUSTOM_CACHE = "it uses a custom cache class"
+_UNSUPPORTED = {
+    "doge": "it selects keys by the number of tokens in a forward pass",
+    "minimax": _CUSTOM_CACHE,
+    "xlstm": _CUSTOM_CACHE,
+}
 _WAYS = ({"fuse": True}, {"fuse": False}, {"fuse": False, "own_attention": True})
 """How a model may run, the fastest first: fused, our attention, its own attention."""
 
@@ -50,34 +41,37 @@ def prove_target(
     tokenizer: Tokenizer,
     source: ModelSource,
     fast: bool = True,
+    round_to_bf16: bool = False,
 ) -> Target:
     """The target, proved; with our attention where that equals the model's, else with the model's
     own. Raises UserError where it does not run, or its outputs differ from the model's own.
-    `model`: as transformers loaded it, with its own eager attention. `fast`: as in `load_target`.
+
+    Args:
+        model: as transformers loaded it, with its own eager attention.
+        fast, round_to_bf16: as in `load_target`; weights are rounded after the proof.
     """
-    where, kind = f"target {source.spec!r}", f"architecture {model.config.model_type!r}"
-    if model.config.model_type in _UNSUPPORTED:
-        raise UserError(f"{where}: {kind} is not supported")
-    if model.dtype not in _TOLERANCE:
-        types = "only float32, bfloat16 and float16 are supported"
-        raise UserError(f"{where}: its weights are {_name(model)}; {types}")
-    reason = ""
+    _check_supported(model, source.spec)
     with _choosing_few(model):
         own = _run_own(model.eval(), tokenizer, source.spec)
-        for way in _WAYS:
-            try:
-                form = _find_form(model, own)
-                target = Target(model, tokenizer, source, form, fast=fast, **way)
-                reason = _difference(target, own)
-            except Exception as error:
-                reason = first_line(error)
-            if not reason:
-                break
-    if reason:
-        if getattr(model.config, "is_decoder", None) is False:
-            reason += " (config.json: is_decoder=false)"
-        raise UserError(f"{where}: {kind} can't be run exactly: {reason}")
+        target = _first_exact(model, tokenizer, source, own, fast and not round_to_bf16)
+    if fast and round_to_bf16:
+        target.round_weights()
     return target
+
+
+def _check_supported(model: PreTrainedModel, spec: str) -> None:
+    kind, reason = model.config.model_type, ""
+    if kind in _UNSUPPORTED:
+        reason = f"architecture {kind!r} is not supported: {_UNSUPPORTED[kind]}"
+    elif model.dtype not in _TOLERANCE:
+        reason = f"its weights are {_name(model)}; only float32, bfloat16 and float16 are supported"
+    elif any("quantized.dynamic" in type(part).__module__ for part in model.modules()):
+        reason = (  # one scale for all rows of a pass
+            "it is quantised by torch.ao.quantization, so drafts would change the text; use the "
+            "unquantised model"
+        )
+    if reason:
+        raise UserError(f"target {spec!r}: {reason}")
 
 
 @contextmanager
@@ -97,30 +91,6 @@ def _choosing_few(model: PreTrainedModel) -> Iterator[None]:
             module.index_topk = most
 
 
-def _name(model: PreTrainedModel) -> str:
-    return str(model.dtype).removeprefix("torch.")
-
-
-def first_line(error: Exception) -> str:
-    """An error in one line, with its class unless it is one of ours."""
-    lines = str(error).strip().splitlines() or [""]
-    known = isinstance(error, NotImplementedError | UserError)
-    return lines[0] if known else f"{type(error).__name__}: {lines[0]}"
-
-
-@dataclass(frozen=True)
-class OwnOutput:
-    """The model's own output. head_input_LD: the decoder's last states."""
-
-    tokens_1L: Tensor
-    logits_LV: Tensor
-    head_input_LD: Tensor
-
-    @property
-    def width(self) -> int:
-        return self.logits_LV.shape[1]
-
-
 def _run_own(model: PreTrainedModel, tokenizer: Tokenizer, spec: str) -> OwnOutput:
     """The model's own output. Raises UserError if it does not run or produces NaN."""
     try:
@@ -137,76 +107,63 @@ def _run_own(model: PreTrainedModel, tokenizer: Tokenizer, spec: str) -> OwnOutp
     return own
 
 
-@torch.no_grad()
-def own_output(model: PreTrainedModel, tokenizer: Tokenizer) -> OwnOutput:
-    """The first tokens in one call, the others through the cache; with recurrent states one by one,
-    as they are made. Raises NotImplementedError if it has several heads, or one that reads states
-    of another width."""
-    head = model.get_output_embeddings()
-    if not isinstance(getattr(head, "weight", None), Tensor):
-        raise NotImplementedError("it has no single head over a vocabulary")
-    tokens_1L = _proof_tokens(model, tokenizer)
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    recurrent = any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers)
-    rest = tokens_1L[:, CUT:]
-    parts = [tokens_1L[:, :CUT], *(rest.split(1, dim=1) if recurrent else [rest])]
-    read: list[Tensor] = []
-    states: list[Tensor] = []
-    hooks = [
-        head.register_forward_pre_hook(lambda _, args: read.append(args[0])),
-        find_body(model).register_forward_hook(lambda *a: states.append(a[-1].last_hidden_state)),
-    ]
-    logits: list[Tensor] = []
-    name, past = cache_name(model), 0
-    try:
-        for part in parts:
-            given = {name: cache, **positions(model, part, past)}
-            logits.append(model(input_ids=part, use_cache=True, **given).logits[0].float())
-            past += part.shape[1]
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if read[0].shape[-1] != states[0].shape[-1]:
-        widths = f"of width {read[0].shape[-1]}, its layers output {states[0].shape[-1]}"
-        raise NotImplementedError(f"its head expects states {widths}")
-    if [x.shape for x in states] == [x.shape for x in read]:  # else scaled before (MiniCPM3)
-        read = [x.to(y.dtype) for x, y in zip(states, read, strict=True)]
-    hidden_LD = torch.cat([x[0] if x.dim() == 3 else x for x in read])
-    return OwnOutput(tokens_1L, torch.cat(logits), hidden_LD)
+def _first_exact(
+    model: PreTrainedModel, tokenizer: Tokenizer, source: ModelSource, own: OwnOutput, fast: bool
+) -> Target:
+    """The model by the first of `_WAYS` that equals it. Raises UserError where none does."""
+    reason = ""
+    for way in _WAYS:
+        try:
+            readout = Readout(_find_form(model, own), own.never_V)
+            target = Target(
+                model, tokenizer, source, readout, fast=fast, read_past=own.read_past, **way
+            )
+            reason = _difference(target, own)
+        except Exception as error:
+            reason = first_line(error)
+        if not reason:
+            return target
+    if getattr(model.config, "is_decoder", None) is False:
+        reason += " (config.json: is_decoder=false)"
+    name = model.config.model_type
+    raise UserError(f"target {source.spec!r}: architecture {name!r} can't be run exactly: {reason}")
 
 
-def _proof_tokens(model: PreTrainedModel, tokenizer: Tokenizer) -> Tensor:
-    """The proof's text, (1, LENGTH), without tokens that end one or stand for an image."""
-    size = model.get_output_embeddings().weight.shape[0]
-    no_text = {*eos_ids(model.config, model.generation_config, tokenizer), *placeholder_ids(model)}
-    of_text = tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
-    ids = [i for i in of_text if i < size and i not in no_text]
-    ids = ids or [i for i in range(size) if i not in no_text]
-    return torch.tensor([(ids * LENGTH)[:LENGTH]], device=model.device)
+def _name(model: PreTrainedModel) -> str:
+    return str(model.dtype).removeprefix("torch.")
+
+
+def first_line(error: Exception) -> str:
+    """An error in one line, with its class unless it is one of ours."""
+    lines = str(error).strip().splitlines() or [""]
+    known = isinstance(error, NotImplementedError | UserError)
+    return lines[0] if known else f"{type(error).__name__}: {lines[0]}"
 
 
 @torch.no_grad()
 def _find_form(model: PreTrainedModel, own: OwnOutput) -> LogitForm:
     """The form that makes the model's logits of its head's product, or NotImplementedError."""
-    product, width = model.get_output_embeddings()(own.head_input_LD).float(), own.width
+    product = model.get_output_embeddings()(own.head_input_LD).float()
+    if own.never_V is not None:
+        product = product[:, ~own.never_V]
 
     def error(form: LogitForm) -> float:
-        return float((form(product[:, :width]) - own.logits_LV).abs().max())
+        return float((form(product) - own.written_LV).abs().max())
 
+    best = min(candidates(model.config.get_text_config(decoder=True)), key=error)
     rounding = 1e-4 if model.dtype == torch.float32 else 0.03
-    if width <= product.shape[1]:
-        best = min(candidates(model.config.get_text_config(decoder=True)), key=error)
-        if error(best) <= rounding * float(own.logits_LV.abs().max()):
-            return best if width == product.shape[1] else replace(best, width=width)
-    raise NotImplementedError(
-        "its logits are not its head's output, scaled or capped as its config says"
-    )
+    if error(best) > rounding * float(own.written_LV.abs().max()):
+        raise NotImplementedError(
+            "its logits are not its head's output, scaled or capped as its config says"
+        )
+    return best
 
 
 def _difference(target: Target, own: OwnOutput) -> str:
     """What differs from the model's own output, or "". Restricts the target to what is exact."""
     dtype, most = target.dtype, _TOLERANCE[target.dtype]
-    found = _distance(target.forward(own.tokens_1L).logits_BLV, own, range(LENGTH), dtype)
+    whole = target.forward(own.tokens_1L).logits_BLV
+    found = _distance(whole, own, range(LENGTH), dtype)
     if found > most:
         return f"its logits differ from the model's own by {found:.2g} standard deviations"
     if not target.chains_only and _in_pieces(target, own, True, torch.float32) > most:
@@ -214,14 +171,18 @@ def _difference(target: Target, own: OwnOutput) -> str:
     if target.anatomy.recurrent:
         found = _after_rejection(target, own)
         if found > most / 10:  # the same sums twice: hardly any rounding
-            moved = f"a rejected draft changes later logits by {found:.2g} standard deviations"
-            return f"{moved}: it keeps a state outside its cache"
+            return (
+                f"a rejected draft changes later logits by {found:.2g} standard "
+                "deviations: it keeps a state outside its cache"
+            )
         target.restrict(stepwise=_in_pieces(target, own, False, torch.float32) > most)
     if target.chains_only:
         found = _in_pieces(target, own, False, dtype)
         if found > most:
-            differ = "its logits differ from the model's own"
-            return f"with a cache, {differ} by {found:.2g} standard deviations"
+            return (
+                f"with a cache, its logits differ from the model's own by {found:.2g} standard "
+                "deviations"
+            )
     if target.together:
         target.restrict(one_by_one=_side_by_side(target, own, dtype) > most)
     return ""
@@ -233,8 +194,8 @@ def _distance(
     """How far logits are from the model's own at these places. In 16 bits the median of the places
     counts: an expert's router may flip at one of them."""
     assert logits_1LV is not None
-    apart_LV = (logits_1LV[0, :, : own.width] - own.logits_LV[list(places)]).abs()
-    apart_L = apart_LV.amax(-1) / own.logits_LV.std()
+    wanted = own.logits_LV[list(places)]
+    apart_L = (logits_1LV[0] - wanted).abs().amax(-1) / own.written_LV.std()
     return float(apart_L.max() if dtype == torch.float32 else apart_L.median())
 
 
@@ -276,7 +237,7 @@ def _after_rejection(target: Target, own: OwnOutput) -> float:
         cache.keep(CUT, [])
         after = target.forward(own.tokens_1L[:, CUT : CUT + 1], cache=cache)
         found.append(target.head(after.hidden_BLD))
-    return float((found[0] - found[1]).abs().max() / own.logits_LV.std())
+    return float((found[0] - found[1]).abs().max() / own.written_LV.std())
 
 
 def _side_by_side(target: Target, own: OwnOutput, dtype: torch.dtype) -> float:

@@ -35,9 +35,13 @@ _Snapshot = dict[str, dict[int, object]]
 def replaying(
     run: Callable[[Tensor], States], cache: KVCache, tokens_BL: Tensor, stepwise: bool
 ) -> States:
-    """Hidden states and taps of new tokens by `run`, tokens (B, L) → their states, through the
-    cache. Tokens that the recurrent states lost in a rollback run again before them. stepwise:
-    after the first pass tokens run one at a time."""
+    """Hidden states and taps of new tokens; tokens that the recurrent states lost in a rollback run
+    again before them.
+
+    Args:
+        run: tokens (B, L) → their states, through the cache.
+        stepwise: after the first pass tokens run one at a time.
+    """
     recurrence = cache.recurrence
     assert recurrence is not None
 
@@ -46,8 +50,8 @@ def replaying(
         parts = tokens_BL.split(1, dim=1) if stepwise and cache.length > 0 else [tokens_BL]
         found = [run(part) for part in parts]
         recurrence.after(tokens_BL)
-        taps = [taps_BLFD for _, taps_BLFD in found if taps_BLFD is not None]
         hidden = torch.cat([hidden_BLD for hidden_BLD, _ in found], dim=1)
+        taps = [taps_BLFD for _, taps_BLFD in found if taps_BLFD is not None]
         return hidden, torch.cat(taps, dim=1) if taps else None
 
     cache.check_room(tokens_BL.shape[1])
@@ -68,13 +72,14 @@ class Recurrence:
         self.layers = list(layers)
         self.at = 0
         self._tokens_BL: Tensor | None = None
-        self._saved: list[tuple[int, list[_Snapshot]]] = [(0, self._copy())]
+        self._saved: list[tuple[int, list[_Snapshot]]] = [(0, self._copy(Tensor.clone))]
 
     def before(self, length: int) -> None:
         """A pass over `length` tokens follows, which may be rolled back."""
         last = self._saved[-1][0]
         if self.at > last and (length > 1 or self.at - last >= SPACING):
-            self._saved = [self._saved[0], *self._saved[1:][-1:], (self.at, self._copy())]
+            new = (self.at, self._copy(Tensor.clone))
+            self._saved = [self._saved[0], *self._saved[1:][-1:], new]
 
     def after(self, tokens_BL: Tensor) -> None:
         """The states have seen these tokens."""
@@ -88,7 +93,7 @@ class Recurrence:
             self._saved = [saved for saved in self._saved if saved[0] <= length]
             self.at, snapshots = self._saved[-1]
             self._restore(snapshots)
-            self._restore(self._copy())
+            self._restore(self._copy(Tensor.clone))
         if self._tokens_BL is not None:
             self._tokens_BL = self._tokens_BL[:, :length]
 
@@ -106,13 +111,13 @@ class Recurrence:
         seen = source._tokens_BL
         self._tokens_BL = None if seen is None else seen[:, : source.at].expand(rows, -1)
         self.at = source.at
-        self._saved = [self._saved[0], (source.at, self._copy())]
+        self._saved = [self._saved[0], (source.at, self._copy(Tensor.clone))]
 
     def select(self, rows: Tensor) -> None:
         """Keep the batch rows at `rows`."""
         self._restore(self._copy(lambda t: t.index_select(0, rows.to(t.device))))
 
-    def _copy(self, change: Callable[[Tensor], Tensor] = Tensor.clone) -> list[_Snapshot]:
+    def _copy(self, change: Callable[[Tensor], Tensor]) -> list[_Snapshot]:
         def change_all(values: dict[int, object]) -> dict[int, object]:
             return {i: change(v) if isinstance(v, Tensor) else v for i, v in values.items()}
 

@@ -29,10 +29,11 @@ from specalign.common.batch import Anchors, Batch
 from specalign.kernels.layers import LayerStack
 from specalign.kernels.linear import (
     Matrix,
+    RowsLinear,
     copy_together,
+    fast_linear,
     few_rows,
     round_weight,
-    uses_rows,
 )
 from specalign.kernels.replacing import speed_up_linears
 from specalign.kernels.tree import TreeHead
@@ -140,7 +141,7 @@ class BlockDrafter(nn.Module):
             tables = [rotary.tables(positions, width) for rotary in self.config.rotaries]
             cos, sin = (torch.cat(parts, dim=-1).to(x.dtype) for parts in zip(*tables, strict=True))
         elif end and self.target.fused is not None:
-            cos, sin = self.target.fused.tables(end)[:, positions[0]]
+            cos, sin = self.target.fused.rotary(x[0], positions[0], end)
             return cos[None], sin[None]
         else:
             cos, sin = self.target.body.rotary_emb(x, positions)
@@ -243,14 +244,15 @@ class BlockDrafter(nn.Module):
         """Replace the linear layers by those that are fastest for few rows on this CPU, in int8. It
         may change drafts, never the distribution of the output."""
         device, dtype = self.target.device, self.norm.weight.dtype
-        if not uses_rows(dtype, device):
-            return
-        head, basis = round_weight(self.head_weight_VdD, torch.int8), None
+        kept = torch.int8 if fast_linear(dtype, device) is RowsLinear else dtype
+        head, basis = round_weight(self.head_weight_VdD, kept), None
         if self.markov is not None:  # one product less per token: basis ∘ out
-            basis = round_weight(self.markov.basis_Vr(folded=True), torch.int8)
-        speed_up_linears(self, dtype, device, torch.int8)
-        head, *rest = copy_together(*(m for m in (head, basis) if m is not None))
-        basis = rest[0] if rest else None
+            basis = round_weight(self.markov.basis_Vr(folded=True), kept)
+        if not speed_up_linears(self, dtype, device, torch.int8):
+            return
+        if kept == torch.int8:  # else the head may be the target's own
+            head, *rest = copy_together(*(m for m in (head, basis) if m is not None))
+            basis = rest[0] if rest else None
         self.head_matrix, self.basis_matrix = head, basis
         self.stack = draft_stack(self)
         self.tree = tree_head(self, head, basis)

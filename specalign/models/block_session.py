@@ -10,8 +10,9 @@ from torch import Tensor
 from specalign.kernels.layers import Rows
 from specalign.kernels.linear import MOST_ROWS, Matrix, few_rows
 from specalign.kernels.repeated import RepeatedCall
-from specalign.lm.cache import KVCache, LayerShape
+from specalign.lm.cache import KVCache
 from specalign.lm.fused import memory_of
+from specalign.lm.slabs import LayerShape
 from specalign.models.block import BlockDrafter
 
 
@@ -78,6 +79,8 @@ class BlockSession:
         if fused is None or stack is None or stack.state is None or special or size > MOST_ROWS:
             return None
         tables_2Sw = fused.tables(cache.length + size)
+        if tables_2Sw is None:
+            return None
         if call is None or cache.views.get(self._layers) is not call.memory:
             see_RR, embedding = _see_own_block(1, size, block_1RD.device), fused.body.embed_tokens
             memory = memory_of(cache, self._layers)

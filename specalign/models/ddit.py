@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specalign.kernels.replacing import speed_up_linears
-from specalign.lm.cache import KVCache, LayerShape
+from specalign.lm.cache import KVCache
+from specalign.lm.slabs import LayerShape
 from specalign.models.ddit_layers import (
     DDiTBlock,
     DDiTConfig,

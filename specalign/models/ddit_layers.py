@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from specalign.common.errors import UserError
 from specalign.common.schema import finite
 from specalign.lm.attention import attend, rotate
-from specalign.lm.cache import Slab
+from specalign.lm.slabs import Slab
 
 _SINUSOIDS = 256
 _MAX_PERIOD = 10_000.0

@@ -12,10 +12,11 @@ from torch.nn import functional as F
 
 from specalign.common.errors import in_one_line
 from specalign.common.schema import JsonObject
-from specalign.kernels.linear import few_rows, uses_rows
+from specalign.kernels.linear import RowsLinear, fast_linear, few_rows
 from specalign.kernels.replacing import speed_up_linears
-from specalign.lm.cache import KVCache, LayerShape
+from specalign.lm.cache import KVCache
 from specalign.lm.model import Target
+from specalign.lm.slabs import LayerShape
 from specalign.models.diffusion_network import DiffusionNetwork
 from specalign.models.families import Family
 
@@ -84,7 +85,7 @@ class MaskedLM(DiffusionNetwork):
         may change drafts, never the distribution of the output."""
         self._dtype, device = self.model.dtype, self.model.device
         speed_up_linears(self.model, self._dtype, device, torch.bfloat16)
-        if uses_rows(self._dtype, device):
+        if fast_linear(self._dtype, device) is RowsLinear:
             self._head_VD = self.head_weight_VD.detach().to(torch.bfloat16)
 
     def run(

@@ -12,8 +12,7 @@ import torch
 
 from decode.speculation.tree import chain, depths
 from decode.speculation.verifiers import VERIFIERS, Verifier
-from specalign.common.text import say
-from tests.contract.tables import (
+from decode.verification.enumeration import (
     DRAFTERS,
     EXACT,
     Parents,
@@ -24,6 +23,7 @@ from tests.contract.tables import (
     outcomes,
     pairs,
 )
+from specalign.common.text import say
 
 WRONG = 1e-3
 MOST_DRAFTS = 800

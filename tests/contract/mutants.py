@@ -20,8 +20,7 @@ from decode.speculation.rules import Drafts, Outcomes
 from decode.speculation.sampling import Sampling, probs
 from decode.speculation.tree import chain
 from decode.speculation.verifiers import Verifier
-from specalign.common.text import say
-from tests.contract.tables import (
+from decode.verification.enumeration import (
     RuleCase,
     Toy,
     case,
@@ -32,6 +31,7 @@ from tests.contract.tables import (
     rows,
     unmasked,
 )
+from specalign.common.text import say
 
 TWO, CHAIN = (-1, -1), (-1, 0)
 Make = Callable[[Toy], RuleCase]

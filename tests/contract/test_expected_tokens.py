@@ -14,8 +14,8 @@ from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.rules import Outcomes
 from decode.speculation.tree import chain, depths
 from decode.speculation.verifiers import VERIFIERS, Verdict, resolve
+from decode.verification.enumeration import DRAFTERS, KINDS, Parents, RuleCase, Toy, pairs
 from tests.contract.enumeration import mean_accepted, trees_for
-from tests.contract.tables import DRAFTERS, KINDS, Parents, RuleCase, Toy, pairs
 from tests.fakes import ScriptedDrafter, TableTarget
 
 PROMPT = [0]

@@ -3,20 +3,16 @@ six nodes and three levels, gives EXACTLY the target's joint law; and the ways t
 
 from __future__ import annotations
 
-from unittest import mock
-
 import pytest
 import torch
 from torch import Tensor
 
-from decode.speculation import rules, verifiers
+from decode.speculation import rules
 from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.rules import Drafts, Rule
 from decode.speculation.tree import chain, depths, path_to, walk
 from decode.speculation.verifiers import VERIFIERS, find, run_verifier
-from tests.contract.enumeration import DOMINATES, WRONG, cases, mean_accepted, shapes, trees_for
-from tests.contract.mutants import MUTANTS
-from tests.contract.tables import (
+from decode.verification.enumeration import (
     DRAFTERS,
     EXACT,
     Toy,
@@ -27,6 +23,8 @@ from tests.contract.tables import (
     outcomes,
     pairs,
 )
+from tests.contract.enumeration import DOMINATES, WRONG, cases, mean_accepted, shapes, trees_for
+from tests.contract.mutants import MUTANTS
 
 
 @pytest.mark.parametrize(
@@ -290,15 +288,6 @@ def test_a_batch_of_different_trees_is_each_alone(name: str) -> None:
 
 
 # ---- draws follow the two tensors ----
-
-
-@pytest.mark.parametrize("name", [v.name for v in VERIFIERS.values() if v.rule and not v.lossy])
-def test_a_random_number_of_zero_draws_no_token_of_probability_zero(name: str) -> None:
-    p_1MV = torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])
-    proposal = Proposal(torch.tensor([1]), "independent", DraftProbs(torch.tensor([[0.5, 0.5]])))
-    with mock.patch.object(verifiers, "uniform", lambda n, _: torch.zeros(n).double()):
-        end_1, next_1 = run_verifier(name, [proposal], p_1MV, [torch.Generator()])
-    assert (end_1.tolist(), next_1.tolist()) == ([0], [0])
 
 
 def test_the_greedy_rule_is_point_mass_on_a_one_hot_p() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -33,9 +33,11 @@ from decode.speculation.rules import Outcomes
 from decode.speculation.sampling import Sampling
 from decode.speculation.verification import Outcome, Round
 from decode.verification import end_to_end, self_test
-from decode.verification.requests import Asked, RequestBatch
+from decode.verification.batches import Asked, RequestBatch
+from decode.verification.cases import Cases
+from decode.verification.pair import VerifyConfig
 from decode.verification.rules import check_rules
-from decode.verification.run import VerificationRun, VerifiedPair
+from decode.verification.run import VerificationRun
 from decode.verification.verdict import Tally
 from specalign.kernels import choice
 from specalign.kernels.linear import rows_library
@@ -47,7 +49,6 @@ from tests.builders import block_network, diffusion_drafter
 from tests.fakes import ScriptedDrafter, oracle
 
 Patch = tuple[Any, str, Any]
-Bug = Callable[[], list[Patch]] | str  # a string: one of `decode.verify --self-test`
 PROMPTS = [[4, 90, 17, 203, 90, 17], [5, 9, 30], [1, 90, 17, 40, 60, 90]]
 
 
@@ -55,13 +56,14 @@ PROMPTS = [[4, 90, 17, 203, 90, 17], [5, 9, 30], [1, 90, 17, 40, 60, 90]]
 def run() -> VerificationRun:
     target = load_target("debug", dtype="float32", device="cpu")
     own = debug_model("Llama")[0].eval()
-    return VerificationRun(VerifiedPair(target, own, PROMPTS))
+    return VerificationRun(VerifyConfig(), Cases(target, {}, [], []), PROMPTS, lambda _: None, own)
 
 
 @pytest.fixture(autouse=True)
 def fresh(run: VerificationRun) -> Iterator[None]:
     yield
     run.tallies = {name: Tally(name) for name in run.tallies}
+    run.recorded = []
 
 
 # ---- rows ----
@@ -186,13 +188,6 @@ def banned_at_the_root_alone() -> list[Patch]:
 
 def _probs(change: Callable[..., Tensor]) -> list[Patch]:
     return [(verification, "probs", change)]
-
-
-def half_top_k() -> list[Patch]:
-    def probs(z: Tensor, s: Sampling, *more: Any, **options: Any) -> Tensor:
-        return sampling.probs(z, replace(s, top_k=(s.top_k + 1) // 2), *more, **options)
-
-    return _probs(probs)
 
 
 def one_more_of_top_k() -> list[Patch]:
@@ -677,7 +672,7 @@ class Seen:
     size: int = 3
 
 
-BUGS: dict[Bug, Seen] = {
+BUGS: dict[Callable[[], list[Patch]], Seen] = {
     positions_too_late: Seen("rows", size=1),
     positions_by_index: Seen("rows", "tree", size=1),
     chunks_from_the_start: Seen("rows"),
@@ -709,43 +704,34 @@ BUGS: dict[Bug, Seen] = {
     number_of_another_node: Seen("randomness", "tree"),
     minimum_bars_one_end: Seen("rows"),
     accepted_token_dropped: Seen("commit", "oracle", (REPEATED,), 1),
-    "verification and drafter draw with the same random numbers": Seen("randomness"),
-    half_top_k: Seen("rows", "block"),
-    "the rules ignore min-p": Seen("rows", settings=MIN_P),
-    "the rules use logits rounded to bf16": Seen("rows"),
-    "q is reported at another temperature": Seen("proposals"),
-    "processor states of a batch are swapped": Seen("rows", settings=PENALISED),
-    "the cache keeps rejected rows": Seen("rows", "tree", GREEDY * 2),
-    "nodes of a tree see their siblings": Seen("rows", "tree", GREEDY),
-    "penalties ignore the drafts": Seen("rows", "tree", GREEDY),
-    "at temperature 0 a draft is accepted unconditionally": Seen("randomness", "tree", GREEDY),
+    self_test.reused_numbers: Seen("randomness"),
+    self_test.half_top_k: Seen("rows", "block"),
+    self_test.no_min_p: Seen("rows", settings=MIN_P),
+    self_test.rounded_logits: Seen("rows"),
+    self_test.other_temperature: Seen("proposals"),
+    self_test.swapped_states: Seen("rows", settings=PENALISED),
+    self_test.stale_cache: Seen("rows", "tree", GREEDY * 2),
+    self_test.blind_tree: Seen("rows", "tree", GREEDY),
+    self_test.penalty_of_the_text_alone: Seen("rows", "tree", GREEDY),
+    self_test.always_accepted: Seen("randomness", "tree", GREEDY),
 }
 
 
-def name_of(bug: Bug) -> str:
-    return bug if isinstance(bug, str) else bug.__name__
+def name_of(bug: Callable[[], list[Patch]]) -> str:
+    return bug.__name__
 
 
-@contextmanager
-def planted(bug: Bug | None) -> Iterator[None]:
-    with ExitStack() as stack:
-        if isinstance(bug, str):
-            stack.enter_context(self_test.plant(bug))
-        elif bug is not None:
-            for patch in bug():
-                stack.enter_context(mock.patch.object(*patch))
-        yield
-
-
-def findings(run: VerificationRun, batch: RequestBatch, bug: Bug | None) -> set[str]:
+def findings(run: VerificationRun, batch: RequestBatch, patches: list[Patch]) -> set[str]:
     """The checks that find a difference."""
-    with planted(bug):
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(mock.patch.object(*patch))
         run.check(batch)
     return {name for name, tally in run.tallies.items() if tally.findings}
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=name_of)
-def test_a_bug_is_seen(run: VerificationRun, bug: Bug) -> None:
+def test_a_bug_is_seen(run: VerificationRun, bug: Callable[[], list[Patch]]) -> None:
     seen = BUGS[bug]
     asked = [
         Asked(tuple(PROMPTS[i % 3]), one, 14 - i, eos=(90, 17) if one.min_new_tokens else None)
@@ -754,34 +740,36 @@ def test_a_bug_is_seen(run: VerificationRun, bug: Bug) -> None:
     batch = RequestBatch(
         seen.kind, decoder(run.target, seen.kind), tuple(asked), seen.size, chunk=4
     )
-    assert seen.check in findings(run, batch, bug)
+    assert seen.check in findings(run, batch, bug())
 
 
 TOKENS = {copied_if_drawn: ("proposals", "copies"), one_seed_for_all: ("randomness", "token")}
 
 
 @pytest.mark.parametrize("bug", TOKENS, ids=name_of)
-def test_a_bug_is_seen_in_texts_of_two_tokens(run: VerificationRun, bug: Bug) -> None:
+def test_a_bug_is_seen_in_texts_of_two_tokens(
+    run: VerificationRun, bug: Callable[[], list[Patch]]
+) -> None:
     check, kind = TOKENS[bug]
     run.requests.letters = [90, 40]
     batch = RequestBatch(kind, decoder(run.target, kind), run.requests.of_letters(1))
-    assert findings(run, batch, None) == set()
-    assert check in findings(run, batch, bug)
+    assert findings(run, batch, []) == set()
+    assert check in findings(run, batch, bug())
 
 
 def test_rounds_drafted_in_the_background_are_compared(run: VerificationRun) -> None:
     asked = tuple(Asked(tuple(PROMPTS[0]), one, 14) for one in SAMPLED[:2])
     batch = RequestBatch("background", decoder(run.target, "in the background"), asked)
-    assert findings(run, batch, None) == set()
-    assert "rows" in findings(run, batch, one_more_of_top_k)
+    assert findings(run, batch, []) == set()
+    assert "rows" in findings(run, batch, one_more_of_top_k())
 
 
 def test_every_bug_of_the_self_test_is_planted() -> None:
-    halves = {"a partial character is lost between two rounds"}
-    assert {*self_test.BUGS} <= {*BUGS, *RULES, *ENDS, *halves}
+    halves = {self_test.lost_half}
+    assert {*self_test.BUGS.values()} <= {*BUGS, *RULES, *ENDS, *halves}
 
 
-LONG: dict[Bug, Seen] = {
+LONG: dict[Callable[[], list[Patch]], Seen] = {
     penalties_of_forty_tokens: Seen(
         "rows", "token", (Sampling(1.0, repetition_penalty=1.6, seed=4),)
     ),
@@ -790,11 +778,11 @@ LONG: dict[Bug, Seen] = {
 
 
 @pytest.mark.parametrize("bug", LONG, ids=name_of)
-def test_a_bug_of_long_texts_is_seen(run: VerificationRun, bug: Bug) -> None:
+def test_a_bug_of_long_texts_is_seen(run: VerificationRun, bug: Callable[[], list[Patch]]) -> None:
     seen = LONG[bug]
     asked = Asked(tuple(PROMPTS[0]), seen.settings[0], 72, eos=())
     assert seen.check in findings(
-        run, RequestBatch(seen.kind, decoder(run.target, seen.kind), (asked,), 1), bug
+        run, RequestBatch(seen.kind, decoder(run.target, seen.kind), (asked,), 1), bug()
     )
 
 
@@ -808,26 +796,26 @@ RULES = {
     padding_is_visited: "traversal",
     kernel_reads_one_block: "block",
     kernel_takes_one_less: "block",
-    "siblings without replacement are not corrected": "recursive",
-    "the hybrid rule forgets the latest step": "hybrid",
+    self_test.siblings_not_corrected: "recursive",
+    self_test.forgotten_step: "hybrid",
 }
 
 
 @pytest.mark.parametrize("bug", RULES, ids=name_of)
-def test_a_bug_of_a_rule_is_seen(bug: Bug) -> None:
+def test_a_bug_of_a_rule_is_seen(bug: Callable[[], list[Patch]]) -> None:
     if bug in (kernel_takes_one_less, kernel_reads_one_block) and rows_library() is None:
         pytest.skip("no C kernels")
     tally = Tally("rule")
-    with planted(bug):
-        check_rules(tally, names={RULES[bug]})
+    with ExitStack() as stack:
+        for patch in bug():
+            stack.enter_context(mock.patch.object(*patch))
+        check_rules(tally, seeds=2, names={RULES[bug]})
     assert tally.findings
 
 
-ENDS: dict[Bug, Callable[[Target, list[int]], Asked]] = {
+ENDS: dict[Callable[[], list[Patch]], Callable[[Target, list[int]], Asked]] = {
     first_end_alone: lambda _, text: Asked(tuple(PROMPTS[0]), REPEATED, 12, eos=(text[2], 259)),
-    "the text does not end at an end of sequence": lambda _, text: Asked(
-        tuple(PROMPTS[0]), REPEATED, 8, eos=(text[2],)
-    ),
+    self_test.past_the_end: lambda _, text: Asked(tuple(PROMPTS[0]), REPEATED, 8, eos=(text[2],)),
     one_token_too_many: lambda _, text: Asked(tuple(PROMPTS[0]), REPEATED, 4),
     other_reason: lambda _, text: Asked(
         tuple(PROMPTS[0]), REPEATED, 12, context=len(PROMPTS[0]) + 4
@@ -863,33 +851,31 @@ def _special(target: Target) -> int:
 
 
 @pytest.mark.parametrize("bug", ENDS, ids=name_of)
-def test_a_wrong_end_is_seen(run: VerificationRun, bug: Bug) -> None:
+def test_a_wrong_end_is_seen(run: VerificationRun, bug: Callable[[], list[Patch]]) -> None:
     text = Decoder(run.target).generate(PROMPTS[0], max_new_tokens=12, sampling=REPEATED).tokens
     batch = RequestBatch("end", decoder(run.target, "oracle"), (ENDS[bug](run.target, text),), 1)
-    assert findings(run, batch, None) == set()
-    assert "commit" in findings(run, batch, bug)
+    assert findings(run, batch, []) == set()
+    assert "commit" in findings(run, batch, bug())
 
 
 @pytest.mark.parametrize(
-    "bug",
-    [
-        "a partial character is lost between two rounds",
-        half_lost_at_the_end,
-        half_lost_between_rounds,
-    ],
-    ids=name_of,
+    "bug", [self_test.lost_half, half_lost_at_the_end, half_lost_between_rounds], ids=name_of
 )
-def test_a_lost_half_character_is_seen(run: VerificationRun, bug: Bug) -> None:
+def test_a_lost_half_character_is_seen(
+    run: VerificationRun, bug: Callable[[], list[Patch]]
+) -> None:
     asked = tuple(run.requests.half_characters())
     batch = RequestBatch("halves", decoder(run.target, "tree"), asked)
-    assert len(asked) > 8 and findings(run, batch, None) == set()
-    assert findings(run, batch, bug) == {"commit"}
+    assert len(asked) > 8 and findings(run, batch, []) == set()
+    assert findings(run, batch, bug()) == {"commit"}
 
 
 @pytest.mark.parametrize("bug", [q_smoothed, residual_is_p, positions_too_late], ids=name_of)
-def test_the_joint_law_sees_a_bug(run: VerificationRun, bug: Bug) -> None:
+def test_the_joint_law_sees_a_bug(run: VerificationRun, bug: Callable[[], list[Patch]]) -> None:
     tally = run.tallies["end_to_end"]
-    with planted(bug):
+    with ExitStack() as stack:
+        for patch in bug():
+            stack.enter_context(mock.patch.object(*patch))
         made = decoder(run.target, "token")
         sampling = Sampling(1.2, top_k=2, seed=1)
         end_to_end.check_joint_law("chain", made, PROMPTS[0], run.reference, tally, sampling)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from decode.speculation.tree import depths, walk
+from decode.verification.enumeration import EXACT, Toy
 from tests.builders import tree_prefixes as prefixes
-from tests.contract.tables import EXACT, Toy
 
 Follow = Callable[[Tensor, tuple[int, ...], Tensor], tuple[Tensor, Tensor]]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from decode.verification import requests, rules, self_test
+from decode.verification import batches, rules, self_test
 from decode.verify import main
 from specalign.formats.block import save_drafter
 from specalign.lm.loading import load_target
@@ -38,7 +39,7 @@ def test_a_right_pair(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     counts = {check["check"]: check["counts"] for check in record["checks"]}
     assert list(counts) == ["rows", "proposals", "rule", "randomness", "commit", "end_to_end"]
     assert counts["rows"]["logits of a node"] > 500
-    assert counts["proposals"]["proposals enumerated"] > 50
+    assert counts["proposals"]["drafted token against its q, total variation"] > 50
     assert counts["randomness"]["outcomes of rounds"] > 200
     assert {name for name in counts["commit"] if name.startswith("ended")} == {
         f"ended by {why}" for why in ("length", "eos", "stop", "context")
@@ -51,10 +52,11 @@ def test_a_right_pair(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_difference_is_replayed(
     drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every = requests.settings
-    monkeypatch.setattr(requests, "settings", lambda *given: every(*given)[::2])
-    monkeypatch.setattr(rules, "check_rules", lambda tally: None)
-    with self_test.plant("the rules ignore min-p"):
+    every = batches.settings
+    monkeypatch.setattr(batches, "settings", lambda *given: every(*given)[::2])
+    monkeypatch.setattr(rules, "check_rules", lambda tally, rounds: None)
+    (patch,) = self_test.no_min_p()
+    with mock.patch.object(*patch):
         with pytest.raises(SystemExit) as ended:
             main([*arguments(f"block={drafter}", tmp_path), "--methods", "block"])
         assert ended.value.code == 1

@@ -21,8 +21,8 @@ from transformers.cache_utils import (
 )
 
 from specalign.folder.config import end_ids
-from specalign.lm.cache import LayerShape
 from specalign.lm.masks import Layout, laid
+from specalign.lm.slabs import LayerShape
 
 UNLIMITED = 1 << 20
 """The context of a model whose config names none (ALiBi, recurrent states)."""
@@ -76,6 +76,7 @@ class Anatomy:
         return self.by_place or self.recurrent
 
     def empty_cache(self) -> Cache:
+        """A growing cache of transformers."""
         return DynamicCache(config=self.config)
 
     def other_layers(self) -> dict[int, CacheLayer]:
@@ -85,12 +86,13 @@ class Anatomy:
 
     def heads(self) -> tuple[int, int]:
         """Key heads and the width of a key, of the first layer that attends."""
-        found = [(shape.heads, shape.key) for shape in self.shapes if shape is not None]
-        return found[0] if found else (1, self.config.hidden_size)
+        first = next((shape for shape in self.shapes if shape is not None), None)
+        return (1, self.config.hidden_size) if first is None else (first.heads, first.key)
 
     def arguments(
         self, tokens_BL: Tensor, positions_BL: Tensor, cache: Cache | None
     ) -> dict[str, object]:
+        """The arguments of the decoder."""
         arguments: dict[str, object] = {"input_ids": tokens_BL, "use_cache": cache is not None}
         if cache is not None:
             arguments[self.cache_name] = cache
@@ -143,23 +145,6 @@ def cache_name(module: nn.Module) -> str:
     """The name of a module's cache argument."""
     names = inspect.signature(module.forward).parameters
     return next((n for n in ("cache", "past_key_values", "cache_params") if n in names), "cache")
-
-
-def placeholder_ids(model: PreTrainedModel) -> list[int]:
-    """The tokens that stand for images and audio in a model's texts."""
-    size = model.get_output_embeddings().weight.shape[0]
-    media = ("image", "video", "audio")
-    names = (f"{what}_token_{key}" for what in media for key in ("id", "index"))
-    found = {getattr(model.config, name, None) for name in names}
-    return sorted(token for token in found if isinstance(token, int) and 0 <= token < size)
-
-
-def positions(model: PreTrainedModel, tokens_1L: Tensor, past: int) -> dict[str, Tensor]:
-    """The positions that `generate` passes; without them Bamba begins each call at 0."""
-    wraps = model.config.get_text_config(decoder=True) is not model.config
-    if wraps or "position_ids" not in inspect.signature(model.forward).parameters:
-        return {}
-    return {"position_ids": past + torch.arange(tokens_1L.shape[1], device=model.device)[None]}
 
 
 def find_body(model: PreTrainedModel) -> Any:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -102,9 +103,18 @@ def frequencies(width: int, base: float) -> tuple[float, ...]:
     return tuple((1.0 / base**steps).tolist())
 
 
-@torch.no_grad()
+_FOUND: WeakKeyDictionary[Target, list[RotaryTable | str]] = WeakKeyDictionary()
+
+
 def key_rotaries(target: Target) -> list[RotaryTable | str]:
-    """How each layer writes positions into its keys, or why that is unknown."""
+    """How each layer writes positions into its keys, or why that is unknown. Computed once."""
+    if target not in _FOUND:
+        _FOUND[target] = _find_rotaries(target)
+    return list(_FOUND[target])
+
+
+@torch.no_grad()
+def _find_rotaries(target: Target) -> list[RotaryTable | str]:
     inputs: dict[nn.Module, Tensor] = {}
     try:
         if target.anatomy.repeats:
@@ -177,12 +187,12 @@ def _run_layers(
         for hook in hooks:
             hook.remove()
     found: list[KeyValue | None] = []
-    layer: Any
     for layer, shape in zip(cache.layers, target.anatomy.shapes, strict=True):
-        if shape is None or not layer.values.numel():
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if shape is None or keys is None or values is None or not values.numel():
             found.append(None)
         else:
-            found.append((layer.keys[:, :, -1:].float(), layer.values[:, :, -1:].float()))
+            found.append((keys[:, :, -1:].float(), values[:, :, -1:].float()))
     return found
 
 

@@ -71,14 +71,12 @@ def layer_parts(target: Target, index: int) -> dict[str, Tensor]:
     modules = {f".{name}": module for name, module in target.layers[index].named_modules()}
     found: dict[str, Tensor] = {}
 
-    def add(module: nn.Module, sizes: dict[str, int | None]) -> None:
-        """Add a projection's outputs, split by these sizes; None = all."""
+    def add(module: nn.Module, sizes: dict[str, int]) -> None:
+        """Add a projection's outputs, split by these sizes."""
         weight, bias = _matrix(module), getattr(module, "bias", None)
-        if weight is None:
+        if weight is None or len(weight) != sum(sizes.values()):
             return
-        split = [len(weight) if size is None else size for size in sizes.values()]
-        if sum(split) != len(weight):
-            return
+        split = [*sizes.values()]
         found.update(zip([f"{n}.weight" for n in sizes], weight.split(split), strict=True))
         if bias is not None:
             parts = bias.detach().float().split(split)
@@ -86,8 +84,9 @@ def layer_parts(target: Target, index: int) -> dict[str, Tensor]:
 
     for mine, names in _LINEARS.items():
         matches = _find(modules, names)
-        if len(matches) == 1:
-            add(matches[0], {mine: None})
+        weight = _matrix(matches[0]) if len(matches) == 1 else None
+        if weight is not None:
+            add(matches[0], {mine: len(weight)})
     q, kv = target.num_heads * target.head_dim, target.num_kv_heads * target.head_dim
     for module in _find(modules, _QKV):
         add(module, {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv})

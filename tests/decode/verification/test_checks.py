@@ -14,10 +14,12 @@ from decode.proposers.lookup import LookupProposer
 from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.sampling import Sampling
 from decode.verification import end_to_end, rules
+from decode.verification.batches import Asked, RequestBatch
+from decode.verification.cases import Cases
+from decode.verification.pair import VerifyConfig
 from decode.verification.proposals import every_outcome, judge
 from decode.verification.reference import Reference
-from decode.verification.requests import Asked, RequestBatch
-from decode.verification.run import VerificationRun, VerifiedPair
+from decode.verification.run import VerificationRun
 from decode.verification.verdict import Tally
 from specalign.lm.debug import debug_model
 from specalign.lm.loading import load_target
@@ -31,7 +33,7 @@ PROMPTS = [[4, 90, 17, 203, 90, 17], [5, 9, 30], [1, 90, 17, 40, 60, 90]]
 def run() -> VerificationRun:
     target = load_target("debug", dtype="float32", device="cpu")
     own = debug_model("Llama")[0].eval()
-    made = VerificationRun(VerifiedPair(target, own, PROMPTS))
+    made = VerificationRun(VerifyConfig(), Cases(target, {}, [], []), PROMPTS, lambda _: None, own)
     made.requests.common = [17, 90, 203]
     return made
 
@@ -40,6 +42,7 @@ def run() -> VerificationRun:
 def fresh(run: VerificationRun) -> Iterator[None]:
     yield
     run.tallies = {name: Tally(name) for name in run.tallies}
+    run.recorded = []
 
 
 def decoder(target: Target, kind: str) -> Decoder:
@@ -138,7 +141,7 @@ def test_every_outcome_has_its_probability() -> None:
 
     generator, p_V = torch.Generator(), torch.tensor([0.2, 0.0, 0.8])
     found = every_outcome(lambda: (int(draw(p_V, generator)), int(draw(p_V, generator))), 9)
-    assert {x: round(w, 6) for w, x in found or ()} == {
+    assert {x: round(w, 6) for w, x in found} == {
         (0, 0): 0.04,
         (0, 2): 0.16,
         (2, 0): 0.16,

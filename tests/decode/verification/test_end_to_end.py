@@ -9,13 +9,13 @@ import pytest
 from decode.speculation.sampling import Sampling
 from decode.systems.registry import SYSTEMS
 from decode.verification import end_to_end
-from decode.verification.options import VerifyConfig
+from decode.verification.cases import Cases, of_methods
 from decode.verification.reference import Reference
-from decode.verification.run import VerifiedPair, open_pair
 from decode.verification.verdict import Tally
 from specalign.formats.block import save_drafter
 from specalign.formats.causal import save_causal
 from specalign.formats.standalone import save_standalone
+from specalign.lm.debug import debug_model
 from specalign.lm.loading import load_target
 from tests.builders import block_network, causal_drafter, diffusion_drafter
 
@@ -23,22 +23,20 @@ PROMPT = [4, 90, 17, 203, 90, 17, 203, 90, 17]
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> VerifiedPair:
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
     folder = tmp_path_factory.mktemp("drafters")
     target = load_target("debug", dtype="float32", device="cpu")
     save_drafter(block_network(target, "shared_kv", markov_rank=8), folder / "block")
     save_standalone(diffusion_drafter(target, "masked_lm"), folder / "diffusion")
     save_causal(causal_drafter(target), folder / "autoregressive")
-    drafters = {role: folder / role for role in ("block", "diffusion", "autoregressive")}
+    drafters = {role: str(folder / role) for role in ("block", "diffusion", "autoregressive")}
     drafters["variable_prefix"] = drafters["block"]
-    named = ",".join(f"{role}={path}" for role, path in drafters.items())
-    config = VerifyConfig("debug", named, "all", suite="builtin", limit=1)
-    return open_pair(config, *config.find_methods(), config.load_prompts(), lambda _: None)
+    return of_methods("all", drafters, target, lambda _: None)
 
 
 @pytest.fixture(scope="module")
-def reference(pair: VerifiedPair) -> Reference:
-    return Reference(pair.target, pair.own)
+def reference(cases: Cases) -> Reference:
+    return Reference(cases.target, debug_model("Llama")[0])
 
 
 LENGTHS = {"specdiff2": 2, "d2sd": 3}
@@ -48,12 +46,14 @@ BACKGROUND = {"double", "duo"}
 
 
 @pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if system.drafts])
-def test_the_joint_law_of_a_system(name: str, pair: VerifiedPair, reference: Reference) -> None:
-    if name not in pair.decoders or name in BACKGROUND:
+def test_the_joint_law_of_a_system(name: str, cases: Cases, reference: Reference) -> None:
+    case = next((case for case in cases.drawn if case.name == name), None)
+    if case is None or name in BACKGROUND:
         pytest.skip(
             "needs another drafter, changes the distribution on purpose, or drafts in the background"
         )
     tally, sampling = Tally("end_to_end"), Sampling(1.2, top_k=2, seed=1)
     with mock.patch.object(end_to_end, "LENGTH", LENGTHS.get(name, end_to_end.LENGTH)):
-        end_to_end.check_joint_law(name, pair.decoders[name], PROMPT, reference, tally, sampling)
+        decoder = cases.open(case)
+        end_to_end.check_joint_law(name, decoder, PROMPT, reference, tally, sampling)
     assert not tally.findings and tally.largest, tally

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from decode.verification import checks, end_to_end, options, requests, rules
+from decode.verification import batches, cases, checks, end_to_end, rules
 from decode.verify import main
 from specalign.formats.block import save_drafter
 from specalign.formats.causal import save_causal
@@ -68,14 +68,15 @@ def write_drafter(kind: str, target: Target, folder: Path) -> list[str]:
 def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A third of the settings, half of the cases, one rule and a shorter joint law: the pair of
     tests/decode/test_verify.py has all."""
-    every, check = requests.settings, rules.check_rules
-    monkeypatch.setattr(requests, "settings", lambda *given: every(*given)[::3])
-    monkeypatch.setattr(rules, "check_rules", partial(check, names=("token",)))
+    every, check = batches.settings, rules.check_rules
+    monkeypatch.setattr(batches, "settings", lambda *given: every(*given)[::3])
+    monkeypatch.setattr(rules, "check_rules", partial(check, seeds=2, names=("token",)))
     monkeypatch.setattr(end_to_end, "LENGTH", 3)
-    monkeypatch.setattr(requests, "LONG", 200)
-    for name in ("BLOCK_METHODS", "DIFFUSION_METHODS"):
-        methods = getattr(options, name)
-        monkeypatch.setattr(options, name, [methods[i] for i in (0, 3, 4, -1)])
+    monkeypatch.setattr(batches, "LONG", 200)
+    for name in ("_OF_BLOCKS", "_OF_DIFFUSION"):
+        compared, drawn = getattr(cases, name)
+        half = dict(list(compared.items())[::2]), [drawn[i] for i in (0, 2, -1, 4)]
+        monkeypatch.setattr(cases, name, half)
 
 
 @pytest.mark.parametrize(("kind", "drafter", "dtype"), PAIRS)
@@ -102,8 +103,8 @@ def test_prompts_of_3000_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    every = requests.settings
-    monkeypatch.setattr(requests, "settings", lambda *given: every(*given)[::2])
+    every = batches.settings
+    monkeypatch.setattr(batches, "settings", lambda *given: every(*given)[::2])
     target = load_target("debug", dtype="float32", device="cpu")
     save_drafter(block_network(target, "shared_kv"), tmp_path / "block")
     save_standalone(diffusion_drafter(target, "masked_lm"), tmp_path / "diffusion")

@@ -91,7 +91,7 @@ def test_a_wide_int8_weight_meets_whole_rows(round_rows: Callable[[bool], None])
 def test_many_rows(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through oneDNN where torch has its operator, and without: any strides, in fp32 to its rounding, other types as they are."""
     if not there:
-        monkeypatch.setattr(linear, "_has_one_dnn", lambda: False)
+        monkeypatch.setattr(linear, "_one_dnn", lambda: False)
     torch.manual_seed(0)
     wide, tall = torch.randn(3, 40, 48), torch.randn(24, 70)
     strided, x = torch.randn(70, 48)[:, ::2], wide[:, :, ::2]
@@ -112,3 +112,11 @@ def test_weights_that_are_bf16_stay_so_and_change_no_bit(rows: int) -> None:
     assert torch.equal(kept(x), linear.few_rows(x, weight))
     weight[32, 39] += 2**-12  # one number that bf16 does not have
     assert linear.RowsLinear(weight, None).weight.dtype == torch.float32
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "rows_library", lambda: None)
+    kind = linear.fast_linear(torch.float32, torch.device("cpu"))
+    assert kind is (linear.PackedLinear if torch.backends.mkldnn.is_available() else None)
+    assert linear.fast_linear(torch.float16, torch.device("cpu")) is None
+    assert linear.fast_linear(torch.float32, torch.device("meta")) is None

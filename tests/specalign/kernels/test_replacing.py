@@ -7,13 +7,41 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from specalign.kernels import linear, replacing
+from specalign.kernels.pages import CACHE_LINE
 from specalign.lm.inspection.parts import is_tied
 from specalign.lm.loading import load_target
 from specalign.lm.names import ModelSource
 from specalign.lm.proof import prove_target
 from tests.target_models import tiny_model
+
+
+@pytest.mark.skipif(linear.rows_library() is None, reason="no C library")
+@pytest.mark.parametrize("half", [False, True])
+def test_gpt2s_layers_lie_as_they_are_read(half: bool) -> None:
+    """(in, out) for who asks for the weight, a row of memory for each output."""
+    own = Conv1D(48, 32)
+    own.weight.data = own.weight.data.bfloat16().float() if half else own.weight.data
+    own.bias.data = torch.randn(48)
+    model = nn.ModuleDict({"own": own, "other": nn.Linear(32, 8)})
+    names = {name: t.shape for name, t in model.state_dict().items()}
+    assert replacing.speed_up_linears(model, torch.float32, torch.device("cpu")) == 2
+    fast = model["own"]
+    assert isinstance(fast, linear.RowsConv1D) and (fast.nx, fast.nf) == (32, 48)
+    assert fast.weight.dtype == (torch.bfloat16 if half else torch.float32)
+    assert torch.equal(fast.weight.float(), own.weight) and fast.matrix.weight.is_contiguous()
+    assert fast.weight.data_ptr() % CACHE_LINE == 0
+    assert {name: t.shape for name, t in model.state_dict().items()} == names
+    for rows in (1, 2, 7, 40):
+        x = torch.randn(rows, 32)
+        assert torch.equal(fast(x), linear.few_rows(x, own.weight.t().contiguous(), own.bias))
+        torch.testing.assert_close(fast(x), own(x), rtol=1e-5, atol=1e-5)
+    copied = copy.deepcopy(model)
+    copied.load_state_dict(model.state_dict())
+    assert torch.equal(copied["own"](x), fast(x))
 
 
 @pytest.mark.skipif(

@@ -65,6 +65,7 @@ def outputs(target: Target) -> list[Tensor]:
     ("name", "changes"),
     [
         ("llama", {}), ("mistral", {}), ("qwen2", {}), ("qwen3", {}),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 16}}),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}}),
     ],
 )  # fmt: skip

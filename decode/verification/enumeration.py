@@ -39,13 +39,30 @@ def rows(count: int, V: int, generator: torch.Generator, zeros: float = 0.3) -> 
 
 class Toy:
     """Tables of p and q for every prefix of up to K tokens: `p[d][prefix]` is the row after d
-    tokens."""
+    tokens.
 
-    def __init__(self, V: int, K: int, seed: int, greedy: bool = False) -> None:
+    Args:
+        pool: rows (R, V) of p, then of q, to take in place of random ones.
+    """
+
+    def __init__(
+        self,
+        V: int,
+        K: int,
+        seed: int,
+        greedy: bool = False,
+        pool: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         self.V, self.K = V, K
-        self.generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
+        self.generator = generator
         self.p, self.q = self.random_tables(K + 1), self.random_tables(K)
-        if seed % 5 == 0:  # p = q
+        if pool is not None:
+            for tables, own_RV in ((self.p, pool[0]), (self.q, pool[1])):
+                for d, table in enumerate(tables):
+                    at = torch.randint(len(own_RV), (V**d,), generator=generator)
+                    tables[d] = own_RV[at].reshape(table.shape)
+        elif seed % 5 == 0:  # p = q
             self.q = [p.clone() for p in self.p[:K]]
         if greedy:
             self.p = [probs(p, Sampling()) for p in self.p]
@@ -110,11 +127,12 @@ def case(
     each = parents if isinstance(parents, list) else [parents] * len(weight_B)
     each = [x for x, some in zip(each, some_B.tolist(), strict=True) if some]
     most = max(each, key=len)
-    tokens_BN, q_BNV, steps_BN = (
-        None if x is None else x[some_B][:, : len(most)] for x in (tokens_BN, q_BNV, steps_BN)
-    )
-    assert tokens_BN is not None
-    drafts = Drafts(tokens_BN, tuple(each), q_BNV, steps_BN, without_replacement)
+
+    def cut(rows: Tensor | None) -> Tensor | None:
+        return None if rows is None else rows[some_B][:, : len(most)]
+
+    tokens_BN = tokens_BN[some_B][:, : len(most)]
+    drafts = Drafts(tokens_BN, tuple(each), cut(q_BNV), cut(steps_BN), without_replacement)
     return RuleCase(weight_B[some_B], drafts, toy.p_BMV(tokens_BN, most), toy)
 
 
@@ -225,10 +243,9 @@ def outcomes(case_: RuleCase, verifier: Verifier | str) -> Outcomes:
     return rule(case_.p_BMV, case_.drafts)
 
 
-def output_law(case_: RuleCase, verifier: Verifier | str) -> Tensor:
+def output_law(case_: RuleCase, out: Outcomes) -> Tensor:
     """The joint law of the first K + 1 tokens that come out."""
     toy, parents = case_.toy, max(case_.drafts.parents, key=len)
-    out = outcomes(case_, verifier)
     next_BMV = normalise(fall_back_to_p(out.rest_BMV, case_.p_BMV))
     mass_BMV = case_.weight_B[:, None, None] * out.stop_BM[..., None] * next_BMV
     laws = [torch.zeros((toy.V,) * (d + 1), dtype=torch.float64) for d in range(toy.K + 1)]
@@ -241,18 +258,18 @@ def output_law(case_: RuleCase, verifier: Verifier | str) -> Tensor:
 
 def distance(case_: RuleCase, verifier: Verifier | str) -> float:
     """Total variation between the output's joint law and the target's."""
-    return float((output_law(case_, verifier) - case_.toy.joint).abs().sum() / 2)
+    return float((output_law(case_, outcomes(case_, verifier)) - case_.toy.joint).abs().sum() / 2)
 
 
 def pairs() -> list[tuple[str, str]]:
-    """(verifier, drafter) of everything that the types allow and that claims to be exact.
-    Neighbours share their cases."""
+    """(verifier, drafter) of everything that the types allow and that claims to be exact."""
     found = []
-    for drafter in DRAFTERS:
-        law, _, siblings = drafter.partition(", ")
-        kind = KINDS.get(siblings, "iid")
-        for verifier in sorted(VERIFIERS.values(), key=lambda verifier: verifier.greedy_only):
+    for verifier in VERIFIERS.values():
+        for drafter in DRAFTERS:
+            law, _, siblings = drafter.partition(", ")
+            kind = KINDS.get(siblings, "iid")
             fits = law in verifier.laws and (kind == "iid" or kind in verifier.siblings)
             if fits and verifier.rule is not None and not verifier.lossy:
                 found.append((verifier.name, drafter))
-    return found
+    # neighbours share their cases
+    return sorted(found, key=lambda pair: (pair[1], VERIFIERS[pair[0]].greedy_only))

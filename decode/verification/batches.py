@@ -3,15 +3,15 @@ contexts and long texts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
-from typing import Any
 
 from decode.engine.decoder import Decoder
 from decode.engine.detokenizer import UNFINISHED
 from decode.engine.engine import PREFILL_CHUNK
 from decode.speculation.sampling import Sampling
+from decode.verification.cases import Cases
 from specalign.common.schema import JsonObject
 from specalign.lm.model import Target
 
@@ -41,11 +41,16 @@ class Asked:
     eos: tuple[int, ...] | None = None
     context: int | None = None
 
+    @property
+    def ending(self) -> tuple[tuple[int, ...] | None, int | None, tuple[str, ...]]:
+        """Settings shared by the requests of one call."""
+        return self.eos, self.context, self.stop
+
 
 @dataclass(frozen=True)
 class RequestBatch:
-    """Requests that are decoded together, `size` in one forward pass, `chunk` tokens of a
-    prompt."""
+    """Requests that are decoded together, `size` in one forward pass, `chunk` tokens of a prompt.
+    Those that share a call stand next to one another."""
 
     name: str
     decoder: Decoder
@@ -53,23 +58,31 @@ class RequestBatch:
     size: int = TOGETHER
     chunk: int = PREFILL_CHUNK
 
+    def __post_init__(self) -> None:
+        kinds = [one.ending for one in self.asked]
+        ordered = sorted(self.asked, key=lambda one: kinds.index(one.ending))
+        object.__setattr__(self, "asked", tuple(ordered))
+
 
 def settings(seed: int, common: Sequence[int]) -> list[Sampling]:
     """Every request option with at least two values, and all options together. `common`: tokens
     that the target generates often."""
-    values: dict[str, Sequence[Any]] = {
-        "temperature": (0.3, 1.7), "top_k": (4, 50), "top_p": (0.5, 0.9), "min_p": (0.02, 0.3),
-        "repetition_penalty": (1.4, 0.8), "presence_penalty": (0.8, -0.6),
-        "banned": (tuple(common[:1]), tuple(common[:3])), "min_new_tokens": (3, 7),
-    }  # fmt: skip
+    options: list[JsonObject] = [
+        {"temperature": 0.3}, {}, {"temperature": 1.7}, {"top_k": 4}, {"top_k": 50},
+        {"top_p": 0.5}, {"top_p": 0.9}, {"min_p": 0.02}, {"min_p": 0.3},
+        {"repetition_penalty": 1.4}, {"repetition_penalty": 0.8},
+        {"presence_penalty": 0.8}, {"presence_penalty": -0.6},
+        {"banned": tuple(common[:1])}, {"banned": tuple(common[:3])},
+        {"min_new_tokens": 3}, {"min_new_tokens": 7},
+    ]  # fmt: skip
     together = {
         "top_k": 30, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.2,
         "presence_penalty": 0.4, "banned": tuple(common[1:2]), "min_new_tokens": 5,
     }  # fmt: skip
-    options: list[JsonObject] = [{}, *({name: x} for name in values for x in values[name])]
     options += [{**together, "temperature": 0.6}, {**together, "temperature": 1.3, "top_p": 0.8}]
-    first: JsonObject = {"temperature": 1.0}
-    return [Sampling(**{**first, "seed": seed + i, **one}) for i, one in enumerate(options)]
+    return [
+        Sampling(**{"temperature": 1.0, "seed": seed + i, **one}) for i, one in enumerate(options)
+    ]
 
 
 class Requests:
@@ -78,33 +91,32 @@ class Requests:
 
     def __init__(self, target: Target, prompts: list[list[int]]) -> None:
         self.target, self.prompts = target, prompts
-        self.short = [tuple(prompt[-SHORT:]) for prompt in sorted(prompts, key=len)]
+        self.short = [prompt[-SHORT:] for prompt in sorted(prompts, key=len)]
         self.common: list[int] = []
         self.letters: list[int] = []
 
-    def batches(
-        self, decoders: Mapping[str, Decoder], compared: Sequence[str], plain: Decoder
-    ) -> Iterator[RequestBatch]:
-        """All batches. compared: the names of those that are decoded greedily and coupled, too."""
+    def batches(self, cases: Cases, plain: Decoder) -> Iterator[RequestBatch]:
+        """All batches."""
         every = settings(1000, self.common)
-        cold = [replace(one, temperature=0.0) for one in every[len(every) // 2 :: 2]]
-        for number, (name, decoder) in enumerate(decoders.items()):
-            # every option with the first one; after that each takes a part
-            chosen = every if number == 0 else every[number % 4 :: 4] + every[-1:]
+        for number, case in enumerate(cases.drawn):
+            # every option with the first rules by ratio; after that each method takes a part
+            chosen = every if number == 0 else every[number % 3 :: 3] + every[-1:]
+            name, decoder = f"{case.name}, {case.verifier}", cases.open(case)
             yield RequestBatch(f"{name}: sampled", decoder, self.at(chosen))
             yield RequestBatch(f"{name}: two tokens", decoder, self.of_letters(2000))
-            greedy, coupled = (Decoder(self.target, decoder.drafter, x) for x in ("auto", "gumbel"))
-            if name in compared:
-                yield RequestBatch(f"{name}: greedy", greedy, self.at(cold))
-                both = (*self.at(every[1::5]), *self.of_letters(2000))
-                yield RequestBatch(f"{name}: coupled", coupled, both)
-            if number == 0:
-                yield self._long_context(f"{name}: coupled", coupled, Sampling(1.0, seed=7))
-                long = Asked(self.short[0], every[-1], LONG_TEXT)
-                yield RequestBatch(f"{name}: long text", decoder, (long,), 1)
-            if name == compared[-1]:
-                yield self._long_context(name, greedy, Sampling())
-                yield RequestBatch(f"{name}: ends", greedy, tuple(self.ends(plain)))
+        for case in cases.compared:
+            cold = [replace(one, temperature=0.0) for one in every[len(every) // 2 :: 2]]
+            yield RequestBatch(f"{case.name}: greedy", cases.open(case), self.at(cold))
+            both = (*self.at(every[1::5]), *self.of_letters(2000))
+            yield RequestBatch(f"{case.name}: coupled", cases.open(case, "gumbel"), both)
+        for case in cases.compared[-1:]:
+            yield self._long_context(case.name, cases.open(case), Sampling())
+            yield RequestBatch(f"{case.name}: ends", cases.open(case), tuple(self.ends(plain)))
+        for case in cases.drawn[:1]:
+            yield self._long_context(case.name, cases.open(case, "gumbel"), Sampling(1.0, seed=7))
+            long = Asked(tuple(self.short[0]), every[-1], LONG_TEXT)
+            name = f"{case.name}, {case.verifier}: long text"
+            yield RequestBatch(name, cases.open(case), (long,), 1)
 
     def at(self, chosen: Sequence[Sampling]) -> tuple[Asked, ...]:
         """A request at each of the settings."""
@@ -115,7 +127,7 @@ class Requests:
                 prompt = prompt[-4:] * 2  # something to copy
             eos = tuple(self.common[:2]) if sampling.min_new_tokens else None
             new = max(8 + 3 * (i % 3), sampling.min_new_tokens + 1)
-            asked.append(Asked(prompt, sampling, new, eos=eos))
+            asked.append(Asked(tuple(prompt), sampling, new, eos=eos))
         return tuple(asked)
 
     def of_letters(self, seed: int) -> tuple[Asked, ...]:
@@ -146,22 +158,26 @@ class Requests:
     def ends(self, plain: Decoder) -> Iterator[Asked]:
         """Requests that end in every way, at every place of a block."""
         tokenizer, size = self.target.tokenizer, self.target.vocab_size
-        greedy = Asked(self.short[0], Sampling(), 12)
-        text = plain.generate(list(greedy.prompt), max_new_tokens=12).tokens
+        given = tuple(self.short[0])
+        text = plain.generate(list(given), max_new_tokens=12).tokens
         unused = next(i for i in range(size - 1, 0, -1) if i not in text)
         words = self.target.detokenize(text)
+        for new in (5, 3, 2, 1):
+            yield Asked(given, Sampling(), new)
+        for room in (1, 3, 6):
+            yield Asked(given, Sampling(), 12, context=len(given) + room)
+        for at in range(1, min(6, len(text))):
+            yield Asked(given, Sampling(), 12, eos=(text[at],))
+        for at in range(1, min(4, len(text))):
+            yield Asked(given, Sampling(), 12, eos=(unused, text[at], text[-1]))
+        for start in range(1, min(len(words) - 4, 20), 5):
+            yield Asked(given, Sampling(), 12, stop=(words[start : start + 4],))
         stops = (words[12:15] or "x", "never there", words[6:9] or "y")
-        yield from (replace(greedy, new=new) for new in (5, 3, 2, 1))
-        yield from (replace(greedy, context=len(greedy.prompt) + room) for room in (1, 3, 6))
-        yield from (replace(greedy, eos=(token,)) for token in text[1:6])
-        yield from (replace(greedy, eos=(unused, token, text[-1])) for token in text[1:4])
-        starts = range(1, min(len(words) - 4, 20), 5)
-        yield from (replace(greedy, stop=(words[at : at + 4],)) for at in starts)
-        yield replace(greedy, stop=stops)
+        yield Asked(given, Sampling(), 12, stop=stops)
         for special in [i for i in tokenizer.all_special_ids if i < size][:1]:
             own = self._of_tokens([special, *self.letters], 1.0, 3)
             name = str(tokenizer.convert_ids_to_tokens(special))
-            yield replace(greedy, sampling=own, stop=(name,), eos=())
+            yield Asked(given, own, 12, stop=(name,), eos=())
         yield from self.half_characters()
 
     def half_characters(self) -> Iterator[Asked]:
@@ -178,11 +194,3 @@ class Requests:
                 for seed in (new, new + 100):
                     yield Asked(halves * 3, replace(own, seed=seed), new, eos=())
             return
-
-
-def drafts_so(drafter: Any, how: str) -> bool:
-    """Whether a drafter, or one that it wraps, drafts in this way
-    (`decode.proposers.base.Proposer`)."""
-    while drafter is not None and not getattr(drafter, how, False):
-        drafter = getattr(drafter, "inner", None)
-    return drafter is not None
