@@ -55,3 +55,21 @@ def test_what_may_not_come_yet_is_barred_as_far_as_the_last_position(target: Tar
             its = barred if barred is None or barred.dim() == 1 else barred[row]
             ends = [its is not None and bool(its[i]) for i in target.eos_ids]
             assert ends == [count + place < 4] * len(ends)
+
+
+def test_the_law_follows_steps_order_and_temperature(target: Target) -> None:
+    """A wrong law lets a verifier in that is not exact for the drafts."""
+    made = drafter(target, "ddit")
+    laws = {
+        (steps, order, temperature): DiffusionProposer(made, 3, steps, order).law(
+            Sampling(temperature)
+        )
+        for steps in (1, 2, 3)
+        for order in ORDERS
+        for temperature in (0.0, 1.0)
+    }
+    for (steps, order, temperature), law in laws.items():
+        several = "causal" if order == "left_to_right" else "unmasked"
+        drawn = "independent" if steps == 1 else several
+        assert law == ("point" if temperature == 0 else drawn), (steps, order)
+    assert DiffusionProposer(made, 1, 3).law(Sampling(1.0)) == "independent"
