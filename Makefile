@@ -70,7 +70,7 @@ quickstart: setup
 	@for count in "$(LIMIT)" "$(NEW_TOKENS)"; do case "$$count" in ''|0*|*[!0-9]*) echo "error: LIMIT=$(LIMIT) NEW_TOKENS=$(NEW_TOKENS): whole numbers, at least 1"; exit 2;; esac; done
 	$(PY) -m align.synthesize recipe=smollm2_quickstart output=$(RUN) $(QUICK)
 	$(PY) -m align.train recipe=smollm2_quickstart output=$(RUN) $(QUICK)
-	$(PY) -m decode.eval --suite mtbench --limit $(LIMIT) --max-new-tokens $(NEW_TOKENS) --dtype float32 --drafter $(RUN)/drafter --out $(RUN)/report
+	$(PY) -m decode.eval --suite mtbench --first-turn --limit $(LIMIT) --max-new-tokens $(NEW_TOKENS) --dtype float32 --drafter $(RUN)/drafter --out $(RUN)/report
 	@echo
 	@echo "Other suites: $(PY) -m decode.eval --suite reasoning,coding,math --limit 20 --drafter $(RUN)/drafter"
 	@echo "Your own model: $(PY) -m align.train recipe=block target.name=YOUR/MODEL output=runs/mine,"

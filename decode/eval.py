@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -147,7 +148,7 @@ def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
 
 def load_prompts(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
     """The prompts, and a line for each suite that is left out."""
-    return prompts_of(
+    suites, skipped = prompts_of(
         config.suite,
         config.prompts,
         config.data_dir,
@@ -156,6 +157,12 @@ def load_prompts(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
         config.documents,
         config.context,
     )
+    if config.first_turn:
+        suites = [
+            replace(suite, prompts=[replace(prompt, later=()) for prompt in suite.prompts])
+            for suite in suites
+        ]
+    return suites, skipped
 
 
 def suggest_next(summary: Summary, config: EvalConfig) -> str:

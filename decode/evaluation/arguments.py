@@ -91,6 +91,8 @@ def _add_measuring_options(p: Parser) -> None:
         dest="batch_sizes",
         help=batches,
     )
+    first = "leave out later turns of conversations"
+    add("--first-turn", action="store_true", help=first)
     add("--execute-code", action="store_true", help=execute)
     add("--documents", type=path, metavar="PATH", help=documents)
     add("--context", type=parse_whole(64), default=CONTEXT, metavar="N", help=context)

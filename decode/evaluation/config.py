@@ -47,6 +47,7 @@ class EvalConfig:
     limit: int | None = None
     max_new_tokens: int | None = None
     batch_sizes: tuple[int, ...] = (1,)
+    first_turn: bool = False
     documents: Path | None = None
     context: int = CONTEXT
     execute_code: bool = False
@@ -92,6 +93,7 @@ class EvalConfig:
         return {
             "max_new_tokens": next(iter(limits.values())) if same else limits,
             "batch_sizes": list(self.batch_sizes),
+            "first_turn": self.first_turn or None,
             "execute_code": self.execute_code or None,
             "context": self.context if LONG in limits else None,
             **{key: getattr(self, key) for key in own},
