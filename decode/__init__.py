@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from decode.engine.decoder import Decoder, Stream
     from decode.engine.output import Generation
     from decode.speculation.sampling import Sampling
-    from decode.systems.construction import load
+    from decode.systems.load import load
     from specalign.common.errors import UserError
     from specalign.rows.conversation import Conversation
 
@@ -35,7 +35,7 @@ _HOME = {
     "Sampling": "decode.speculation.settings",
     "Stream": "decode.engine.decoder",
     "UserError": "specalign.common.errors",
-    "load": "decode.systems.construction",
+    "load": "decode.systems.load",
 }
 
 

@@ -121,7 +121,7 @@ def main(argv: list[str] | None = None) -> None:
     prompt = _read_prompt(given)
     answer = {name: typed.pop(name) for name in ("max_new_tokens", "stop", "raw")}
 
-    from decode.systems.construction import load
+    from decode.systems.load import load
 
     decoder = load(typed.pop("target") or DEFAULT_TARGET, **typed)
     verifier = decoder.verifier_for(sampling)

@@ -22,7 +22,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 LIMIT_S = 600
 PRELOADED = [
     "torch", "transformers.models.llama.modeling_llama", "datasets", "lightning.pytorch", "deepspeed", "align.train",
-    "align.training.run", "align.outputs.cache", "align.data.synthesis", "decode.evaluation.session", "decode.systems.construction",
+    "align.training.run", "align.outputs.cache", "align.data.synthesis", "decode.evaluation.session", "decode.systems.load",
     "decode.evaluation.page", "decode.exporting.exports",
 ]  # fmt: skip
 

@@ -67,7 +67,7 @@ class Synthesis:
     def source(self) -> Source:
         """The source that writes the rows, opened on first use."""
         if self.recipe.data.server is not None:
-            from align.writing.served import Served  # imports the client, which is slow
+            from align.writing.server import Served  # imports the client, which is slow
 
             return Served(self.plan, self.quiet)
         assert isinstance(self.plan.target, Target)

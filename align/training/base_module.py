@@ -15,8 +15,8 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 
 from align.config.recipe import Recipe
+from align.losses.distillation import Objective, expected_accepted_token, kept_greedy, kept_token
 from align.losses.divergences import RowStatistics
-from align.losses.objective import Objective, expected_accepted_token, kept_greedy, kept_token
 from align.outputs.cache import (
     TargetOutputCache,
     TargetOutputs,

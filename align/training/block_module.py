@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from align.losses.distillation import after_prefix
 from align.losses.divergences import DraftRows, RowStatistics, logit_statistics, row_statistics
-from align.losses.objective import after_prefix
 from align.training.base_module import DrafterModule
 from specalign.common.batch import Step
 from specalign.common.rng import keyed_generator

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decode.engine.engine import RequestRunner, run_batch, run_rounds
+from decode.engine.loop import RequestRunner, run_batch, run_rounds
 from decode.engine.output import MAX_NEW_TOKENS, Generation
 from decode.engine.prompts import Prompt, Tool, prompt_tokens
 from decode.proposers.base import Proposer

@@ -16,7 +16,7 @@ from decode.evaluation import runner
 from decode.evaluation.records import AS_JSON, Record, add, read_records, write_records
 from decode.evaluation.statistics import accepted_ratio, counts, format_estimate, tau
 from decode.evaluation.tokenized import tokenize_suites
-from decode.systems.construction import load
+from decode.systems.load import load
 from decode.systems.registry import PLAIN
 from specalign.common.errors import UserError
 from specalign.common.files import sha256_file, write_json

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decode.engine.engine import PREFILL_CHUNK
+from decode.engine.loop import PREFILL_CHUNK
 from decode.engine.output import Tree
 from decode.evaluation.records import Divergence
 from decode.proposers.base import common_prefix_length

@@ -2,7 +2,7 @@
 for which the output has exactly the target's distribution. The rules: decode/speculation/rules.py.
 
     greedy, point_mass   accept while the target's own token is the drafted one; exact however the
-        drafts were chosen
+        drafts were chosen (`decode.speculation.rounds.verify_greedy`)
     self_selection       point_mass on the one path that p expects most of: SpecDiff-2, arXiv
         2511.00606
     token                min(1, p/q), residual (p − q)₊: Leviathan et al., arXiv 2211.17192; Chen et

@@ -16,9 +16,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from decode.engine.engine import RequestRunner
+from decode.engine.loop import RequestRunner
+from decode.speculation import rounds as verification
 from decode.speculation import sampling as sampling_module
-from decode.speculation import verification, verifiers
+from decode.speculation import verifiers
 from decode.speculation.proposal import Proposal
 from decode.verification.cases import drafts_so
 from decode.verification.recording import Recorder

@@ -20,14 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decode.engine import engine as engine_module
+from decode.engine import loop as engine_module
 from decode.engine.decoder import Decoder
-from decode.engine.engine import RequestRunner
+from decode.engine.loop import RequestRunner
+from decode.speculation import rounds as verification
 from decode.speculation import sampling as sampling_module
-from decode.speculation import verification, verifiers
+from decode.speculation import verifiers
 from decode.speculation.proposal import Proposal
+from decode.speculation.rounds import Outcome, Round
 from decode.speculation.tree import path_to
-from decode.speculation.verification import Outcome, Round
 from decode.verification.batches import Asked
 
 Original = Callable[..., Any]  # the watched function, as it was

@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 
-from decode.engine import engine as engine_module
+from decode.engine import loop as engine_module
 from decode.engine.decoder import Decoder
 from decode.evaluation.tokenized import tokenize_prompts
 from decode.speculation.sampling import Sampling

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from decode.engine.detokenizer import TextStream
-from decode.engine.engine import RequestRunner
+from decode.engine.loop import RequestRunner
 from decode.evaluation.tokenized import tokenize_prompts
 from decode.proposers import autoregressive, block, diffusion
-from decode.speculation import drafts, processors, rules, sampling, tree, verification, verifiers
+from decode.speculation import drafts, processors, rules, sampling, tree, verifiers
+from decode.speculation import rounds as verification
 from decode.speculation.proposal import DraftProbs
+from decode.speculation.rounds import Outcome, Round
 from decode.speculation.sampling import ProcessorState
-from decode.speculation.verification import Outcome, Round
 from decode.verification.cases import cases_of
 from decode.verification.pair import VerifyConfig
 from decode.verification.run import VerificationRun

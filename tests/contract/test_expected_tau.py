@@ -18,13 +18,13 @@ from align.data import packing
 from align.data import shards as data
 from align.data.shards import read_samples
 from align.data.synthesis import synthesize
-from align.losses.objective import expected_accepted_token
+from align.losses.distillation import expected_accepted_token
 from align.training.base_module import DrafterModule
 from align.training.block_module import BlockDrafterModule
 from align.training.datamodule import make_batch
 from align.training.diffusion_module import DiffusionDrafterModule
 from align.training.run import train
-from decode.engine.engine import RequestRunner, run_batch
+from decode.engine.loop import RequestRunner, run_batch
 from decode.proposers.block import BlockProposer
 from decode.proposers.diffusion import DiffusionProposer
 from decode.speculation.sampling import Sampling

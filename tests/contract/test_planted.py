@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from decode.engine import decoder as decoder_module
-from decode.engine import engine as engine_module
+from decode.engine import loop as engine_module
 from decode.engine.decoder import Decoder
 from decode.engine.detokenizer import UNFINISHED, TextStream
-from decode.engine.engine import RequestRunner
+from decode.engine.loop import RequestRunner
 from decode.proposers import base, block, specdiff2
 from decode.proposers.autoregressive import AutoregressiveProposer
 from decode.proposers.block import BlockProposer, BlockProposerSession
@@ -26,12 +26,13 @@ from decode.proposers.diffusion import DiffusionProposer
 from decode.proposers.lookup import CopyingProposer, CopyingSession
 from decode.proposers.overlapped import OverlappedProposer
 from decode.proposers.specdiff2 import SpecDiff2Proposer
-from decode.speculation import drafts, rules, sampling, tree, tree_drafts, verification, verifiers
+from decode.speculation import drafts, rules, sampling, tree, tree_drafts, verifiers
+from decode.speculation import rounds as verification
 from decode.speculation.processors import History
 from decode.speculation.proposal import DraftProbs, Proposal
+from decode.speculation.rounds import Outcome, Round
 from decode.speculation.rules import Outcomes
 from decode.speculation.sampling import Sampling
-from decode.speculation.verification import Outcome, Round
 from decode.verification import end_to_end, self_test
 from decode.verification.batches import Asked, RequestBatch
 from decode.verification.cases import Cases

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from align.losses.objective import expected_accepted_token, kept_greedy, kept_token
+from align.losses.distillation import expected_accepted_token, kept_greedy, kept_token
 from specalign.diffusion.noise import LOG_ZERO
 
 V, K = 3, 3

@@ -14,8 +14,8 @@ from align.config.drafter import LOSS_NAMES
 from align.config.parser import load_recipe
 from align.data import packing
 from align.data import shards as data
+from align.losses.distillation import Objective, after_prefix
 from align.losses.divergences import RowStatistics
-from align.losses.objective import Objective, after_prefix
 from align.training.block_module import BlockDrafterModule
 from specalign.common.batch import Anchors, Batch, Step
 from specalign.common.rng import keyed_generator

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from decode import Decoder, Sampling
-from decode.engine.engine import RequestRunner, prefill_batch
+from decode.engine.loop import RequestRunner, prefill_batch
 from decode.proposers.block import BlockProposer, BlockProposerSession
 from decode.speculation.sampling import ProcessorState, probs
 from specalign.common.errors import UserError

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from decode import Sampling
-from decode.engine.engine import RequestRunner, prefill_batch
+from decode.engine.loop import RequestRunner, prefill_batch
 from decode.proposers.d2sd import D2SDProposer, D2SDSession
 from decode.speculation.proposal import Proposal
 from decode.speculation.tree import chain

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decode import Sampling
-from decode.engine.engine import RequestRunner, prefill_batch
+from decode.engine.loop import RequestRunner, prefill_batch
 from decode.proposers.diffusion import DiffusionProposer
 from decode.systems.registry import ORDERS
 from specalign.lm.model import Target

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from decode import Sampling
-from decode.engine.engine import RequestRunner, prefill_batch
+from decode.engine.loop import RequestRunner, prefill_batch
 from decode.proposers.diffuspec import (
     Column,
     DiffuSpecProposer,

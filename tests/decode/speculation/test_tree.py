@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from decode import Decoder, Sampling
-from decode.engine.engine import RequestRunner, prefill_batch
+from decode.engine.loop import RequestRunner, prefill_batch
 from decode.evaluation.divergence import replay
 from decode.proposers.block import BlockProposer, BlockProposerSession
+from decode.speculation.rounds import Outcome, Round, verify_rounds
 from decode.speculation.sampling import position_noise
 from decode.speculation.tree import ancestors
-from decode.speculation.verification import Outcome, Round, verify_rounds
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import BLOCK_VARIANTS as VARIANTS
@@ -118,7 +118,7 @@ def test_a_replay_over_trees_gives_the_very_logits(
         )
         return outcomes
 
-    monkeypatch.setattr("decode.engine.engine.verify_rounds", watched)
+    monkeypatch.setattr("decode.engine.loop.verify_rounds", watched)
     net = network(target, "shared_kv", markov_rank=8)
     out = Decoder(target, BlockProposer(net, tree_nodes=14)).generate(PROMPT, max_new_tokens=40)
     assert sum(out.accepted) > 2

@@ -11,8 +11,8 @@ import torch
 import decode
 from decode import Decoder
 from decode.proposers.block import BlockProposer
-from decode.systems import construction as module
 from decode.systems import drafter_folders
+from decode.systems import load as module
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
 from specalign.lm.loading import load_target, reload

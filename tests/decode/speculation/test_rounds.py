@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from decode.speculation import verification
+from decode.speculation import rounds as verification
 from decode.speculation.processors import History
 from decode.speculation.proposal import NO_DRAFTS
+from decode.speculation.rounds import Outcome, Round, verify_rounds
 from decode.speculation.sampling import (
     Sampling,
     best,
@@ -25,7 +26,6 @@ from decode.speculation.sampling import (
     uniform,
 )
 from decode.speculation.tree import depths, path_to, walk
-from decode.speculation.verification import Outcome, Round, verify_rounds
 from decode.speculation.verifiers import VERIFIERS, run_verifier
 from specalign.common.errors import UserError
 from tests.fakes import DRAFTERS, SETTINGS

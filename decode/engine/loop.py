@@ -21,9 +21,9 @@ from decode.engine.output import Generation, RoundTrace, Tree
 from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation.processors import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
+from decode.speculation.rounds import Outcome, Round, verify_rounds
 from decode.speculation.sampling import Sampling, make_generator, position_noise
 from decode.speculation.tree import MOST_NODES, ancestors, depths
-from decode.speculation.verification import Outcome, Round, verify_rounds
 from specalign.common.errors import UserError
 from specalign.lm.model import Target, TargetOutput
 

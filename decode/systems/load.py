@@ -1,0 +1,139 @@
+"""`decode.load`: opens a target and its drafter as a decoder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from decode.engine.decoder import Decoder
+from decode.proposers.base import Proposer
+from decode.systems import drafter_folders, registry
+from decode.systems.construction import assemble, build, check_options
+from decode.systems.drafter_folders import AUTO, NO_FOLDERS, check_there
+from decode.systems.opening import OpenDrafters, open_drafters
+from decode.systems.parsing import Method, check_drafters, format_method, read_method
+from decode.systems.registry import ANY, ORDERS, GivenDrafter
+from specalign.common.errors import UserError
+from specalign.common.text import say
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.lm.names import DEFAULT_TARGET
+from specalign.models.block import BlockDrafter
+from specalign.models.standalone import DiffusionDrafter
+
+AnyDrafter = str | os.PathLike[str] | Proposer | BlockDrafter | DiffusionDrafter | Target
+
+
+def load(
+    target: str | os.PathLike[str] | Target = DEFAULT_TARGET,
+    drafter: AnyDrafter | None = AUTO,
+    verifier: str = "auto",
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    draft_tokens: int | None = None,
+    tree_nodes: int | None = None,
+    copying: bool | None = None,
+    steps: int = 1,
+    order: str = ORDERS[0],
+    drafter_tokenizer: str | os.PathLike[str] | None = None,
+    method: str | None = None,
+    trust_remote_code: bool = False,
+    template_kwargs: Mapping[str, Any] | None = None,
+    system: str | None = None,
+) -> Decoder:
+    """Load a target and its drafter as a decoder.
+
+    Args:
+        target: hub id, folder, GGUF file or `debug`; or a loaded target.
+        drafter: `auto` (the shipped drafter for the default target, `lookup` for others), a trained
+            drafter's folder or hub id, `lookup`, None or `none` (plain decoding), or a loaded
+            drafter.
+        verifier: see `Decoder`.
+        dtype, device: of the target: float32, bfloat16 or float16; cpu, cuda or cuda:N.
+        draft_tokens: maximum number of tokens to draft ahead; default: the drafter's block size.
+        tree_nodes: of block drafters: size of the draft tree; 0 = a chain. Default: by temperature.
+        copying: copy where the text repeats itself. Default: with a drafter and no `method`.
+        steps, order: for standalone drafters: number of denoising passes, and the unmasking order.
+        drafter_tokenizer: of a standalone drafter whose vocabulary is not the target's: the folder
+            or hub id of its tokenizer.
+        method: a system with its options, such as `specdiff:steps=4`. `drafter` then lists its
+            drafters, as FOLDER or KIND=FOLDER,….
+        trust_remote_code: run Python code shipped with the models.
+        template_kwargs, system: variables of the target's chat template, and the system prompt for
+            conversations without one.
+
+    Raises:
+        UserError: a file or model can't be found, read or combined, or an option is invalid.
+    """
+    if not isinstance(target, str | os.PathLike | Target):
+        raise UserError(f"target={target!r:.40}: must be a hub id, a folder or a GGUF file")
+    spec = target.spec if isinstance(target, Target) else os.fspath(target)
+    drafter = _choose_drafter(drafter, spec, method)
+    trained = drafter is not None and drafter not in NO_FOLDERS
+    options = GivenDrafter(
+        verifier=None if verifier == "auto" else verifier,
+        tree_nodes=tree_nodes,
+        steps=steps,
+        order=order,
+        copying=trained and method is None if copying is None else copying,
+        draft_tokens=draft_tokens,
+    )
+    chosen, folders = _choose_method(method, drafter, options)
+    if drafter_tokenizer is not None and not (folders and ANY in chosen.needs):
+        raise UserError("drafter_tokenizer applies only to a drafter's folder")
+    if not isinstance(target, Target):
+        target = load_target(
+            spec, str(dtype).removeprefix("torch."), str(device), decoding=True,
+            trust_remote_code=trust_remote_code, template_kwargs=template_kwargs, system=system,
+        )  # fmt: skip
+    elif template_kwargs or system is not None:
+        raise UserError("pass template_kwargs and system to load_target: the target is loaded")
+    if drafter is None or isinstance(drafter, str):
+        opened = open_drafters([chosen], folders, target, drafter_tokenizer)
+    else:
+        opened = OpenDrafters(target, {ANY: drafter})
+    return (assemble if method is None else build)(chosen, opened, draft_tokens)
+
+
+def _choose_drafter(
+    drafter: AnyDrafter | None, spec: str, method: str | None
+) -> str | Proposer | BlockDrafter | DiffusionDrafter | Target | None:
+    """The drafter that `auto` stands for, with a note if there is none; a path as text."""
+    if drafter == AUTO:
+        drafter = drafter_folders.shipped_for(spec)
+        if drafter is None and method is None:
+            drafter = registry.LOOKUP
+            say(f"note: no drafter is shipped for {spec}; drafting with prompt lookup", error=True)
+    return os.fspath(drafter) if isinstance(drafter, os.PathLike) else drafter
+
+
+def _choose_method(
+    name: str | None, drafter: object, options: GivenDrafter
+) -> tuple[Method, dict[str, str]]:
+    """The method with this name, or the one that decodes with this drafter, and the folders of its
+    drafters by kind."""
+    folders: dict[str, str] = {}
+    given = options.given
+    if name is not None:
+        method = read_method(name)
+        if given and ANY not in method.needs:
+            typed = format_method(name, {key: str(value).lower() for key, value in given.items()})
+            raise UserError(f"method={name!r} takes its options after colons: method={typed!r}")
+        if drafter is None or isinstance(drafter, str):
+            named = drafter_folders.read_drafters(drafter)
+            folders = drafter_folders.drafters_by_kind(named)
+        check_drafters([method], folders or ({} if drafter is None else {ANY: drafter}))
+    elif drafter is None or drafter in NO_FOLDERS:
+        check_options(options, drafter)
+        method = read_method(registry.LOOKUP if drafter == registry.LOOKUP else registry.PLAIN)
+    else:
+        method = read_method(registry.DRAFTER)
+        if isinstance(drafter, str):
+            check_there(drafter)
+            folders = {drafter_folders.kind_of(drafter): drafter}
+    given.pop("draft_tokens", None)  # at most: a drafter may draft fewer
+    return method.with_defaults(given), folders
