@@ -1,7 +1,7 @@
 """`python -m align.features recipe=NAME …`: compute the target's outputs for training once and
 store them.
 
-Stores what `align.train` with the same arguments reads, in its order, up to `trainer.features_gb`;
+Stores what `align.train` reads with the same arguments, in the same order, up to `trainer.features_gb`;
 training computes further rows itself. Rerun an interrupted command to resume it.
 """
 

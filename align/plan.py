@@ -1,7 +1,8 @@
 """`python -m align.plan recipe=NAME …`: estimate time, memory and τ of a recipe before it runs.
 
-Parameters, memory, time, expected τ, and what does not fit, with the key to change (exit code 1).
-The target's config.json is enough. Where its weights are, a short trial measures the time.
+Prints parameters, memory, time and expected τ, and names the keys to change if something does not
+fit (exit code 1). The target's config.json is enough; if its weights are local, a short trial
+measures the time.
 """
 
 from __future__ import annotations

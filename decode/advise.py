@@ -39,8 +39,20 @@ def parser() -> Parser:
     p.add_prompt_options("one or more suites, comma-separated (default builtin)")
     limit = "prompts of each suite (default 6)"
     add("--limit", type=parse_whole(1), default=6, metavar="N", help=limit)
-    add("--temperatures", type=temperatures, default=[0, 1], metavar="T,…", help="(default 0,1)")
-    add("--batches", type=batches, default=[1, 4, 16], metavar="N,…", help="(default 1,4,16)")
+    add(
+        "--temperatures",
+        type=temperatures,
+        default=[0, 1],
+        metavar="T,…",
+        help="to measure (default 0,1)",
+    )
+    add(
+        "--batches",
+        type=batches,
+        default=[1, 4, 16],
+        metavar="N,…",
+        help="to measure (default 1,4,16)",
+    )
     add("--draft-tokens", type=parse_whole(1, 64), metavar="K", help=chain)
     add("--max-new-tokens", type=parse_whole(4), default=48, metavar="N", help=length)
     add("--out", type=path, default=out, metavar="DIR", help=f"output folder (default {out})")

@@ -150,7 +150,7 @@ def parse_whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
         except ValueError:
             value = least - 1
         if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer >= {least}")
         if value > most:
             raise argparse.ArgumentTypeError(f"{text!r} is more than {most}")
         return value

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 TYPES = ("bfloat16", "float16", "float32")
 _NO_BLOCK = (
-    "engines load an autoregressive drafter's folder as it is, and no diffusion drafter; block "
-    "drafters are exported: train with drafter.kind=block and drafter.context=taps"
+    "only block drafters can be exported (drafter.kind=block); engines load autoregressive "
+    "drafters directly"
 )
 _EPILOG = """example: python -m decode.export --drafter runs/mine/drafter --format dflash --out
 exported"""

@@ -1,5 +1,5 @@
-"""`python -m decode.report DIR`: rebuild the summary and the page from the records; of several folders,
-one page that compares them."""
+"""`python -m decode.report DIR`: rebuild a measurement's report from its records, or
+compare several measurements on one page."""
 
 from __future__ import annotations
 

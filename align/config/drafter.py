@@ -20,7 +20,7 @@ class DrafterConfig(Section):
     kind: Literal["block", "ddit", "masked_lm", "autoregressive"] = option(
         "block",
         "block reads the target; standalone: ddit = SEDD's and MDLM's network, masked_lm = a "
-        "decoder LM under another mask; autoregressive = target layers; auto = as drafter.init",
+        "decoder LM with another attention mask; autoregressive = target layers; auto = as drafter.init",
     )
     context: Literal["shared_kv", "taps"] = option("shared_kv", "how a block reads the context")
     init: str | None = option(
@@ -39,25 +39,26 @@ class DrafterConfig(Section):
     taps: int = option(5, "tapped layers when target_layers is null (taps)", low=1, high=1000)
     draft_vocab: int = option(8192, "block: most frequent tokens to draft from; 0 = all", low=0)
     init_from_target: bool = option(True, "start from the target's layers")
-    markov_rank: int = option(192, "rank of the previous token's bias; 0 = none", low=0, high=2**16)
+    markov_rank: int = option(192, "rank of the previous-token bias; 0 = none", low=0, high=2**16)
     markov: Literal["silu", "tanh", "linear", "vanilla", "gated"] | None = option(
         None,
         "block: form of that bias. silu, tanh = one layer over hidden state and embedding, linear "
-        "= the embedding alone, vanilla = a row for each token, gated = the same times a gate. "
-        "vLLM serves linear and vanilla, SGLang tanh and gated. null = silu, or as drafter.init",
+        "= the embedding alone, vanilla = a row for each token, gated = vanilla times a gate. "
+        "Only linear and vanilla can be exported. null = silu, or as drafter.init",
     )
     attention_bias: bool | None = option(None, "block: attention biases; null = as the target")
-    convolution: bool = option(False, "block: two-tap convolutions, the identity at first")
+    convolution: bool = option(False, "block: two-tap convolutions, initialized to identity")
     confidence_head: bool = option(False, "block: predict acceptance (objective.terms.confidence)")
     train: Literal["all", "confidence_head"] = option("all", "block: weights to train")
     mask_token_id: int | None = option(None, "id of the mask token; null = an unused token", low=0)
     attention: Literal["prefix_causal", "full"] = option(
-        "prefix_causal", "standalone: a clean prefix sees its past (cached), or all (as published)"
+        "prefix_causal",
+        "standalone: attention of the prefix: causal (cached) or full (as published)",
     )
     attention_backend: Literal["sdpa", "flash_attn"] = option(
         "sdpa", "ddit: flash_attn needs full attention, a GPU and half precision"
     )
-    window: int = option(512, "full attention: clean tokens before a block", low=1, high=2**24)
+    window: int = option(512, "full attention: context tokens before a block", low=1, high=2**24)
     hidden_size: int = option(256, "ddit: width", low=8, high=2**16)
     heads: int = option(4, "ddit: attention heads", low=1, high=2**16)
     cond_dim: int = option(128, "ddit: width of the time conditioning", low=1, high=2**16)
@@ -125,16 +126,16 @@ class ObjectiveConfig(Section):
     prefix_decay: float = option(
         0.0, "block: beta; the first j tokens are shown with probability ~ beta^j", low=0, high=1
     )
-    chunk_rows: int = option(2048, "rows of the head computed at a time", low=1)
+    chunk_rows: int = option(2048, "rows of logits computed at a time", low=1)
     diffusion: Literal["score_entropy", "masked_nll"] = option(
         "score_entropy", "standalone: SEDD's denoising score entropy, or MDLM's bound"
     )
-    distillation: float = option(1.0, "stage=calibrate: λ, the weight of the terms", low=0)
+    distillation: float = option(1.0, "stage=calibrate: λ, the weight of objective.terms", low=0)
     distillation_warmup: int = option(0, "steps over which λ rises from 0", low=0)
     times: Literal["low_discrepancy", "count"] = option(
-        "low_discrepancy", "standalone: the blocks' times; count = drawn by the number of masks"
+        "low_discrepancy", "standalone: sampling of diffusion times; count = by number of masks"
     )
-    least_time: float = option(1e-3, "standalone: the earliest time", above=0, high=1)
+    least_time: float = option(1e-3, "standalone: the smallest time", above=0, high=1)
     annealing: int = option(
         0, "standalone, without drafter.init: steps until noisy tokens attend to the right", low=0
     )

@@ -79,9 +79,9 @@ def check_devices(recipe: Recipe) -> None:
     started."""
     launch, gpus = recipe.launch, gpu_count()
     if accelerator(recipe) == "gpu":
-        no_gpu = f"target.device={recipe.target.device}: torch sees no GPU (target.device=cpu)"
+        no_gpu = f"target.device={recipe.target.device}: torch sees no GPU; use target.device=cpu"
         require(gpus, no_gpu)
         require(launch.devices <= gpus, f"launch.devices={launch.devices}: torch sees {gpus} GPUs")
     world = int(os.environ["WORLD_SIZE"]) if is_launched() else recipe.processes
     given = f"launch.devices={launch.devices} × launch.num_nodes={launch.num_nodes}"
-    require(world == recipe.processes, f"{given}: a launcher started {world} processes")
+    require(world == recipe.processes, f"{given}, but the launcher started {world} processes")

@@ -7,15 +7,18 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from align.config.drafter import DrafterConfig
 from align.config.hardware import check_devices, check_packages
 from align.config.option import require
 from align.config.recipe import Recipe
 from align.config.recipe_files import check_record
 from specalign.common.claims import check_folder
 from specalign.common.commands import command
-from specalign.common.errors import check_all
+from specalign.common.errors import UserError, check_all
 from specalign.common.files import check_ordinary
 from specalign.common.hub import check_obtainable, is_hub_id, local_path, missing
+from specalign.common.schema import read_object
+from specalign.formats.kinds import is_block
 from specalign.lm.names import WHEELS, check_name
 
 Check = Callable[[], object]
@@ -55,7 +58,7 @@ def _list_model_checks(recipe: Recipe) -> list[Check]:
     if name not in WHEELS:
         checks.append(partial(check_obtainable, f"target {name!r}", name))
     if init is not None:
-        checks.append(partial(_check_init, init))
+        checks.append(partial(_check_init, recipe.drafter, init))
     return checks
 
 
@@ -70,11 +73,16 @@ def _list_data_checks(recipe: Recipe) -> list[Check]:
     ]
 
 
-def _check_init(init: str) -> None:
+def _check_init(drafter: DrafterConfig, init: str) -> None:
+    """Whether drafter.init exists and is of drafter.kind; loading checks the rest."""
     given = f"drafter.init={init!r}"
     if not is_hub_id(init) and not local_path(init).exists():
         raise missing(given, init)
     check_obtainable(given, init)
+    config = local_path(init) / "config.json"
+    if config.is_file() and is_block(read_object(config)) != (drafter.kind == "block"):
+        found = "not a block drafter" if drafter.kind == "block" else "a block drafter"
+        raise UserError(f"{given}: {found}, and drafter.kind={drafter.kind}")
 
 
 def check_file(path: Path, key: str) -> None:

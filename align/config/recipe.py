@@ -22,10 +22,10 @@ class TargetConfig(Section):
     """The target language model."""
 
     name: str = option(
-        "HuggingFaceTB/SmolLM2-135M-Instruct", "hub id, hub folder, FILE.gguf, or debug"
+        "HuggingFaceTB/SmolLM2-135M-Instruct", "Hub id, model folder, FILE.gguf, or debug"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "of weights and compute; auto = bf16 where the hardware supports it, else float32"
+        "auto", "weights and compute; auto = bf16 where the hardware supports it, else float32"
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     revision: str | None = option(None, "hub revision: branch, tag or commit")
@@ -44,7 +44,7 @@ class TargetConfig(Section):
 class Recipe(Section):
     """One run."""
 
-    name: str = option("unnamed", "name of the recipe; default: the file's")
+    name: str = option("unnamed", "recipe name; default: the file name")
     base: str | None = option(None, "recipe (name or path) to inherit from")
     stage: Literal["pretrain", "finetune", "calibrate"] = option(
         "calibrate",
@@ -75,15 +75,16 @@ class Recipe(Section):
         confidence = "objective.terms.confidence and drafter.confidence_head=true need each other"
         require(d.confidence_head == ("confidence" in self.objective.terms), confidence)
         if t.optimizer == "muon":
-            muon = f"trainer.optimizer=muon needs whole matrices: launch.strategy={launch.strategy}"
-            require(launch.strategy in ("auto", "ddp"), f"{muon} shards them")
-            require(d.lora_rank == 0, f"{muon}, drafter.lora_rank=0")
+            muon = "trainer.optimizer=muon needs"
+            shards = f"whole matrices: launch.strategy={launch.strategy} shards them"
+            require(launch.strategy in ("auto", "ddp"), f"{muon} {shards}")
+            require(d.lora_rank == 0, f"{muon} drafter.lora_rank=0")
         require(
             t.batch_size % (t.accumulate * self.processes) == 0,
             f"trainer.batch_size={t.batch_size} must be a multiple of trainer.accumulate="
             f"{t.accumulate} times the {self.processes} processes of launch.devices",
         )
-        one = f"target.device={self.target.device} names one GPU, launch.devices={launch.devices}"
+        one = f"target.device={self.target.device} is one GPU, but launch.devices={launch.devices}"
         require(":" not in self.target.device or launch.devices == 1, one)
         several = "target.parallel=fsdp needs several processes (launch.devices)"
         require(self.target.parallel != "fsdp" or self.processes > 1, several)

@@ -86,7 +86,7 @@ def insert_kinds(layers: list[Layer]) -> list[Layer]:
     if kind == "auto":
         init = given.get("drafter.init")
         if not isinstance(init, str):
-            raise UserError("drafter.kind=auto is the kind of drafter.init: name a drafter there")
+            raise UserError("drafter.kind=auto needs drafter.init")
         found = kind_of_drafter(init) or DrafterKind("block", "shared_kv")
     inserted: list[Layer] = []
     for where, flat in layers:
@@ -137,13 +137,13 @@ def check_record(recipe: Recipe) -> None:
     record = parse_yaml(read_text(path), str(path))
     before = flatten_all(record if isinstance(record, dict) else {}, str(path))
     changes = [
-        f"{key}={short(before[key], 40)} there, {short(value, 40)} now"
+        f"{key} was {short(before[key], 40)}, now {short(value, 40)}"
         for key, value in flatten_all(resolve(recipe), str(path)).items()
         if not {key, key.partition(".")[0]} & {*_CHANGEABLE} and before.get(key, value) != value
     ]
     if changes:
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise UserError(
-            f"output={output} holds a run with other keys ({'; '.join(changes[:3])}{more}): give "
+            f"output={output} holds a run with other settings ({'; '.join(changes[:3])}{more}): give "
             "the same keys to resume it, trainer.resume=never to start over, or another output"
         )

@@ -15,16 +15,16 @@ class TrainerConfig(Section):
     max_steps: int = option(1000, "optimizer steps", low=1)
     batch_size: int = option(2, "packed rows per step, over all devices", low=1)
     anchors: int = option(256, "random anchors per row, at most all positions", low=1)
-    optimizer: Literal["adamw", "muon"] = option("adamw", "muon: for the layers' matrices")
+    optimizer: Literal["adamw", "muon"] = option("adamw", "muon = Muon for the layers' matrices")
     learning_rate: float = option(8e-4, "peak learning rate of AdamW", above=0, high=100)
     muon_learning_rate: float = option(1e-2, "peak rate of Muon's matrices", above=0, high=100)
     min_learning_rate_ratio: float = option(0.05, "final rate / peak rate", low=0, high=1)
     warmup_steps: int = option(50, "linear warm-up", low=0)
     weight_decay: float = option(0.01, "AdamW's decoupled weight decay", low=0)
     betas: list[float] = option([0.9, 0.98], "betas of AdamW", low=0, high=0.99999)
-    gradient_clip: float = option(1.0, "largest gradient norm; 0 = no clipping", low=0)
+    gradient_clip: float = option(1.0, "maximum gradient norm; 0 = no clipping", low=0)
     accumulate: int = option(1, "micro-batches per step; batch_size is split over them", low=1)
-    ema: float = option(0.0, "decay of the averaged weights; 0 = off", low=0, high=0.99999)
+    ema: float = option(0.0, "EMA decay of the weights; 0 = off", low=0, high=0.99999)
     precision: Literal["auto", "fp32", "bf16"] = option(
         "auto", "compute type; auto = bf16 if the target is in half precision, else fp32"
     )
@@ -32,18 +32,20 @@ class TrainerConfig(Section):
     validate_every: int = option(200, "steps between validations", low=1)
     validation_rows: int = option(16, "packed rows to validate on", low=1)
     checkpoint_every: int = option(200, "steps between checkpoints", low=1)
-    milestones: list[int] = option([], "text tokens after which to save a drafter too", low=1)
+    milestones: list[int] = option([], "text token counts at which to also save a drafter", low=1)
     keep_checkpoints: int = option(2, "checkpoints to keep", low=1)
     resume: str = option("auto", "auto = newest complete checkpoint, never, or a path")
     keep_features_gb: float = option(0.0, "memory for target outputs, GB per process", low=0)
     features_gb: float = option(0.0, "disk for target outputs, GB in total; 0 = off", low=0)
-    features_path: str | None = option(None, "their folder; default: features in the output")
+    features_path: str | None = option(None, "folder of stored outputs; null = OUTPUT/features")
     features_dtype: Literal["fp16", "bf16", "fp32"] = option("fp16", "type of stored outputs")
     logger: list[Literal["csv", "tensorboard", "wandb"]] = option(
         ["csv"], "csv, tensorboard, wandb"
     )
     log_every: int = option(10, "steps between progress lines", low=1)
-    max_minutes: float | None = option(None, "limit; the learning rate decays by then", above=0)
+    max_minutes: float | None = option(
+        None, "time limit; the learning rate decays by then", above=0
+    )
 
     def validate(self) -> None:
         warmup = f"trainer.warmup_steps={self.warmup_steps} must be at most trainer.max_steps="

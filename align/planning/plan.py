@@ -22,7 +22,7 @@ from align.planning.target_sizes import TargetSizes, read_target_sizes
 from align.planning.tau import ExpectedTau, predict_tau
 from specalign.common.errors import UserError, nearest
 from specalign.common.provenance import machine, memory_bytes
-from specalign.common.text import clock
+from specalign.common.text import clock, plural
 
 GIB = 2**30
 GPUS = {"h100": 80, "h200": 141, "a100": 80, "a100-40": 40, "l40s": 48, "rtx4090": 24}
@@ -117,7 +117,7 @@ def make_plan(recipe: Recipe, hardware: Hardware) -> TrainingPlan:
 def render_plan(plan: TrainingPlan, seconds: dict[str, float] | None = None) -> str:
     """The plan as text. seconds: of each stage; None if no pilot ran."""
     recipe, target, drafter, trainer = plan.recipe, plan.target, plan.drafter, plan.recipe.trainer
-    weights = "" if target.has_weights else "; its weights are not here"
+    weights = "" if target.has_weights else "; weights not found locally"
     trained = f"{drafter.trained / 1e6:,.1f}M of them trained"
     seen = f"{plan.tokens_seen / 1e6:,.2f}M"
     lines = [
@@ -126,9 +126,9 @@ def render_plan(plan: TrainingPlan, seconds: dict[str, float] | None = None) -> 
         f"target     {target.parameters / 1e6:,.1f}M parameters, {target.num_layers} layers, "
         f"{target.vocab_size:,} tokens, context {target.context_limit:,}{weights}",
         f"drafter    {drafter.parameters / 1e6:,.1f}M parameters, {trained} ({drafter.kind}, "
-        f"drafts of {drafter.drafted})",
-        f"text       {recipe.data.samples:,} samples ({plan.written:,} are there)",
-        f"training   {trainer.max_steps:,} steps of {trainer.batch_size} rows: {seen} text tokens",
+        f"{drafter.drafted} tokens per draft)",
+        f"text       {recipe.data.samples:,} samples ({plan.written:,} generated)",
+        f"training   {trainer.max_steps:,} steps of {plural(trainer.batch_size, 'row')}: {seen} text tokens",
         "",
         f"{'':<11}{'memory per device':>18}{'time':>10}   most of the memory",
     ]
@@ -138,11 +138,11 @@ def render_plan(plan: TrainingPlan, seconds: dict[str, float] | None = None) -> 
         most = ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in largest)
         memory = f"{sum(parts.values()) / GIB:.1f} GiB"
         lines.append(f"{stage:<11}{memory:>18}{time:>10}   {most}")
-    lines.append("" if seconds else "(a short trial on the device itself would measure the time)")
+    lines.append("" if seconds else "(run on the device itself for a time estimate)")
     names = {"greedy": "greedy", "sampling": "temperature 1"}
     for how, tau in plan.tau.items():
         band = f"{tau.value:.2f} [{tau.low:.2f}, {tau.high:.2f}]"
-        runs = f"95% band, from {tau.runs} runs of this kind of {tau.of}"
+        runs = f"95% prediction interval; {tau.runs} of {tau.of} fitted runs are of this kind"
         guess = f"; a guess: {tau.guess}" if tau.guess else ""
         lines.append(f"expected τ {names[how]} {band} ({runs}{guess})")
     if not plan.tau:

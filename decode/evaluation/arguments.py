@@ -40,8 +40,8 @@ def parser() -> Parser:
     named = f"comma-separated: {methods}, each with its options, or all; plain is always measured"
     tune = (
         "first tune each method's options on N built-in prompts (5 to 40, default "
-        f"{TUNING_PROMPTS}), over --sweep's values or the system's own; drafter and combined have "
-        "none to tune"
+        f"{TUNING_PROMPTS}), over the --sweep values or the system's defaults (not for drafter "
+        "and combined)"
     )
     sweep = "measure every combination of option values: draft_tokens=4,8,16 steps=1,2,4"
     add = p.add_argument
@@ -74,7 +74,7 @@ def _add_measuring_options(p: Parser) -> None:
     add = p.add_argument
     length = "length limit of an output (default: as published for each suite; 128 for --prompts)"
     batches = "decode N prompts together, for each N: 1,4,8 (default 1)"
-    execute = "run the answers' code to score it: no network, limits of time and memory"
+    execute = "run generated code to score it, without network, with time and memory limits"
     documents = "texts for the suite long: a file or a folder of your own"
     context = f"tokens of a prompt of the suite long (default {CONTEXT})"
     repeats = "generations per prompt and method (default 1)"
@@ -100,19 +100,19 @@ def _add_measuring_options(p: Parser) -> None:
     add("--warmup", type=parse_whole(0, 1000), default=1, metavar="N", help=warmup)
     add("--threads", type=thread_count, metavar="N", help=threads)
     add("--out", type=path, metavar="DIR", help="output folder (default runs/eval/SUITE-SETTINGS)")
-    resume = "resume the measurement in --out, or replace it"
+    resume = "resume (default) or replace the measurement in --out"
     add("--resume", action=BooleanOptionalAction, default=True, help=resume)
     add("--no-hf-check", action="store_true", help="skip timing transformers' own generate")
 
 
 def _add_other_measurements(p: Parser) -> None:
     add = p.add_argument
-    server = "measure a running server (an OpenAI-compatible URL) in place of decoding here"
+    server = "measure a running server (an OpenAI-compatible URL) instead of decoding locally"
     baseline = "the same target served without a drafter, for the speed-up"
     flights = "requests in flight at a server (default 1,8,32)"
     names = ", ".join(REPRODUCTIONS)
-    add("--reproduce", metavar="NAME", help=f"measure a paper's table again: {names}")
-    tiny = "tiny: the code of --reproduce on a few short answers of a small target (default full)"
+    add("--reproduce", metavar="NAME", help=f"reproduce a paper's table: {names}")
+    tiny = "tiny: run --reproduce on a small target with few, short answers (default full)"
     add("--scale", choices=("full", "tiny"), default="full", help=tiny)
     add("--server", metavar="URL", help=server)
     add("--baseline-server", metavar="URL", help=baseline)
@@ -143,11 +143,11 @@ def read_servers(arguments: Sequence[str], config: EvalConfig) -> ServerConfig |
     typed = parser().parse_args(arguments)
     if typed.server is None:
         if typed.baseline_server is not None:
-            raise UserError("--baseline-server is compared with --server, which is not given")
+            raise UserError("--baseline-server needs --server")
         return None
     for name in ("methods", "drafter", "sweep", "tune", "target"):
         if getattr(typed, name):
-            raise UserError(f"--{name} applies to decoding here: a server has its own")
+            raise UserError(f"--{name} can't be combined with --server")
     return ServerConfig(
         typed.server,
         typed.baseline_server,

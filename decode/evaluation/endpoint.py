@@ -48,7 +48,9 @@ class Endpoint:
         found = parse_json(self._read("/v1/models"), f"{self.url}/v1/models")
         models = found.get("data") if isinstance(found, dict) else None
         if not models:
-            raise UserError(f"{self.url}/v1/models names no model: no OpenAI-compatible server")
+            raise UserError(
+                f"{self.url}/v1/models no model listed: not an OpenAI-compatible server"
+            )
         self.model = str(models[0].get("id"))
 
     def _read(self, path: str) -> str:
@@ -91,7 +93,7 @@ class Endpoint:
     ) -> list[ServedRequest]:
         from openai import AsyncOpenAI, OpenAIError
 
-        key = os.environ.get("OPENAI_API_KEY", "none")
+        key = os.environ.get("SPECALIGN_API_KEY", "none")
         places = asyncio.Semaphore(concurrency)
         async with AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0) as client:
 

@@ -40,7 +40,7 @@ def check_sandbox() -> None:
     known = sys.platform == "linux" and platform.machine() in sandbox.MACHINES
     if not known or run_program(_PROBE).output.strip() != "cut off":
         system = f"{sys.platform} on {platform.machine()}"
-        raise UserError(f"--execute-code: {system} can't cut programs off from the network")
+        raise UserError(f"--execute-code: network isolation is unavailable for {system}")
 
 
 def run_program(code: str, given: str = "", seconds: float = sandbox.SECONDS) -> ProgramResult:

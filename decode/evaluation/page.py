@@ -37,7 +37,7 @@ _DIVERGENCE = (
 
 _DEFINITIONS = (
     "Speed-up: plain decoding's time per token, averaged over prompts, divided by the method's, "
-    "both excluding the prefill and its token. The interval is a paired bootstrap over prompts "
+    "both excluding prefill and the first token. The interval is a paired bootstrap over prompts "
     "(95%).",
     "τ: tokens committed per verifying target forward pass (accepted drafts and the target's own "
     "token), excluding the prefill's token and anything after an end of sequence or a limit; "
@@ -109,7 +109,7 @@ def page(summary: Summary, records: Sequence[Record], replays: Sequence[JsonObje
         "<h2>Lossless?</h2>" + _losslessness(summary, records),
         "<h2>Prompts</h2>" + _list(tables.source_lines(summary)),
         "<h2>How it was measured</h2>" + _list(_method_notes(summary)),
-        "<h2>To paste</h2><details><summary>Table in Markdown</summary>"
+        "<h2>Copy as Markdown</h2><details><summary>Table in Markdown</summary>"
         f"<pre>{html_text(tables.markdown(summary))}</pre></details>",
         "<h2>Settings and machine</h2>" + _facts(summary),
     ]
@@ -177,8 +177,8 @@ def _replay(replays: Sequence[JsonObject]) -> str:
         return ""
     note = (
         "Accepted drafts are coloured by their position in the round, rejected ones of the last "
-        "round are struck through. The slider moves by rounds of the last method; the others show "
-        "what they had written by then."
+        "round are struck through. The slider steps through the last method's rounds; the others "
+        "show their output so far."
     )
     return (
         f'<h2>Replay</h2><p class="note">{note}</p><div class="bar">'

@@ -27,8 +27,8 @@ ROUNDS, PAGE = "serving.jsonl", "serving.html"
 PLAIN, DRAFTED = "plain", "drafted"
 WARMUP_TOKENS = 16
 HEADER = (
-    "in flight", "server", "tokens/s", "speed-up [95%]", "first token, ms", "per token, ms",
-    "burst, ms", "τ", "requests",
+    "in flight", "server", "tokens/s", "speed-up [95%]", "TTFT, ms", "TPOT, ms",
+    "ITL, ms", "τ", "requests",
 )  # fmt: skip
 
 
@@ -192,7 +192,7 @@ def serving_page(config: ServerConfig, rounds: Sequence[ServedRound]) -> str:
         f"<h1>Speed of servers</h1><p class='soft'>{where}</p>"
         + render_charts([chart])
         + render_table(HEADER, rows)
-        + "<p class='note'>Times: median and 99th percentile. A burst is the time between two pieces "
+        + "<p class='note'>Times: median and 99th percentile. ITL: time between two chunks "
         "of a stream. Speed-up: time per token after the first, in pairs of the same prompt.</p>"
     )
     return fill_page("Speed of servers", body, {"charts": [asdict(chart)], "replays": []})

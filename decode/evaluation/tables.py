@@ -203,7 +203,7 @@ def baseline_line(check: Mapping[str, Any] | None) -> str:
         else "different tokens, because the two round differently"
     )
     ratios: Sequence[float] = check.get("ratios") or []
-    each = f", {min(ratios):.2f} to {max(ratios):.2f} each" if ratios else ""
+    each = f", range {min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
     fair = [ratio >= FAIR for ratio in (check["ratio"], *ratios)]
     judged = ": SLOWER than transformers, so the speed-ups are too high"
     if check.get("parameters", TOY) < TOY:
@@ -214,6 +214,6 @@ def baseline_line(check: Mapping[str, Any] | None) -> str:
         judged = ": the repeats differ too much to judge the baseline"
     return (
         f"Plain decoding: {check['plain_tokens_per_s']:.1f} tokens/s; transformers' own generate: "
-        f"{check['transformers_tokens_per_s']:.1f} ({check['ratio']:.2f}× by the best of "
-        f"{check.get('repeats', 3)}{each}, one prompt, prefill included, {same}){judged}."
+        f"{check['transformers_tokens_per_s']:.1f} ({check['ratio']:.2f}×, best of "
+        f"{check.get('repeats', 3)}{each}, one prompt, with prefill, {same}){judged}."
     )

@@ -68,7 +68,7 @@ class ExportVerdict:
             return "NOT THE SAME DRAFTER"
         if self.engine_same:
             return "THE SAME DRAFTER"
-        files = "FILES NOT CHECKED" if self.files_same is None else "FILES RIGHT"
+        files = "FILES NOT CHECKED" if self.files_same is None else "FILES MATCH"
         return f"{files}, THE ENGINE DRAFTS DIFFERENTLY"
 
 
@@ -95,7 +95,7 @@ def encode_prompts(target: Target, prompts: Sequence[Prompt]) -> list[list[int]]
     """Prompts as the target's tokens. Raises UserError if it takes none of them."""
     fitting, refused = tokenize_prompts(target, prompts)
     if not fitting:
-        raise UserError(f"target {target.spec!r} takes none of the prompts: {refused[0]}")
+        raise UserError(f"target {target.spec!r} accepts none of the prompts: {refused[0]}")
     return [tokens for _, tokens in fitting]
 
 
@@ -121,7 +121,7 @@ def find_other_setting(held: Mapping[str, Any], wanted: Mapping[str, Any], withi
         elif isinstance(a, float) and isinstance(b, float) and math.isclose(a, b, rel_tol=1e-6):
             continue
         elif a != b:
-            found = f"config.json: {within}{name} is {a}, in an export of this drafter {b}"
+            found = f"config.json: {within}{name} is {a}, expected {b}"
         if found:
             return found
     return ""
@@ -131,10 +131,10 @@ def find_other_tensor(held: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) 
     """The first tensor that differs from an export of the drafter; empty = none."""
     for name in sorted(held.keys() | wanted.keys()):
         if name not in held or name not in wanted:
-            return f"tensor {name} is {'missing' if name in wanted else 'not of this drafter'}"
+            return f"tensor {name} is {'missing' if name in wanted else 'unexpected'}"
         apart = distance(held[name], wanted[name].to(held[name].dtype))
         if not apart <= 1e-6:
-            return f"tensor {name} differs by {apart:.2g} of its size"
+            return f"tensor {name} differs (relative difference {apart:.2g})"
     return ""
 
 
@@ -238,7 +238,7 @@ def compare_logits(
         theirs = trace_drafter(restored, text, drafter.draft_vocab).cpu()
         apart = distance(theirs, ours)
         if not apart < TOLERANCE:
-            verdict.add("read back", False, f"logits DIFFERENT by {apart:.2g} of their size")
+            verdict.add("read back", False, f"logits DIFFERENT (relative difference {apart:.2g})")
             return
         largest = max(largest, apart)
         equal += int((ours.argmax(-1) == theirs.argmax(-1)).sum())

@@ -43,7 +43,7 @@ def make_custom_generate(drafter: BlockDrafter) -> Exported:
     `decode.portable` as source. Raises UserError for a target whose cache can't be rolled back, or
     a tapped last layer."""
     if drafter.target.anatomy.recurrent:
-        why = f"{drafter.target.spec!r} keeps a state that transformers' cache can't take back"
+        why = f"{drafter.target.spec!r} keeps state that transformers' cache can't roll back"
         raise UserError(f"--format custom_generate: {why}")
     check_last_layer(drafter, "custom_generate")
     files = {"custom_generate/requirements.txt": REQUIREMENTS}
@@ -74,7 +74,11 @@ def make_export(form: str, drafter: BlockDrafter) -> Exported:
             with suppress(UserError):
                 make(drafter)
                 fitting.append(name)
-        hint = f"this drafter fits --format {' or '.join(fitting)}" if fitting else "no format does"
+        hint = (
+            f"this drafter fits --format {' or '.join(fitting)}"
+            if fitting
+            else "no format can hold it"
+        )
         raise UserError(f"{error}; {hint}") from None
 
 
@@ -106,7 +110,7 @@ def read_format(folder: Path) -> str:
     """The format of an export. Raises UserError for any other folder."""
     record = read_object(folder / EXPORT_RECORD) if (folder / EXPORT_RECORD).is_file() else {}
     if record.get("format") not in MAKERS:
-        raise UserError(f"{folder}: no {EXPORT_RECORD} of a known format, so no export")
+        raise UserError(f"{folder}: not an export (no valid {EXPORT_RECORD})")
     return str(record["format"])
 
 
@@ -123,7 +127,7 @@ def check_free(out: Path, form: str) -> None:
     written = record.get("files") if record.get("format") == form else None
     for name in _list_files(out):
         if not isinstance(written, list) or name not in (EXPORT_RECORD, *written):
-            raise UserError(f"--out={out}: holds {name!r}, which no export to {form} wrote")
+            raise UserError(f"--out={out}: contains {name!r}, not written by a {form} export")
 
 
 def write_folder(

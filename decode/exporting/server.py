@@ -76,7 +76,9 @@ class Server:
         self.url = url.rstrip("/").removesuffix("/v1")
         models = self._ask("/v1/models").get("data") or [{}]
         if "id" not in models[0]:
-            raise UserError(f"{self.url}/v1/models: names no model: no OpenAI-compatible server")
+            raise UserError(
+                f"{self.url}/v1/models: no model listed: not an OpenAI-compatible server"
+            )
         self.model = str(models[0]["id"])
         self.llama = models[0].get("owned_by") == "llamacpp"
         """llama.cpp returns tokens by its own protocol only."""
@@ -92,7 +94,7 @@ class Server:
             choices = self._ask("/v1/completions", body).get("choices") or [{}]
             tokens = choices[0].get("token_ids")
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-            raise UserError(f"{self.url}: its answer has no token ids; vLLM has them since 0.11")
+            raise UserError(f"{self.url}: no token ids in the response (vLLM 0.11+ has them)")
         return tokens
 
     def counts(self) -> Counts:
@@ -103,7 +105,9 @@ class Server:
             totals[name] += float(value)
         if not found:
             options = "vLLM: --speculative-config; llama-server: -md FILE --metrics"
-            raise UserError(f"{self.url}/metrics: counts no drafts: start it with them ({options})")
+            raise UserError(
+                f"{self.url}/metrics: no draft metrics: enable speculative decoding ({options})"
+            )
         return Counts(*totals.values())
 
     def _request(self, path: str, body: JsonObject | None = None) -> str:
@@ -144,7 +148,7 @@ def check_server(
     rounds, drafted = after.rounds - before.rounds, after.drafted - before.drafted
     if rounds <= 0 or drafted <= 0 or after.accepted < before.accepted:
         found = f"{rounds:.0f} rounds and {drafted:.0f} drafted tokens for the prompts"
-        raise UserError(f"{server.url}/metrics: {found}: it does not draft, or was restarted")
+        raise UserError(f"{server.url}/metrics: {found}: it is not drafting, or was restarted")
     there = Counts(rounds, drafted, after.accepted - before.accepted)
     verdict = ExportVerdict(form, export or Path(url))
     drafts = math.ceil(drafted / rounds)
@@ -160,7 +164,7 @@ def check_server(
     ties = results.count(NEAR_TIE)
     different = [why for why in results if why not in ("", NEAR_TIE)]
     name = f"{server.model} at {server.url}"
-    line = f"outputs: {results.count('')} of {len(texts)} equal, {ties} differ from a near-tie on"
+    line = f"outputs: {results.count('')} of {len(texts)} equal, {ties} diverge at a near-tie"
     verdict.add(name, not different, "; ".join([line, *different[:1]]), engine=True)
     accepted = [n for text in texts for n in text.accepted]
     here = Counts(len(accepted), len(accepted) * drafts, sum(accepted))

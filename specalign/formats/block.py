@@ -100,11 +100,11 @@ def _load_saved(values: JsonObject, path: Path, target: Target) -> BlockDrafter:
     if vocab is not None:
         vocab = check_vocabulary(vocab, target.vocab_size, f"{where}: draft_vocab")
     if (0 if vocab is None else len(vocab)) != config.draft_vocab_size:
-        stated = f"the {config.draft_vocab_size} entries that config.json says"
+        stated = f"config.json's {config.draft_vocab_size} entries"
         raise UserError(f"{where}: draft_vocab does not have {stated}")
     shape = (config.draft_vocab_size, config.hidden_size) if config.own_head else None
     if shape != (None if head is None else head.shape):
-        raise UserError(f"{where}: head is not that of own_head={config.own_head} in config.json")
+        raise UserError(f"{where}: head does not match own_head={config.own_head} in config.json")
     return _build(config, tensors, vocab, None if head is None else head.float(), target, path)
 
 
@@ -174,5 +174,5 @@ def _check_target(config: BlockConfig, target: Target, path: Path) -> None:
             raise UserError(f"drafter {path}: {name} is {own}, {has}")
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     if heads % groups:
-        why = f"num_attention_heads={heads} is no multiple of num_key_value_heads={groups}"
+        why = f"num_attention_heads={heads} is not a multiple of num_key_value_heads={groups}"
         raise UserError(f"{path}/config.json: {why}")

@@ -62,7 +62,7 @@ def take_heads(
 
     def take(name: str) -> Tensor:
         if name not in tensors:
-            raise UserError(f"misses tensor {name!r}")
+            raise UserError(f"missing tensor {name!r}")
         return tensors.pop(name)
 
     rank, kind = settings.get("markov_rank", 0), settings.get("markov", "")

@@ -103,8 +103,8 @@ def adapted_from(
     if source["share_embedding"]:
         sizes = config.vocab_size, config.hidden_size
         if target is None or sizes != target.embedding_VD.shape:
-            made = f"made for target {source.get('target')!r} with an embedding of {sizes}"
-            raise UserError(f"{where}: {made}, which has to be given")
+            made = f"made for target {source.get('target')!r} (embedding {sizes})"
+            raise UserError(f"{where}: {made}: pass that target")
         names = embedding_names(_skeleton(base, config, where))
         tensors |= dict(zip(names, (target.embedding_VD, target.head_weight_VD), strict=True))
     with nullcontext() if base in BASES else refuse_on_error(where, "masked_lm"):

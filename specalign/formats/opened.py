@@ -57,7 +57,7 @@ def check_opened(network: MaskedLM, where: str) -> None:
         other[0, -1] = tokens[0, 0]
         one, two = (network.run(t, full[None, None], places, None)[0] for t in (tokens, other))
         if not bool(((one - two).abs().amax(-1) > 1e-6).all()):
-            raise NotImplementedError("its attention can't be opened to the right")
+            raise NotImplementedError("its attention can't be made bidirectional")
         if network.attention == "prefix_causal":
             block = tokens[:, CLEAN:].clone()
             block[:, 1:] = network.mask_token_id
@@ -98,8 +98,8 @@ def refusal_error(where: str, kind: str, error: Exception) -> UserError:
     """The error of a target that can't be used for a kind of drafter."""
     reason = first_line(error).removeprefix(f"{where}: ")
     if NAME in reason or "attention implementation" in reason:
-        reason = "it takes no attention but its own"
+        reason = "it supports only its own attention"
     elif not isinstance(error, NotImplementedError | UserError):
-        reason = f"it does not run in that way ({reason[:120]})"
-    hint = "drafter.kind=block drafts for it"
+        reason = f"it fails in this mode ({reason[:120]})"
+    hint = "use drafter.kind=block"
     return UserError(f"{where} can't serve as drafter.kind={kind}: {reason}; {hint}")

@@ -68,7 +68,7 @@ class ConfigReader:
         if value is None:
             raise UserError(f"missing key {name!r}")
         if type(value) is not int or value < low:
-            raise UserError(f"{name} must be a whole number of at least {low}, not {value!r:.60}")
+            raise UserError(f"{name} must be an integer >= {low}, not {value!r:.60}")
         return value
 
     def check_architecture(self, *known: str) -> None:
@@ -76,9 +76,9 @@ class ConfigReader:
         names = architectures_of({"architectures": [known[0]], **self.values})
         kind = self.values.get("model_type", "qwen3")
         if not names or names[0] not in known:
-            raise UserError(f"architectures={names!r:.60}: {known[0]!r} is decoded of this layout")
+            raise UserError(f"architectures={names!r:.60}: this layout supports only {known[0]!r}")
         if kind != "qwen3":
-            raise UserError(f"model_type={kind!r}: the layers of a block drafter are qwen3's")
+            raise UserError(f"model_type={kind!r}: only qwen3 layers are supported")
 
     def read_layers(self, target: Target, from_anchor: bool = False) -> JsonObject:
         """The input of `BlockConfig.from_dict`, without the taps, the target's name and what only
@@ -89,7 +89,7 @@ class ConfigReader:
             value = self.get(name)
             if value is not None and value not in choices:
                 listed = " or ".join(map(str, choices))
-                raise UserError(f"{name}={value!r:.60} is not decoded here; must be {listed}")
+                raise UserError(f"{name}={value!r:.60} is not supported; must be {listed}")
         self._check_windows(target)
         own = embedding_scale(target)
         scale = self.get("input_embedding_scale", own)
@@ -137,7 +137,7 @@ class ConfigReader:
             whole = kind == "sliding_attention" and both_ways
             whole = whole and self.get_int("sliding_window") >= target.context_limit
             if kind != "full_attention" and not whole:
-                raise UserError(f"layer_types has {kind!r:.60}: layers see the whole context here")
+                raise UserError(f"layer_types has {kind!r:.60}: only full attention is supported")
 
     def read_taps(self, target: Target, name: str, ids: Any, shift: int = 0) -> list[int]:
         """Tapped layers, the target's from 0: id i − shift is the output of that layer. `ids`: the
@@ -147,8 +147,8 @@ class ConfigReader:
         last = target.num_layers - 1 + shift
         for i in ids:
             if not shift <= i < last:  # of the last, engines differ in whether its norm is applied
-                fit = f"the layers {shift} to {last - 1} can be used, not the last"
-                raise UserError(f"{name} has {i}: of target {target.spec!r} {fit}")
+                fit = f"only layers {shift} to {last - 1} of target {target.spec!r} can be tapped"
+                raise UserError(f"{name} has {i}: {fit}")
         return [i - shift for i in ids]
 
 
@@ -179,14 +179,14 @@ def check_fit(
         wrong.append(f"markov={' or '.join(markov)}" if markov else "markov_rank=0")
     if wrong:
         options = " and ".join(f"drafter.{option}" for option in wrong)
-        raise UserError(f"--format {name}: does not hold this drafter; train with {options}")
+        raise UserError(f"--format {name}: can't represent this drafter; train with {options}")
     check_last_layer(drafter, name)
     bias = target.head_bias_V
     why = ""
     if c.value_dim or not c.qk_norm or c.places:
-        why = "its layers are Qwen3's, with QK-norm and rotary positions"
+        why = "it needs Qwen3 layers (QK-norm, RoPE)"
     elif not embeds_rows(target):
-        why = f"its target {c.target!r} norms embeddings, and engines' drafters do not"
+        why = f"its target {c.target!r} normalizes embeddings, which engines do not"
     elif adds_bias and bias is not None and bool(bias.any()):
         why = f"the output head of {c.target!r} has a bias, which the engine would add to drafts"
     if why:
@@ -199,7 +199,7 @@ def check_last_layer(drafter: BlockDrafter, name: str) -> None:
     norm, engines before."""
     last = drafter.target.num_layers - 1
     if drafter.config.context == "taps" and last in drafter.config.target_layer_ids:
-        why = f"layer {last} is the target's last, to which engines apply no norm"
+        why = f"layer {last} is the target's last, which engines tap before the final norm"
         raise UserError(f"--format {name}: {why}; train with drafter.target_layers below it")
 
 

@@ -29,7 +29,7 @@ def read_rotary(
     text's length, or a wrong type."""
     given = {key: inner[key] for key in _KEYS if inner.get(key) is not None}
     written = short(given.get("rope_parameters", given.get("rope_scaling")))
-    with in_one_line(f"rope_parameters={written} make no rotary tables"):
+    with in_one_line(f"invalid rope_parameters={written}"):
         config = Qwen3Config(head_dim=width, num_attention_heads=1, hidden_size=width, **given)
         module = Qwen3RotaryEmbedding(config)
     rope: JsonObject = dict(config.rope_parameters or {})
@@ -37,7 +37,7 @@ def read_rotary(
     positions = torch.tensor([[0, 1, 7, 90, min(1000, target.context_limit - 1)]])
     theirs = module(torch.zeros(1), positions)
     if theirs[0].shape[-1] != width:
-        raise UserError(f"rope_parameters turn {theirs[0].shape[-1]} of {width} numbers")
+        raise UserError(f"rope_parameters rotate {theirs[0].shape[-1]} of {width} dims")
     growing = kind in ("dynamic", "longrope")  # they differ in long texts only
     target_rope = getattr(target.config, "rope_parameters", None) or {}
     own = _target_tables(target, positions)
@@ -72,7 +72,7 @@ def write_rotary(drafter: BlockDrafter, name: str = "") -> JsonObject:
     if c.rotaries:
         theta = _find_theta(c)
         if theta is None:
-            raise UserError(f"--format {name}: it rotates whole keys, in halves and by one base")
+            raise UserError(f"--format {name}: needs full NeoX-style RoPE with a single base")
         return {"rope_type": "default", "rope_theta": theta}
     found = dict(getattr(drafter.target.config, "rope_parameters", None) or {})
     by_kind = [value for value in found.values() if isinstance(value, dict)]  # of kinds of layers

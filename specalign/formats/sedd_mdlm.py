@@ -56,7 +56,9 @@ def load_published(source: str | Path, attention_backend: str = "sdpa") -> Publi
     prefix = _BACKBONE if any(name.startswith(_BACKBONE) for name in tensors) else ""
     if prefix + _EMBEDDING not in tensors:
         known = ", ".join(FAMILIES)
-        raise UserError(f"{folder}: no tensor {_EMBEDDING!r}: not a checkpoint of {known}")
+        raise UserError(
+            f"{folder}: no tensor {_EMBEDDING!r}: not a checkpoint of these families: {known}"
+        )
     family = _find_family(values, prefix)
     config, schedule, mask_id = read_plan(values, family, f"{folder}/config.json")
     with torch.device("meta"):
@@ -67,7 +69,7 @@ def load_published(source: str | Path, attention_backend: str = "sdpa") -> Publi
     table = Rotary(config.head_dim).inv_freq
     # half precision rounds it by 0.4%
     if not torch.allclose(state["rotary_emb.inv_freq"], table, rtol=0.01):
-        raise UserError(f"{folder}: rotary_emb.inv_freq is not that of base 10000")
+        raise UserError(f"{folder}: rotary_emb.inv_freq does not use base 10000")
     network.load_state_dict(state, assign=True)
     prediction = "log_score" if family == "sedd" or config.scale_by_sigma else "logits"
     return PublishedNetwork(network.eval(), family, schedule, mask_id, prediction)
@@ -150,7 +152,7 @@ def _read_sedd(values: JsonObject) -> JsonObject:
 def _read_mdlm(values: JsonObject) -> JsonObject:
     get = partial(_find, values)
     if values.get("causal") is True or values.get("causal_attention") is True:
-        raise UserError("causal is on: an autoregressive model, not a diffusion")
+        raise UserError("causal=true: autoregressive, not a diffusion model")
     found: JsonObject = {
         name: get(name) for name in ("vocab_size", "n_blocks", "n_heads", "cond_dim")
     }

@@ -54,14 +54,14 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise UserError(f"{file}: not readable ({(str(error).splitlines() or [''])[0]})") from None
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
-        raise UserError(f"{file}: does not hold named tensors")
+        raise UserError(f"{file}: is not a dict of tensors")
     for name, tensor in tensors.items():
         real = tensor.is_floating_point()
         if tensor.is_complex() or (real and tensor.element_size() < 2):
             kind = f"is of type {str(tensor.dtype).removeprefix('torch.')}"
             raise UserError(f"{file}: {name} {kind}; weights are float32, float16 or bfloat16")
         if real and not bool(torch.isfinite(tensor).all()):
-            raise UserError(f"{file}: {name} holds values that are not finite")
+            raise UserError(f"{file}: {name} contains non-finite values")
     return tensors
 
 
@@ -71,7 +71,7 @@ def check_shapes(
     """Raises UserError unless these are exactly the expected tensors."""
     for name, shape in expected.items():
         if name not in tensors:
-            raise UserError(f"{where}: misses tensor {name!r} of shape {tuple(shape)}")
+            raise UserError(f"{where}: missing tensor {name!r} of shape {tuple(shape)}")
         if tensors[name].shape != shape:
             found = tuple(tensors[name].shape)
             raise UserError(f"{where}: {name} has shape {found}, expected {tuple(shape)}")

@@ -154,7 +154,7 @@ def _find_form(model: PreTrainedModel, own: OwnOutput) -> LogitForm:
     rounding = 1e-4 if model.dtype == torch.float32 else 0.03
     if error(best) > rounding * float(own.written_LV.abs().max()):
         raise NotImplementedError(
-            "its logits are not its head's output, scaled or capped as its config says"
+            "its logits are not its head's output scaled or capped per its config"
         )
     return best
 

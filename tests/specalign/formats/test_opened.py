@@ -73,7 +73,7 @@ def test_an_opened_network_is_saved_and_loaded(kind: str, tmp_path: Path) -> Non
     [
         ("cohere", "its head has a scale, a cap or a bias"),
         ("phi", "its head has a scale, a cap or a bias"),
-        ("falcon", "it takes no attention but its own"),
+        ("falcon", "it supports only its own attention"),
         ("mamba", "it does not run in that way"),
     ],
 )

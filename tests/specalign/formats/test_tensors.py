@@ -32,7 +32,7 @@ def _set(name: str, value: Callable[[Tensor], Tensor]) -> Callable[[Tensors], No
     ("plant", "says"),
     [
         (_set("fc.weight", lambda w: w[:, :64]), r"fc.weight has shape \(64, 64\), expected \(64, 128\)"),
-        (_set("norm.weight", lambda w: w * torch.nan), "norm.weight holds values that are not finite"),
+        (_set("norm.weight", lambda w: w * torch.nan), "norm.weight contains non-finite values"),
         (_set("norm.weight", lambda w: w.to(torch.float8_e4m3fn)), "norm.weight is of type float8_e4m3fn"),
         (lambda t: t.update({"layers.0.self_attn.o_proj.bias": torch.ones(64)}), "o_proj.bias is not zero"),
         (_set("d2t", lambda d: d.float()), "d2t must hold ascending"),

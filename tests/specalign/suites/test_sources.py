@@ -42,7 +42,7 @@ def test_hub_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     loaded = load_suite(SUITES["gsm8k"])
     assert asked == [("openai/gsm8k", "main", "test")]
-    assert loaded.describe() == "gsm8k: 2 prompts from the hub's openai/gsm8k"
+    assert loaded.describe() == "gsm8k: 2 prompts from openai/gsm8k on the Hub"
 
 
 def test_package_when_the_hub_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
