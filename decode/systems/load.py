@@ -63,25 +63,19 @@ def load(
         method: a system with its options, such as `specdiff:steps=4`. `drafter` then lists its
             drafters, as FOLDER or KIND=FOLDER,….
         trust_remote_code: run Python code shipped with the models.
-        template_kwargs, system: variables of the target's chat template, and the system prompt for
-            conversations without one.
+        template_kwargs, system: of the target's chat template.
 
     Raises:
         UserError: a file or model can't be found, read or combined, or an option is invalid.
     """
-    if not isinstance(target, str | os.PathLike | Target):
-        raise UserError(f"target={target!r:.40}: must be a hub id, a folder or a GGUF file")
-    spec = target.spec if isinstance(target, Target) else os.fspath(target)
+    spec = _spec_of(target)
     drafter = _choose_drafter(drafter, spec, method)
     trained = drafter is not None and drafter not in NO_FOLDERS
     options = GivenDrafter(
-        verifier=None if verifier == "auto" else verifier,
-        tree_nodes=tree_nodes,
-        steps=steps,
-        order=order,
+        verifier=None if verifier == "auto" else verifier, draft_tokens=draft_tokens,
+        tree_nodes=tree_nodes, steps=steps, order=order,
         copying=trained and method is None if copying is None else copying,
-        draft_tokens=draft_tokens,
-    )
+    )  # fmt: skip
     chosen, folders = _choose_method(method, drafter, options)
     if drafter_tokenizer is not None and not (folders and ANY in chosen.needs):
         raise UserError("drafter_tokenizer applies only to a drafter's folder")
@@ -97,6 +91,15 @@ def load(
     else:
         opened = OpenDrafters(target, {ANY: drafter})
     return (assemble if method is None else build)(chosen, opened, draft_tokens)
+
+
+def _spec_of(target: object) -> str:
+    """A target's name. Raises UserError for what is none."""
+    if isinstance(target, Target):
+        return target.spec
+    if not isinstance(target, str | os.PathLike):
+        raise UserError(f"target={target!r:.40}: must be a hub id, a folder or a GGUF file")
+    return os.fspath(target)
 
 
 def _choose_drafter(
