@@ -49,17 +49,15 @@ def load(
 
     Args:
         target: hub id, folder, GGUF file or `debug`; or a loaded target.
-        drafter: `auto` (the shipped drafter for the default target, `lookup` for others), a trained
-            drafter's folder or hub id, `lookup`, None or `none` (plain decoding), or a loaded
-            drafter.
+        drafter: a trained drafter (folder, hub id or loaded), `lookup`, None or `none` (plain
+            decoding), or `auto`: the shipped one for the default target, else `lookup`.
         verifier: see `Decoder`.
         dtype, device: of the target: float32, bfloat16 or float16; cpu, cuda or cuda:N.
         draft_tokens: maximum number of tokens to draft ahead; default: the drafter's block size.
         tree_nodes: of block drafters: size of the draft tree; 0 = a chain. Default: by temperature.
         copying: copy where the text repeats itself. Default: with a drafter and no `method`.
         steps, order: for standalone drafters: number of denoising passes, and the unmasking order.
-        drafter_tokenizer: of a standalone drafter whose vocabulary is not the target's: the folder
-            or hub id of its tokenizer.
+        drafter_tokenizer: folder or hub id, for a standalone drafter of another vocabulary.
         method: a system with its options, such as `specdiff:steps=4`. `drafter` then lists its
             drafters, as FOLDER or KIND=FOLDER,….
         trust_remote_code: run Python code shipped with the models.
