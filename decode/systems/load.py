@@ -58,8 +58,7 @@ def load(
         copying: copy where the text repeats itself. Default: with a drafter and no `method`.
         steps, order: for standalone drafters: number of denoising passes, and the unmasking order.
         drafter_tokenizer: folder or hub id, for a standalone drafter of another vocabulary.
-        method: a system with its options, such as `specdiff:steps=4`. `drafter` then lists its
-            drafters, as FOLDER or KIND=FOLDER,….
+        method: a system such as `specdiff:steps=4`; `drafter` is then FOLDER or KIND=FOLDER,….
         trust_remote_code: run Python code shipped with the models.
         template_kwargs, system: of the target's chat template.
 
@@ -84,10 +83,9 @@ def load(
         )  # fmt: skip
     elif template_kwargs or system is not None:
         raise UserError("pass template_kwargs and system to load_target: the target is loaded")
+    opened = OpenDrafters(target, {ANY: drafter})
     if drafter is None or isinstance(drafter, str):
         opened = open_drafters([chosen], folders, target, drafter_tokenizer)
-    else:
-        opened = OpenDrafters(target, {ANY: drafter})
     return (assemble if method is None else build)(chosen, opened, draft_tokens)
 
 
