@@ -68,7 +68,7 @@ CASES = {
     "wandb/wandb#2005": "align/config/test_arguments.py::test_every_form_of_an_agents_command_line_gives_the_trials_values",
     "huggingface/peft#298": "specalign/lm/test_names.py::test_an_adapter_is_refused",
     "lyogavin/airllm#304": "specalign/gguf/test_header.py::test_a_gguf_is_recognised_by_its_bytes_and_found_in_a_folder",
-    "oobabooga/textgen#5885": "decode/engine/test_engine.py::test_special_tokens_stop_a_text",
+    "oobabooga/textgen#5885": "decode/engine/test_loop.py::test_special_tokens_stop_a_text",
 }  # fmt: skip
 
 

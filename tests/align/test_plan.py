@@ -29,7 +29,7 @@ def test_another_machine_needs_no_weights(
     with pytest.raises(SystemExit) as stop:
         main([*words, "--hardware", "h100"])
     page = capsys.readouterr().out
-    assert stop.value.code == 1 and "its weights are not here" in page
+    assert stop.value.code == 1 and "weights not found locally" in page
     assert "70,553.7M parameters" in page and "DOES NOT FIT: training takes" in page
 
 

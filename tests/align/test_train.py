@@ -41,7 +41,7 @@ def test_one_command_says_what_it_writes_and_refuses_other_keys_afterwards(
     before = (output / "recipe.yaml").read_bytes()
     with pytest.raises(SystemExit):
         main([*words, "trainer.learning_rate=0.01"])
-    assert "other keys (trainer.learning_rate=0.0008 there, 0.01 now)" in capsys.readouterr().err
+    assert "other settings (trainer.learning_rate was 0.0008, now 0.01)" in capsys.readouterr().err
     assert (output / "recipe.yaml").read_bytes() == before
     main([*words, "trainer.log_every=3"])  # which changes no weight
     assert (

@@ -107,4 +107,4 @@ def test_a_refused_format_names_those_that_fit(
         error = capsys.readouterr().err.strip()
         assert error.startswith("error: --") and "\n" not in error
         assert error.endswith(f"fits --format {' or '.join(fits)}") or not fits
-        assert fits or "train with drafter.kind=block" in error
+        assert fits or "only block drafters can be exported" in error

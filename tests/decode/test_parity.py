@@ -25,7 +25,7 @@ def drafter(tmp_path: Path, target: Target) -> str:
             ["--engine", "http://127.0.0.1:1"],
             r"http://127.0.0.1:1/v1/models: no answer .* is the server up.*vllm serve",
         ),
-        (["--engine", "http://127.0.0.1:1", "--export", "x"], "x: no export.json of a known"),
+        (["--engine", "http://127.0.0.1:1", "--export", "x"], "x: not an export"),
     ],
 )
 def test_engines_that_there_are_not(

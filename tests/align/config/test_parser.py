@@ -191,12 +191,14 @@ def test_adapt_takes_the_kind_of_the_drafter_that_it_starts_from(tmp_path: Path)
 def test_sections_of_unknown_kinds_and_a_kind_without_a_drafter(tmp_path: Path) -> None:
     bad = write(tmp_path, "bad.yaml", "kinds: {tabs: {seed: 1}}\n")
     assert problem(bad) == "bad.yaml: kinds: unknown kind 'tabs' (did you mean 'taps'?)"
-    assert "name a drafter there" in problem("recipe=debug_block", "drafter.kind=auto")
+    assert "drafter.kind=auto needs drafter.init" in problem(
+        "recipe=debug_block", "drafter.kind=auto"
+    )
 
 
 def test_a_recipe_without_a_model_names_all_that_it_needs() -> None:
     assert problem("recipe=block").startswith(
-        "command line: recipe=block needs target.name=… (target.name: hub id"
+        "command line: recipe=block needs target.name=… (target.name: Hub id"
     )
     both = problem("recipe=variable_prefix")
     assert "recipe=variable_prefix needs target.name=… and drafter.init=…" in both

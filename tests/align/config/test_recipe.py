@@ -28,7 +28,7 @@ from tests.builders import write_recipe as write
         ),
         ("launch.offload=true", "needs launch.strategy=deepspeed_N, not auto"),
         ("target.parallel=fsdp", r"needs several processes \(launch.devices\)"),
-        ("target.device=cuda:1 launch.devices=2", "target.device=cuda:1 names one GPU"),
+        ("target.device=cuda:1 launch.devices=2", "target.device=cuda:1 is one GPU"),
         ("data.writer=vllm", "data.writer must be target or openai:URL"),
         ("data.writer=openai:localhost:8000", "URL .openai:http://127.0.0.1:8000."),
         ("data.writer=openai:http://a:99999", "must be target or openai:URL"),
@@ -75,7 +75,7 @@ def test_a_run_goes_on_with_the_keys_that_it_began_with(tmp_path: Path) -> None:
     free = ["trainer.max_steps=99", "target.device=cpu", "launch.num_nodes=2"]
     check_record(load_recipe([*words, *free]))
     check_record(load_recipe([*other, "trainer.resume=never"]))
-    says = "seed=0 there, 4 now; data.samples=48 there, 70 now; .* and 1 more.*resume=never"
+    says = "seed was 0, now 4; data.samples was 48, now 70; .* and 1 more.*resume=never"
     with pytest.raises(UserError, match=says):
         check_record(load_recipe(other))
     record = (tmp_path / "recipe.yaml").read_text()

@@ -115,9 +115,9 @@ def test_adapted_drafters_refuse_what_does_not_fit(target: Target, tmp_path: Pat
     network = adapt(target, [0], 36, attention="full")
     save_masked_lm(network, tmp_path)
     assert load_masked_lm(tmp_path, target=target).family.attention == "full"
-    with pytest.raises(UserError, match="made for target 'debug' .* which has to be given"):
+    with pytest.raises(UserError, match="made for target 'debug' .*pass that target"):
         load_masked_lm(tmp_path)
-    with pytest.raises(UserError, match="made for target 'debug' with an embedding of"):
+    with pytest.raises(UserError, match="made for target 'debug' .embedding"):
         load_masked_lm(tmp_path, target=other_target("gpt2", target))
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "base": "LlamaForCausaLM"}))

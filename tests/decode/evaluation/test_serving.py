@@ -123,10 +123,10 @@ def test_servers_are_measured_in_turn_and_resumed(
 def test_wrong_servers(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, message in (
         (["--server", "http://127.0.0.1:1"], "is the server up?"),
-        (["--baseline-server", "http://127.0.0.1:1"], "--server, which is not given"),
+        (["--baseline-server", "http://127.0.0.1:1"], "--baseline-server needs --server"),
         (
             ["--server", "http://127.0.0.1:1", "--methods", "lookup"],
-            "--methods applies to decoding",
+            "--methods can't be combined",
         ),
     ):
         with pytest.raises(SystemExit) as exit:

@@ -65,5 +65,5 @@ def test_what_the_format_does_not_hold(target: Target) -> None:
     last = block_network(target, "taps", options={"target_layers": [0, target.num_layers - 1]})
     with pytest.raises(UserError, match="is the target's last"):
         make_custom_generate(last)
-    with pytest.raises(UserError, match="keeps a state"):
+    with pytest.raises(UserError, match="keeps state"):
         make_custom_generate(block_network(tiny_target("qwen3_next"), "taps", whole=True))

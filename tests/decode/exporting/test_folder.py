@@ -22,21 +22,23 @@ def drafter(target: Target) -> BlockDrafter:
 
 def test_a_folder_of_something_else_stays(tmp_path: Path, drafter: BlockDrafter) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="holds 'mine.txt', which no export to dflash wrote"):
+    with pytest.raises(UserError, match="contains 'mine.txt', not written by a dflash export"):
         write_export("dflash", drafter, tmp_path, torch.float32, "")
     out = tmp_path / "out"
     write_export("dflash", drafter, out, torch.float32, "")
     write_export("dflash", drafter, out, torch.bfloat16, "")  # an export is replaced
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
-    with pytest.raises(UserError, match="holds 'README.md', which no export to speculators"):
+    with pytest.raises(
+        UserError, match="contains 'README.md', not written by a speculators export"
+    ):
         write_export("speculators", drafter, out, torch.bfloat16, "")
     (out / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="holds 'notes.txt'"):
+    with pytest.raises(UserError, match="contains 'notes.txt'"):
         write_export("dflash", drafter, out, torch.float32, "")
     (out / "notes.txt").unlink()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "export.json").write_text('{"results": [1]}')
-    with pytest.raises(UserError, match="holds 'export.json'"):
+    with pytest.raises(UserError, match="contains 'export.json'"):
         write_export("dflash", drafter, tmp_path / "other", torch.float32, "")
     assert not [p.name for p in tmp_path.iterdir() if p.name.startswith(".")]
 

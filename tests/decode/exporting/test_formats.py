@@ -165,7 +165,9 @@ def test_targets_that_engines_read_differently_are_refused(
             MAKERS[name](drafter)
     own = target.embed
     monkeypatch.setattr(target, "embed", lambda tokens: F.normalize(own(tokens), dim=-1))
-    with pytest.raises(UserError, match="--format speculators: its target .* norms embeddings"):
+    with pytest.raises(
+        UserError, match="--format speculators: its target .* normalizes embeddings"
+    ):
         MAKERS["speculators"](drafter)
 
 

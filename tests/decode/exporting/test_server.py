@@ -175,7 +175,7 @@ def test_an_engine_that_differs_is_told_from_wrong_files(
     options = {"block_layout": "fill_in", "block_size": 4}
     other = block_network(drafter.target, "taps", whole=True, options=options)
     app.use(drafter.target, BlockProposer(other, tree_nodes=0))
-    for more, files in ((("--export", str(out)), "RIGHT"), ((), "NOT CHECKED")):
+    for more, files in ((("--export", str(out)), "MATCH"), ((), "NOT CHECKED")):
         code, text = run(*more)
         assert code == 3 and text.endswith(f"FILES {files}, THE ENGINE DRAFTS DIFFERENTLY\n")
     held = load_file(weights := out / "model.safetensors")
@@ -197,9 +197,9 @@ def test_a_server_that_drafted_nothing(
 @pytest.mark.parametrize(
     ("path", "sent", "says"),
     [
-        ("/v1/completions", '{"choices": [{"text": "x"}]}', "has no token ids"),
+        ("/v1/completions", '{"choices": [{"text": "x"}]}', "no token ids"),
         ("/v1/completions", 429, "answered 429"),
-        ("/metrics", "# nothing", "counts no drafts"),
+        ("/metrics", "# nothing", "no draft metrics"),
     ],
 )
 def test_answers_of_another_protocol(

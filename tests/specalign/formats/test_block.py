@@ -88,7 +88,7 @@ def test_weights_that_do_not_fit(target: Target, samples: data.Samples, tmp_path
     vocab = weights["draft_vocab"]
     for name, tensor, says in (
         ("odd", torch.zeros(1), "unknown tensor 'odd'"),
-        ("fc.weight", weights["fc.weight"] * torch.nan, "fc.weight holds values that are not"),
+        ("fc.weight", weights["fc.weight"] * torch.nan, "fc.weight contains non-finite values"),
         ("draft_vocab", vocab.flip(0), "draft_vocab must hold ascending"),
         ("draft_vocab", vocab + 5000, "draft_vocab must hold ascending"),
     ):
@@ -96,7 +96,7 @@ def test_weights_that_do_not_fit(target: Target, samples: data.Samples, tmp_path
         fails(tmp_path, target, says)
     del weights["fc.weight"]
     save_file(weights, file)
-    fails(tmp_path, target, "misses tensor 'fc.weight'")
+    fails(tmp_path, target, "missing tensor 'fc.weight'")
 
 
 def test_a_drafter_that_wants_its_targets_tables_is_refused_where_there_are_none(

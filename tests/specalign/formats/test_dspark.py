@@ -54,7 +54,7 @@ def test_read_heads_that_do_not_fit(target: Target) -> None:
     held = markov_tensors(target, "rnn", 4, 9, stateless=False)
     with pytest.raises(UserError, match=r"joint_proj.weight: its output reads the state"):
         take_heads(held, {"markov_rank": 4, "markov": "rnn"}, HERE)
-    with pytest.raises(UserError, match=r"misses tensor 'markov_head.markov_w1.weight'"):
+    with pytest.raises(UserError, match=r"missing tensor 'markov_head.markov_w1.weight'"):
         take_heads({}, {"markov_rank": 4, "markov": "vanilla"}, HERE)
     held = markov_tensors(target, "vanilla", 1, 9)
     held["markov_head.markov_w2.weight"].zero_()

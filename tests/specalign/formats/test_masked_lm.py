@@ -53,7 +53,7 @@ def test_a_folder_has_the_published_names_and_loads_again(name: str, tmp_path: P
 
 
 BROKEN: list[tuple[str, Any, str]] = [
-    ("denoise_model.layers.1.mlp.up_proj.weight", None, "misses tensor 'denoise_model.layers.1.mlp.up_proj.weight'"),
+    ("denoise_model.layers.1.mlp.up_proj.weight", None, "missing tensor 'denoise_model.layers.1.mlp.up_proj.weight'"),
     ("denoise_model.extra", torch.zeros(1), "unknown tensor 'denoise_model.extra'"),
     ("denoise_model.layers.0.self_attn.o_proj.weight", torch.zeros(32, 31), "o_proj.weight has shape (32, 31), expected (32, 32)"),
     ("denoise_model.norm.weight", torch.full((32,), torch.nan), "norm.weight contains non-finite values"),

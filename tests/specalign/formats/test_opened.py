@@ -48,7 +48,7 @@ def test_what_is_trained_is_what_is_saved(kind: str, tmp_path: Path) -> None:
     [
         ("cohere", "its training graph differs from the model's own"),  # its logits are scaled
         ("lfm2", "its training graph differs"),  # states that packed rows would share
-        ("gemma3n_text", "it does not run in that way"),
+        ("gemma3n_text", "it fails in this mode"),
     ],
 )
 def test_other_causal_drafters_are_refused_in_one_line(kind: str, why: str) -> None:
@@ -74,7 +74,7 @@ def test_an_opened_network_is_saved_and_loaded(kind: str, tmp_path: Path) -> Non
         ("cohere", "its head has a scale, a cap or a bias"),
         ("phi", "its head has a scale, a cap or a bias"),
         ("falcon", "it supports only its own attention"),
-        ("mamba", "it does not run in that way"),
+        ("mamba", "it fails in this mode"),
     ],
 )
 def test_what_can_not_be_opened_is_refused_in_one_line(kind: str, why: str) -> None:

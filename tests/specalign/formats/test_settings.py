@@ -27,7 +27,7 @@ def nested(target: Target, **changes: Any) -> dict[str, Any]:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("dflash", {"architectures": ["DFlash2DraftModel"]}, "architectures=.*DFlash2DraftModel.*is decoded"),
+    ("dflash", {"architectures": ["DFlash2DraftModel"]}, "architectures=.*DFlash2DraftModel.*this layout supports"),
     ("dflash", {"model_type": "laguna"}, "model_type='laguna'"),
     ("dflash", {"hidden_size": 72, "head_dim": 8}, "hidden_size is 72, target 'debug' has 64"),
     ("dflash", {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 9]}}, "target_layer_ids has 9"),
@@ -43,7 +43,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("dspark", {"markov_head_type": "lstm"}, "markov_head_type='lstm'"),
     ("dspark", {"markov_rank": 0, "enable_confidence_head": True, "confidence_head_with_markov": True}, "needs markov_rank"),
     ("speculators", {"speculators_model_type": "eagle3"}, "speculators_model_type='eagle3'"),
-    ("speculators", {"aux_hidden_state_layer_ids": [0, 2]}, "aux_hidden_state_layer_ids has 0: .* the layers 1 to 3"),
+    ("speculators", {"aux_hidden_state_layer_ids": [0, 2]}, "aux_hidden_state_layer_ids has 0: only layers 1 to 3"),
 ]  # fmt: skip
 
 
