@@ -33,7 +33,17 @@ from specalign.common.strict_yaml import parse_yaml
 from specalign.common.text import markdown_table, say, short
 
 SHIPPED = Path(__file__).resolve().parents[1] / "recipes" / "sweeps"
-KEYS = ("method", "metric", "parameters", "command", "name", "description", "project", "entity")
+KEYS = (
+    "method",
+    "metric",
+    "program",
+    "parameters",
+    "command",
+    "name",
+    "description",
+    "project",
+    "entity",
+)
 PARAMETER_KEYS = ("value", "values", "min", "max", "distribution")
 RANGES = ("uniform", "int_uniform", "log_uniform_values")
 USE_AGENT = "is not supported by the local runner; use `wandb sweep` and `wandb agent`"
