@@ -8,6 +8,7 @@ import os
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -228,8 +229,16 @@ def load_zero(path: str, map_location: object = None) -> Any:
     from deepspeed.utils.tensor_fragment import fragment_address
 
     deepspeed = _import_deepspeed()
+    stages = deepspeed.runtime.zero.config.ZeroStageEnum
     scaler = deepspeed.runtime.fp16.loss_scaler.LossScaler
-    allowed = (scaler, deepspeed.runtime.zero.config.ZeroStageEnum, fragment_address)
+
+    def member(kind: Any, name: str) -> object:
+        if kind is not stages or name not in stages.__members__:
+            raise UnpicklingError("GLOBAL getattr was not an allowed global")
+        return stages[name]
+
+    # some releases of Python 3.11 pickle an enum's member as getattr(its class, its name)
+    allowed = (scaler, stages, fragment_address, (member, "builtins.getattr"))
     return load_tensors(Path(path), allowed, map_location=map_location)
 
 
