@@ -9,6 +9,7 @@ import pytest
 from align.plan import main
 
 
+@pytest.mark.slow
 def test_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["recipe=debug_block", f"output={tmp_path / 'run'}"])
     page = capsys.readouterr().out

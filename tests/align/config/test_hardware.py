@@ -45,6 +45,7 @@ assert all(map(torch.equal, *found))
 """
 
 
+@pytest.mark.slow
 def test_products_use_deterministic_products_with_any_number_of_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

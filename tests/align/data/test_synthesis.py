@@ -55,6 +55,7 @@ def test_samples_that_were_there_before_are_dropped(tmp_path: Path, target: Targ
     assert manifest["samples"] == 2 and manifest["dropped"] == {"duplicate": 1}
 
 
+@pytest.mark.slow
 def test_other_settings_are_refused(tmp_path: Path) -> None:
     words = ["data.samples=2", "data.template_kwargs.enable_thinking=false"]
     system = "data.system=Be brief."
@@ -108,6 +109,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Conversation]:
 GIVEN = ["data.prompts=p", "data.max_prompt_tokens=200", "data.batch_size=4"]
 
 
+@pytest.mark.slow
 def test_every_answer_is_the_targets_with_data_turns_all(
     tmp_path: Path, target: Target, given: list[Conversation]
 ) -> None:

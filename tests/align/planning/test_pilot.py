@@ -11,6 +11,7 @@ from align.config.parser import load_recipe
 from align.planning.pilot import run_pilot, scale_seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

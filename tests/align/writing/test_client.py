@@ -48,6 +48,7 @@ def list_models(server: Server) -> Any:
     return server.list_models()
 
 
+@pytest.mark.slow
 def test_failing_requests_are_repeated_and_refused_ones_are_not(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +82,7 @@ def test_no_server_and_another_server(target: Target, monkeypatch: pytest.Monkey
         assert ask(target, server.url, list_models)  # without the proxy
 
 
+@pytest.mark.slow
 def test_the_api_key(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(API_KEY, raising=False)
     with Loopback(target, key="very-secret") as server:

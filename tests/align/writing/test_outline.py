@@ -41,6 +41,7 @@ def test_next_to_a_server_no_weights_are_loaded(folder: Path) -> None:
         outline(recipe_of(folder, "data.template_kwargs.thinking=true"))
 
 
+@pytest.mark.slow
 def test_what_is_written_without_weights_is_compared_where_they_are(
     folder: Path, tmp_path: Path
 ) -> None:

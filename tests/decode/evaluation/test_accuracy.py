@@ -54,6 +54,7 @@ def test_what_programs_may_not(code: str) -> None:
     assert not run_program(code).passed
 
 
+@pytest.mark.slow
 def test_programs_end() -> None:
     assert run_program("import threading; print(input())", "text").output == "text\n"
     assert not run_program("while True: pass", seconds=1).passed

@@ -87,6 +87,7 @@ def servers() -> Iterator[tuple[StreamingServer, StreamingServer]]:
         server.server_close()
 
 
+@pytest.mark.slow
 def test_servers_are_measured_in_turn_and_resumed(
     servers: tuple[StreamingServer, StreamingServer], prompts: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
