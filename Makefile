@@ -1,6 +1,6 @@
 # make quickstart   set up, generate some data, calibrate the shipped drafter, measure, report
 # make test         set up, run the tests              (WORKERS=2 processes)
-# make test-fast    tests without the slow ones: about 90 seconds
+# make test-fast    tests without the slow ones: about two minutes
 # make mutants      change the code in one place at a time and list the changes that no fast test catches (mutmut, hours; resumes)
 # make systems      train a drafter of every kind, then measure every system at its best setting (hours)
 # make serve-check  train a drafter if there is none (ten minutes), serve it with vLLM on the CPU and compare
