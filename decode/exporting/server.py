@@ -68,7 +68,7 @@ class Counts:
         return f"τ {tau:.3f} ({self.accepted:.0f} drafts in {self.rounds:.0f} rounds)"
 
 
-class Server:
+class DraftingServer:
     """A server by the address of its API (`http://127.0.0.1:8000`, with or without `/v1`). Raises
     UserError for no answer, or one of another protocol."""
 
@@ -140,7 +140,7 @@ def check_server(
     the files that it has loaded (`export`) with the drafter. Raises UserError for a server that did
     not draft, or a folder that is no export."""
     form = "server" if export is None else read_format(export)
-    server = Server(url)
+    server = DraftingServer(url)
     tokens = encode_prompts(target, prompts)
     before = server.counts()
     theirs = [server.greedy(prompt, max_new_tokens) for prompt in tokens]

@@ -41,7 +41,7 @@ def keep_longest(text: Tokens, ends: Tokens, context: Tokens, most: int) -> tupl
     return ends, length
 
 
-class Source:
+class TokenIndex:
     """A text in which the endings of a context are looked up."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
@@ -68,7 +68,7 @@ class LookupSession(DraftSession):
 
     def __init__(self, proposer: LookupProposer, request: Request) -> None:
         super().__init__(proposer, request)
-        self.text = Source()
+        self.text = TokenIndex()
 
     def propose(self, k: int) -> Proposal | None:
         match = self.find()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from decode.proposers.base import DraftSession, Proposer, Request
-from decode.proposers.lookup import Source, Tokens
+from decode.proposers.lookup import TokenIndex, Tokens
 from decode.speculation.proposal import Proposal, point_proposal
 from decode.speculation.tree_drafts import best_first
 from specalign.common.errors import UserError
@@ -27,7 +27,7 @@ END = -1
 """Follows each text of a datastore, so that no match extends into the next text."""
 
 
-class Datastore(Source):
+class Datastore(TokenIndex):
     """Fixed texts, indexed once and shared by all requests."""
 
     def __init__(self, texts: Iterable[Sequence[int]]) -> None:
@@ -41,7 +41,7 @@ class Datastore(Source):
         return self.places[first:end]
 
 
-def rank_continuations(source: Source, places: Tokens) -> list[tuple[float, int]]:
+def rank_continuations(source: TokenIndex, places: Tokens) -> list[tuple[float, int]]:
     """The tokens at these places, each with ln of its share, the most frequent first; among equals
     the one that was seen first most recently."""
     if len(places) == 1:
@@ -57,7 +57,7 @@ class RetrievalSession(DraftSession):
 
     def __init__(self, proposer: RetrievalProposer, request: Request) -> None:
         super().__init__(proposer, request)
-        self.text = Source()
+        self.text = TokenIndex()
 
     def propose(self, k: int) -> Proposal | None:
         self.text.follow(self.request.tokens)
@@ -75,7 +75,7 @@ class RetrievalSession(DraftSession):
         return point_proposal(drafts, self.request.target.device, tree) if drafts else None
 
     def _rank_paths(
-        self, source: Source, places: Tokens, levels: int, nodes: int, width: int
+        self, source: TokenIndex, places: Tokens, levels: int, nodes: int, width: int
     ) -> tuple[list[int], tuple[int, ...]]:
         """The nodes with the most frequent paths, by the product of their shares, at most `width`
         after each; of width 1 the most frequent continuation at each step."""
@@ -100,7 +100,7 @@ class RetrievalSession(DraftSession):
         chosen, parents = best_first(levels, nodes, children)
         return [paths[i][-1] for i in chosen], parents
 
-    def _step(self, source: Source, places: Tokens, path: list[int]) -> Tokens:
+    def _step(self, source: TokenIndex, places: Tokens, path: list[int]) -> Tokens:
         """The places after a path whose last token was found at `places`; if nothing follows there,
         those after its longest suffix that has a continuation, with the text before it."""
         after = places[source.tokens[places] == path[-1]] + 1

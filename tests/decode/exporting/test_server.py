@@ -18,7 +18,7 @@ from decode import parity as parity_command
 from decode.engine.decoder import Decoder, prompt_tokens
 from decode.exporting.compare import ExportVerdict
 from decode.exporting.formats import write_export
-from decode.exporting.server import Counts, Server, check_server
+from decode.exporting.server import Counts, DraftingServer, check_server
 from decode.proposers.base import Proposer
 from decode.proposers.block import BlockProposer
 from specalign.common.errors import UserError
@@ -208,7 +208,7 @@ def test_answers_of_another_protocol(
     app, url = served
     app.change[path] = lambda text: sent
     with pytest.raises(UserError, match=says):
-        server = Server(url)
+        server = DraftingServer(url)
         server.counts()
         server.greedy(PROMPT, 2)
 
