@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from decode.proposers.lookup import Source
+from decode.proposers.lookup import TokenIndex
 from decode.proposers.retrieval import (
     Datastore,
     RetrievalProposer,
@@ -94,7 +94,7 @@ def test_matches_and_counts_against_a_search_through_the_tokens(alphabet: int, s
         return torch.randint(alphabet, (length,), generator=generator).tolist()
 
     texts = [text(20), text(9), text(1)]
-    for source, own in ((Datastore(texts), texts), (Source(texts[0]), texts[:1])):
+    for source, own in ((Datastore(texts), texts), (TokenIndex(texts[0]), texts[:1])):
         for length in range(1, 20):
             context = text(length) if length % 2 else texts[0][:length]
             for n in range(length, 0, -1):
