@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decode.evaluation.arguments import parser, read_config, read_servers
+from decode.evaluation.arguments import read_config, servers_of
 from decode.evaluation.config import TUNING_SUITE, EvalConfig, ServerConfig
 from decode.evaluation.execution import check_sandbox
 from decode.evaluation.records import check_out
@@ -72,13 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command. Exit code 1 when an output changed beyond rounding, 2 for an unusable input."""
     words = sys.argv[1:] if arguments is None else arguments
     config, console = read_config(words), PlainConsole(wide=True)
-    if (servers := read_servers(words, config)) is not None:
+    servers = servers_of(config)
+    if servers is not None:
         measure_serving(servers, config, console)
         return
     typed = shlex.join(["python", "-m", "decode.eval", *words])
-    chosen = parser().parse_args(words)
-    if chosen.reproduce is not None:
-        run_reproduction(chosen.reproduce, config, chosen.scale == "tiny", console, typed)
+    if config.reproduce is not None:
+        run_reproduction(config.reproduce, config, config.scale == "tiny", console, typed)
         return
     with Claim(config.out, "--out") if config.out else nullcontext():
         summary, folder = evaluate(config, console, typed)

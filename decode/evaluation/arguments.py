@@ -125,8 +125,6 @@ def read_config(arguments: Sequence[str]) -> EvalConfig:
     methods = typed.pop("methods")
     if typed["temperature"] is None:
         typed["temperature"] = published_temperature(None if typed["prompts"] else typed["suite"])
-    for name in ("server", "baseline_server", "concurrency", "reproduce", "scale"):
-        typed.pop(name)
     return EvalConfig(
         methods=None if methods is None else read_methods(methods),
         sweep=read_sweep(typed.pop("sweep")),
@@ -137,21 +135,24 @@ def read_config(arguments: Sequence[str]) -> EvalConfig:
     )
 
 
-def read_servers(arguments: Sequence[str], config: EvalConfig) -> ServerConfig | None:
+def servers_of(config: EvalConfig) -> ServerConfig | None:
     """The servers to measure; None = decoding here. Raises UserError for a baseline alone, or
     options of decoding here."""
-    typed = parser().parse_args(arguments)
-    if typed.server is None:
-        if typed.baseline_server is not None:
+    if config.server is None:
+        if config.baseline_server is not None:
             raise UserError("--baseline-server needs --server")
         return None
-    for name in ("methods", "drafter", "sweep", "tune", "target"):
-        if getattr(typed, name):
+    given = {
+        "methods": config.methods, "drafter": config.drafters, "sweep": config.sweep.words,
+        "tune": config.tune, "target": config.target,
+    }  # fmt: skip
+    for name, value in given.items():
+        if value:
             raise UserError(f"--{name} can't be combined with --server")
     return ServerConfig(
-        typed.server,
-        typed.baseline_server,
-        typed.concurrency,
+        config.server,
+        config.baseline_server,
+        config.concurrency,
         config.sampling.temperature,
         max(config.repeats, 2),
         config.out or Path("runs/eval/server"),

@@ -51,6 +51,11 @@ class EvalConfig:
     documents: Path | None = None
     context: int = CONTEXT
     execute_code: bool = False
+    server: str | None = None
+    baseline_server: str | None = None
+    concurrency: tuple[int, ...] = (1, 8, 32)
+    reproduce: str | None = None
+    scale: str = "full"
     repeats: int = 1
     warmup: int = 1
     dtype: str = "auto"

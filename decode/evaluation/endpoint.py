@@ -13,12 +13,13 @@ from typing import Any
 import httpx2
 
 from specalign.common.errors import UserError
-from specalign.common.schema import parse_json
+from specalign.common.schema import JsonObject, parse_json
+from specalign.common.text import short
 from specalign.rows.conversation import Conversation
 from specalign.suites.prompt import Prompt
 
 _COUNTER = re.compile(
-    r"^\w+:(?:spec_decode_)?num_(drafts|accepted_tokens)(?:_total)?(?:\{.*\})? (\d\S*)$",
+    r"^(?:vllm|llamacpp):spec_decode_num_(drafts|draft_tokens|accepted_tokens)(?:_total)?(?:\{.*\})? (\d\S*)$",
     re.MULTILINE,
 )
 
@@ -41,37 +42,44 @@ class ServedRequest:
 
 
 class Endpoint:
-    """An OpenAI-compatible server. Raises UserError if it does not answer, or names no model."""
+    """A server by the address of its API (`http://127.0.0.1:8000`, with or without `/v1`). Raises
+    UserError for no answer, or one of another protocol."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        found = parse_json(self._read("/v1/models"), f"{self.url}/v1/models")
-        models = found.get("data") if isinstance(found, dict) else None
-        if not models:
+        models = self.ask("/v1/models").get("data") or [{}]
+        if "id" not in models[0]:
             raise UserError(
-                f"{self.url}/v1/models no model listed: not an OpenAI-compatible server"
+                f"{self.url}/v1/models: no model listed: not an OpenAI-compatible server"
             )
-        self.model = str(models[0].get("id"))
+        self.model = str(models[0]["id"])
+        self.owner = models[0].get("owned_by")
 
-    def _read(self, path: str) -> str:
+    def ask(self, path: str, body: JsonObject | None = None) -> JsonObject:
+        """The object that the server answers, to a POST with a body."""
+        found = parse_json(self._request(path, body), f"{self.url}{path}")
+        return found if isinstance(found, dict) else {}
+
+    def read_counters(self) -> dict[str, float]:
+        """Its `drafts` (rounds), `draft_tokens` and `accepted_tokens` so far; empty if it counts
+        none."""
+        totals: dict[str, float] = {}
+        for name, value in _COUNTER.findall(self._request("/metrics")):
+            totals[name] = totals.get(name, 0.0) + float(value)
+        return totals
+
+    def _request(self, path: str, body: JsonObject | None = None) -> str:
+        """Raises UserError for no answer, or one of failure."""
+        method = "GET" if body is None else "POST"
         try:
-            answer = httpx2.get(self.url + path, timeout=60)
+            answer = httpx2.request(method, self.url + path, json=body, timeout=600)
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
-            raise UserError(f"{self.url}{path}: no answer ({error}); is the server up?") from None
+            hint = "is the server up? decode.export prints the line that starts it (vllm serve …)"
+            raise UserError(f"{self.url}{path}: no answer ({error}); {hint}") from None
         if answer.is_error:
-            raise UserError(f"{self.url}{path}: answered {answer.status_code}")
+            text = short(answer.text, 200)
+            raise UserError(f"{self.url}{path}: answered {answer.status_code}: {text}")
         return answer.text
-
-    def read_counters(self) -> tuple[float, float] | None:
-        """Rounds of drafts and accepted drafts so far; None if the server counts none."""
-        try:
-            found = _COUNTER.findall(self._read("/metrics"))
-        except UserError:
-            return None
-        totals = {"drafts": 0.0, "accepted_tokens": 0.0}
-        for name, value in found:
-            totals[name] += float(value)
-        return (totals["drafts"], totals["accepted_tokens"]) if totals["drafts"] else None
 
     def send(
         self,

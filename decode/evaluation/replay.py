@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from decode.engine.decoder import Decoder
+from decode.engine.detokenizer import TextStream
 from decode.engine.output import RoundTrace
 from decode.evaluation.runner import GenerationSettings, Task
 from decode.systems.registry import PLAIN
@@ -20,7 +21,8 @@ _SHOWN = 400
 def record_replay(
     decoders: Mapping[str, Decoder], task: Task, settings: GenerationSettings
 ) -> JsonObject:
-    """Decode a prompt by plain decoding and the first methods; returns what the page shows."""
+    """Decode a prompt by plain decoding and the last `MOST_METHODS` methods; returns what the page
+    shows."""
     drafting = [name for name in decoders if name != PLAIN][-MOST_METHODS:]
     lanes = []
     for name in (PLAIN, *drafting):
@@ -39,33 +41,31 @@ def show_rounds(
     target: Target, tokens: Sequence[int], trace: Sequence[RoundTrace]
 ) -> list[JsonObject]:
     """The rounds of an output as text: accepted drafts, the target's own token, rejected drafts,
-    and the seconds since the first token."""
-    rounds: list[JsonObject] = [_describe(target, tokens, 0, 1, 0, (), 0.0)]
-    start = 1
-    for one in trace:
-        rounds.append(
-            _describe(target, tokens, start, one.committed, one.accepted, one.rejected, one.seconds)
-        )
-        start += one.committed
+    and the seconds since the first token. A character stands with the token that completes it."""
+    texts = split_text(target, tokens)
+    rounds: list[JsonObject] = []
+    start = 0
+    for one in (RoundTrace(0.0, 1, 0, ()), *trace):
+        end, own = start + one.committed, start + one.accepted
+        rounds.append({
+            "seconds": one.seconds,
+            "accepted": texts[start:own],
+            "own": "".join(texts[own:end]),
+            "rejected": [target.detokenize([token]) for token in one.rejected],
+        })  # fmt: skip
+        start = end
     return rounds
 
 
-def _describe(
-    target: Target,
-    tokens: Sequence[int],
-    start: int,
-    committed: int,
-    accepted: int,
-    rejected: Sequence[int],
-    seconds: float,
-) -> JsonObject:
-    texts = [_piece(target, tokens, i) for i in range(start, min(start + committed, len(tokens)))]
-    own = "".join(texts[accepted:])
-    lost = [target.detokenize([token]) for token in rejected]
-    return {"seconds": seconds, "accepted": texts[:accepted], "own": own, "rejected": lost}
-
-
-def _piece(target: Target, tokens: Sequence[int], index: int) -> str:
-    """What a token adds to the text."""
-    before, after = target.detokenize([*tokens[:index]]), target.detokenize([*tokens[: index + 1]])
-    return after[len(before) :] if after.startswith(before) else ""
+def split_text(target: Target, tokens: Sequence[int]) -> list[str]:
+    """What each token adds to the text."""
+    pieces: list[str] = []
+    stream = TextStream(target.detokenize, emit=pieces.append)
+    texts = []
+    for token in tokens:
+        stream.push(token)
+        texts.append("".join(pieces))
+        pieces.clear()
+    stream.finish()
+    texts[-1] += "".join(pieces)
+    return texts

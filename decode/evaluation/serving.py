@@ -17,6 +17,7 @@ from decode.evaluation.config import ServerConfig
 from decode.evaluation.endpoint import Endpoint, ServedRequest
 from decode.evaluation.page import fill_page, render_charts, render_table
 from decode.evaluation.statistics import Estimate, format_estimate, format_number, paired_ratio
+from specalign.common.errors import UserError
 from specalign.common.files import check_ordinary, naming, write_text
 from specalign.common.schema import convert, parse_json
 from specalign.common.terminal import PlainConsole
@@ -94,17 +95,24 @@ def _run_round(
     prompts: Sequence[tuple[str, Prompt, int]],
     config: ServerConfig,
 ) -> ServedRound:
-    before = server.read_counters()
+    before = _count_drafts(server)
     begun = perf_counter()
     requests = server.send(prompts, concurrency, config.temperature)
     seconds = perf_counter() - begun
-    after = server.read_counters()
+    after = _count_drafts(server)
     found = ServedRound(name, concurrency, repeat, seconds, requests)
-    if before is not None and after is not None:
-        found.drafts, found.accepted = after[0] - before[0], after[1] - before[1]
-    elif after is not None:
-        found.drafts, found.accepted = after
+    if after:
+        found.drafts = after.get("drafts", 0.0) - before.get("drafts", 0.0)
+        found.accepted = after.get("accepted_tokens", 0.0) - before.get("accepted_tokens", 0.0)
     return found
+
+
+def _count_drafts(server: Endpoint) -> dict[str, float]:
+    """The server's counters of drafts; empty if it has none, or no page of metrics."""
+    try:
+        return server.read_counters()
+    except UserError:
+        return {}
 
 
 def _append(folder: Path, found: ServedRound) -> None:

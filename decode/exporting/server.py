@@ -4,15 +4,14 @@ the files that it has loaded."""
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-import httpx2
 import torch
 
+from decode.evaluation.endpoint import Endpoint
 from decode.exporting.compare import (
     ExportVerdict,
     GreedyText,
@@ -23,7 +22,7 @@ from decode.exporting.compare import (
 )
 from decode.exporting.formats import read_format
 from specalign.common.errors import UserError
-from specalign.common.schema import JsonObject, parse_json
+from specalign.common.schema import JsonObject
 from specalign.common.text import short
 from specalign.formats.block import load_drafter
 from specalign.lm.model import Target
@@ -32,10 +31,6 @@ from specalign.suites.prompt import Prompt
 NEAR = 0.1
 """Nats between two tokens that half precision may exchange."""
 NEAR_TIE = "tie"
-_COUNTER = re.compile(
-    r"^(?:vllm|llamacpp):spec_decode_num_(drafts|draft_tokens|accepted_tokens)(?:_total)?(?:\{.*\})? (\d\S*)$",
-    re.MULTILINE,
-)
 _GREEDY = {
     "temperature": 0, "repetition_penalty": 1.0, "repeat_penalty": 1.0, "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -68,30 +63,18 @@ class Counts:
         return f"τ {tau:.3f} ({self.accepted:.0f} drafts in {self.rounds:.0f} rounds)"
 
 
-class DraftingServer:
-    """A server by the address of its API (`http://127.0.0.1:8000`, with or without `/v1`). Raises
-    UserError for no answer, or one of another protocol."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
-        models = self._ask("/v1/models").get("data") or [{}]
-        if "id" not in models[0]:
-            raise UserError(
-                f"{self.url}/v1/models: no model listed: not an OpenAI-compatible server"
-            )
-        self.model = str(models[0]["id"])
-        self.llama = models[0].get("owned_by") == "llamacpp"
-        """llama.cpp returns tokens by its own protocol only."""
+class DraftingServer(Endpoint):
+    """A server with a drafter."""
 
     def greedy(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
         """The greedy output for a prompt, both as tokens."""
         body: JsonObject = {**_GREEDY, "prompt": list(prompt)}
-        if self.llama:
+        if self.owner == "llamacpp":  # returns tokens by its own protocol only
             body |= {"n_predict": max_new_tokens, "return_tokens": True}
-            tokens = self._ask("/completion", body).get("tokens")
+            tokens = self.ask("/completion", body).get("tokens")
         else:
             body |= {"max_tokens": max_new_tokens, "model": self.model, "return_token_ids": True}
-            choices = self._ask("/v1/completions", body).get("choices") or [{}]
+            choices = self.ask("/v1/completions", body).get("choices") or [{}]
             tokens = choices[0].get("token_ids")
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise UserError(f"{self.url}: no token ids in the response (vLLM 0.11+ has them)")
@@ -99,33 +82,14 @@ class DraftingServer:
 
     def counts(self) -> Counts:
         """Its counters now. Raises UserError if it has no drafter."""
-        totals = {"drafts": 0.0, "draft_tokens": 0.0, "accepted_tokens": 0.0}
-        found = _COUNTER.findall(self._request("/metrics"))
-        for name, value in found:
-            totals[name] += float(value)
+        found = self.read_counters()
         if not found:
             options = "vLLM: --speculative-config; llama-server: -md FILE --metrics"
             raise UserError(
                 f"{self.url}/metrics: no draft metrics: enable speculative decoding ({options})"
             )
-        return Counts(*totals.values())
-
-    def _request(self, path: str, body: JsonObject | None = None) -> str:
-        """Raises UserError for no answer, or one of failure."""
-        method = "GET" if body is None else "POST"
-        try:
-            answer = httpx2.request(method, self.url + path, json=body, timeout=600)
-        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
-            hint = "is the server up? decode.export prints the line that starts it (vllm serve …)"
-            raise UserError(f"{self.url}{path}: no answer ({error}); {hint}") from None
-        if answer.is_error:
-            text = short(answer.text, 200)
-            raise UserError(f"{self.url}{path}: answered {answer.status_code}: {text}")
-        return answer.text
-
-    def _ask(self, path: str, body: JsonObject | None = None) -> JsonObject:
-        found = parse_json(self._request(path, body), f"{self.url}{path}")
-        return found if isinstance(found, dict) else {}
+        names = ("drafts", "draft_tokens", "accepted_tokens")
+        return Counts(*(found.get(name, 0.0) for name in names))
 
 
 def check_server(

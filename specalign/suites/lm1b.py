@@ -3,7 +3,7 @@ new tokens at temperature 1."""
 
 from __future__ import annotations
 
-from specalign.suites.prompt import Place, Prompt, Row, Suite, find_text
+from specalign.suites.prompt import Place, Prompt, Row, Suite, read_prefix
 
 PREFIX = 8
 """Words of a sentence that the target continues."""
@@ -11,10 +11,7 @@ PREFIX = 8
 
 def read_lm1b(row: Row, number: int) -> Prompt | None:
     """The beginning of a sentence that has more."""
-    words = find_text(row, "text").split()
-    if len(words) <= PREFIX:
-        return None
-    return Prompt(f"lm1b-{number}", " ".join(words[:PREFIX]), "news", raw=True)
+    return read_prefix("lm1b", row, number, PREFIX, "news")
 
 
 SUITE = Suite(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from specalign.suites.prompt import Place, Prompt, Row, Suite, find_text
+from specalign.suites.prompt import Place, Prompt, Row, Suite, read_prefix
 
 PREFIX = 64
 """Words of a page that the target continues."""
@@ -11,10 +11,7 @@ PREFIX = 64
 
 def read_openwebtext(row: Row, number: int) -> Prompt | None:
     """The beginning of a page that has more."""
-    words = find_text(row, "text").split()
-    if len(words) <= PREFIX:
-        return None
-    return Prompt(f"openwebtext-{number}", " ".join(words[:PREFIX]), "web", raw=True)
+    return read_prefix("openwebtext", row, number, PREFIX, "web")
 
 
 SUITE = Suite(

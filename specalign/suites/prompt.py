@@ -100,6 +100,14 @@ def find_text(row: Row, *columns: str) -> str:
     raise KeyError(columns[0])
 
 
+def read_prefix(suite: str, row: Row, number: int, words: int, category: str) -> Prompt | None:
+    """A text to continue from its first words, without a chat template; None if it has no more."""
+    found = find_text(row, "text").split()
+    if len(found) <= words:
+        return None
+    return Prompt(f"{suite}-{number}", " ".join(found[:words]), category, raw=True)
+
+
 def find_turns(row: Row, *columns: str) -> tuple[str, ...]:
     """The user's turns: a list of texts, or of objects with `content`. Raises KeyError(first
     column) if there is no text."""

@@ -44,13 +44,12 @@ SUITES: dict[str, Suite] = {
     suite.name: suite
     for suite in (*(one.SUITE for one in _BENCHMARKS), *speedbench.LONG, own.BUILTIN, own.TASKS)
 }
-_GROUPED = ("chat", "reasoning", "coding", "math", "summarization", "continuation", "tools")
+_GROUPED = ("chat", "reasoning", "coding", "math", "summarization", "continuation")
 ALL = "all"
 GROUPS: dict[str, tuple[str, ...]] = {
     **{
         group: tuple(name for name, suite in SUITES.items() if suite.group == group)
         for group in _GROUPED
-        if group not in SUITES
     },
     ALL: tuple(name for name in SUITES if name != long.SUITE.name),
 }

@@ -9,12 +9,14 @@ import shutil
 import struct
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from decode.evaluation import statistics as stats
 from decode.evaluation.page import compare_runs, make_report
 from decode.evaluation.records import read_records, write_replays
+from decode.evaluation.replay import split_text
 from tests.measurements import fill_report
 
 ROUND = {"seconds": 0.5, "accepted": ["a", "b"], "own": "c", "rejected": ["d"]}
@@ -56,6 +58,12 @@ def test_the_charts_show_what_the_records_say(tmp_path: Path) -> None:
     assert f"<b>{speedup.value:.2f}×</b>" in text
     ids = re.findall(r'id="plot-([\w-]+)"', text)
     assert sorted(ids) == sorted(charts) and all(f"plot-{name}" in text for name in charts)
+
+
+def test_no_character_of_several_tokens_is_lost() -> None:
+    target = SimpleNamespace(detokenize=lambda tokens: bytes(tokens).decode(errors="replace"))
+    texts = split_text(target, list("né!".encode()))  # type: ignore[arg-type]
+    assert texts == ["n", "", "é", "!"]
 
 
 def test_several_runs_on_one_page(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/metrics":
             drafts = f"vllm:spec_decode_num_drafts_total {self.server.drafts}\n"
             body = f"{drafts}vllm:spec_decode_num_accepted_tokens_total {self.server.accepted}\n"
-        self.send_response(200)
+        known = self.path != "/metrics" or self.server.burst > 1  # plain servers may have none
+        self.send_response(200 if known else 404)
         self.end_headers()
         self.wfile.write(body.encode())
 
