@@ -83,11 +83,3 @@ def _check_init(drafter: DrafterConfig, init: str) -> None:
     if config.is_file() and is_block(read_object(config)) != (drafter.kind == "block"):
         found = "not a block drafter" if drafter.kind == "block" else "a block drafter"
         raise UserError(f"{given}: {found}, and drafter.kind={drafter.kind}")
-
-
-def check_file(path: Path, key: str) -> None:
-    """Raises UserError if the file can't be written, OSError for a pipe or a device. Does not
-    create it."""
-    check_folder(path.parent, f"{key}={path}: folder")
-    require(not path.is_dir(), f"{key}={path}: is a folder, not a file")
-    check_ordinary(path)

@@ -1,1 +1,1 @@
-"""What a recipe costs, before it starts: sizes, memory, time, expected τ, price."""
+"""What a recipe costs, before it starts: sizes, memory, time, expected τ."""

@@ -261,11 +261,10 @@ def _facts(summary: Summary) -> str:
 
 def compare_runs(folders: Sequence[Path]) -> str:
     """A page that puts several measurements side by side. Raises UserError as `make_report` does."""
-    names, summaries = [], []
-    for folder in folders:
-        summary, _ = make_report(folder)
-        names.append(folder.name)
-        summaries.append(summary)
+    summaries = [make_report(folder)[0] for folder in folders]
+    names = [folder.name for folder in folders]
+    if len({*names}) < len(names):  # a/report and b/report
+        names = list(map(str, folders))
     header = ("run", "method", "suites", "speed-up [95%]", "τ [95%]", "identical", "processor")
     body = []
     for name, summary in zip(names, summaries, strict=True):
@@ -277,7 +276,7 @@ def compare_runs(folders: Sequence[Path]) -> str:
                     format_estimate(found.speedup), format_estimate(found.tau, ""), same,
                     str(summary.run.machine.get("processor", "unknown")),
                 ))  # fmt: skip
-    differing = _find_differences(names, summaries)
+    differing = _find_differences(summaries)
     chart = charts.compare_speeds(names, summaries)
     parts = [
         f"<h1>{html_text(' · '.join(names))}</h1>",
@@ -288,7 +287,7 @@ def compare_runs(folders: Sequence[Path]) -> str:
     return fill_page("Comparison", "".join(parts), {"charts": [asdict(chart)], "replays": []})
 
 
-def _find_differences(names: Sequence[str], summaries: Sequence[Summary]) -> list[list[str]]:
+def _find_differences(summaries: Sequence[Summary]) -> list[list[str]]:
     keys = dict.fromkeys(key for summary in summaries for key in summary.settings)
     rows = []
     for key in keys:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from align.config.parser import load_recipe
-from align.config.preflight import check_file, check_training
+from align.config.preflight import check_training
 from specalign.common.errors import UserErrors
 
 TRAIN, WRITE = "align.train", "align.synthesize"
@@ -88,5 +88,3 @@ def test_a_device_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / name).symlink_to("/dev/null")
     with pytest.raises(OSError, match=f"is not a regular file.*{name}"):
         check_training(load_recipe(["recipe=debug_block", f"output={tmp_path}"]))
-    with pytest.raises(OSError, match=f"is not a regular file.*{name}"):
-        check_file(tmp_path / name, "--json")
