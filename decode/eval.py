@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decode.evaluation.arguments import read_config, servers_of
+from decode.evaluation.arguments import parser, read_config, servers_of
 from decode.evaluation.config import TUNING_SUITE, EvalConfig, ServerConfig
 from decode.evaluation.execution import check_sandbox
 from decode.evaluation.records import check_out
@@ -32,6 +32,8 @@ from specalign.folder.chat import Chat
 from specalign.lm.names import check_given
 from specalign.suites.registry import prompts_of, resolve
 from specalign.suites.sources import Loaded
+
+__all__ = ["evaluate", "main", "parser", "read_config"]
 
 if TYPE_CHECKING:
     from decode.evaluation.summary import Summary
