@@ -14,7 +14,7 @@ from torch import Tensor
 
 from align.writing.rows import Plan, Row, Source, batch_seed
 from align.writing.template import common_start
-from specalign.lm.cache import KVCache
+from specalign.lm.cache import KVCache, Slots
 from specalign.lm.model import Target
 
 _BLOCK = 128  # vocabulary entries summed together in the first level of the inverse CDF
@@ -114,14 +114,15 @@ class Writer(Source):
                 alive = [alive[i] for i in keep]
                 active, lengths, tokens = (t[index] for t in (active, lengths, tokens))
             running = torch.tensor([not row.done for row in alive])
-            slots = lengths.clamp_max(capacity - 1)
-            cache.slots_end = int(slots.max()) + 1
-            cache.slots_B = slots.to(target.device)
-            reach = torch.arange(cache.slots_end, device=target.device) <= cache.slots_B[:, None]
+            end = int(lengths.max().clamp_max(capacity - 1)) + 1
+            slots_B1 = lengths.clamp_max(capacity - 1).to(target.device)[:, None]
+            rows_B1 = torch.arange(len(alive), device=target.device)[:, None]
+            cache.slots = Slots(rows_B1, slots_B1, end)
+            reach = torch.arange(end, device=target.device) <= slots_B1
             output = target.forward(
                 tokens.to(target.device)[:, None],
                 cache=cache,
-                positions_BL=cache.slots_B[:, None],
+                positions_BL=slots_B1,
                 mask=reach[:, None, None],
             )
             lengths = lengths + running.long()

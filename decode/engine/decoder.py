@@ -7,13 +7,13 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from numbers import Integral
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from decode.engine.loop import RequestRunner, run_batch, run_rounds
+from decode.engine.loop import RequestRunner, run_rounds
 from decode.engine.output import MAX_NEW_TOKENS, Generation
 from decode.engine.prompts import Prompt, Tool, prompt_tokens
 from decode.proposers.base import Proposer
@@ -33,6 +33,14 @@ class GenerateOptions(SamplingOptions, total=False):
     trace: bool
 
 
+class Engine(Protocol):
+    """What runs requests; by default the eager loop (decode/engine/loop.py)."""
+
+    def run_rounds(
+        self, runners: Sequence[RequestRunner], most: int = 1
+    ) -> Generator[None, None, None]: ...
+
+
 class Decoder:
     """A target and its drafter. Its methods keep no state between calls. Each sampled request has a
     new seed unless one is given, and `Generation.seed` records it. A seed makes outputs
@@ -42,14 +50,20 @@ class Decoder:
         target: the model whose output distribution is preserved.
         drafter: None = plain decoding.
         verifier: a name in `decode.speculation.verifiers.VERIFIERS`, or auto.
+        engine: None = eager.
     """
 
     def __init__(
-        self, target: Target, drafter: Proposer | None = None, verifier: str = "auto"
+        self,
+        target: Target,
+        drafter: Proposer | None = None,
+        verifier: str = "auto",
+        engine: Engine | None = None,
     ) -> None:
         if verifier != "auto":
             find(verifier)
         self.target, self.drafter, self.verifier = target, drafter, verifier
+        self.run_rounds = run_rounds if engine is None else engine.run_rounds
 
     def __repr__(self) -> str:
         return f"<Decoder of {self.target.spec}: {self.name}, verifier {self.verifier}>"
@@ -99,7 +113,7 @@ class Decoder:
         if stream is not None and not callable(stream):
             hint = "to iterate: for piece in decoder.stream(…)"
             raise UserError(f"stream={stream!r}: must be a function; {hint}")
-        return self._make_runners([prompt], max_new_tokens, stream, options)[0].run()
+        return self._run(self._make_runners([prompt], max_new_tokens, stream, options), 1)[0]
 
     def stream(
         self,
@@ -112,7 +126,7 @@ class Decoder:
         iterator's `output` holds the `Generation`; `close()` stops early."""
         pieces: list[str] = []
         [runner] = self._make_runners([prompt], max_new_tokens, pieces.append, options)
-        return Stream(runner, pieces)
+        return Stream(runner, self.run_rounds([runner]), pieces)
 
     def generate_batch(
         self,
@@ -136,7 +150,12 @@ class Decoder:
         """
         size = _check_count("batch_size", batch_size)
         runners = self._make_runners(_list_prompts(prompts), max_new_tokens, None, options)
-        run_batch(runners, size)
+        return self._run(runners, size)
+
+    @torch.no_grad()
+    def _run(self, runners: Sequence[RequestRunner], most: int) -> list[Generation]:
+        for _ in self.run_rounds(runners, most):
+            pass
         return [runner.out for runner in runners]
 
     def _make_runners(
@@ -202,12 +221,15 @@ class Stream(AbstractContextManager["Stream"]):
 
     Args:
         runner: a request that has not started.
+        rounds: the engine that runs it, round by round.
         pieces: the list to which the engine appends its pieces of text.
     """
 
-    def __init__(self, runner: RequestRunner, pieces: list[str]) -> None:
+    def __init__(
+        self, runner: RequestRunner, rounds: Generator[None, None, None], pieces: list[str]
+    ) -> None:
         self._runner = runner
-        self._pieces = _iterate(runner, pieces)
+        self._pieces = _iterate(rounds, pieces)
 
     def __iter__(self) -> Stream:
         return self
@@ -233,13 +255,14 @@ class Stream(AbstractContextManager["Stream"]):
 
 
 @torch.no_grad()
-def _iterate(runner: RequestRunner, pieces: list[str]) -> Generator[str, None, Generation]:
+def _iterate(
+    rounds: Generator[None, None, None], pieces: list[str]
+) -> Generator[str, None, None]:
     """Run the request."""
-    with closing(run_rounds([runner])) as rounds:
+    with closing(rounds):
         for _ in rounds:
             while pieces:
                 yield pieces.pop(0)
-    return runner.out
 
 
 def _read_stops(stop: Any) -> tuple[str, ...]:

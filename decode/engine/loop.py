@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from decode.engine.detokenizer import TextStream, special_tokens_in
-from decode.engine.output import Generation, RoundTrace, Tree
+from decode.engine.output import Generation, RoundResult, RoundTrace, Tree
 from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation.processors import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
@@ -25,9 +25,12 @@ from decode.speculation.rounds import Outcome, Round, verify_rounds
 from decode.speculation.sampling import Sampling, make_generator, position_noise
 from decode.speculation.tree import MOST_NODES, ancestors, depths
 from specalign.common.errors import UserError
+from specalign.lm.cache import KVCache
 from specalign.lm.model import Target, TargetOutput
 
 PREFILL_CHUNK = 2048
+Observe = Callable[[TargetOutput, int], None]
+"""Of a drafter: a forward pass of the target, and how many of its tokens count."""
 
 
 @torch.no_grad()
@@ -102,13 +105,15 @@ def forward_batch(
     return target.forward_batch(tokens, caches, see, taps)
 
 
-def list_rejected(proposal: Proposal, path: Sequence[int]) -> tuple[int, ...]:
+def list_rejected(
+    tokens: Sequence[int], parents: Sequence[int], path: Sequence[int]
+) -> tuple[int, ...]:
     """The drafts after the accepted path, each time the first that was drafted there."""
     last = path[-1] if path else -1
     rejected = []
-    for node in range(len(proposal)):
-        if proposal.tree[node] == last and node not in path:
-            rejected.append(int(proposal.tokens_K[node]))
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if parent == last and node not in path:
+            rejected.append(token)
             last = node
     return tuple(rejected)
 
@@ -147,31 +152,45 @@ class RequestRunner:
 
     def prefill(self) -> Round:
         """Run the target over the prompt; returns the round that chooses the first token."""
+        target, drafter = self.target, self.drafter
         self.started = perf_counter()
-        target, prompt, sampling, drafter = self.target, self.prompt, self.sampling, self.drafter
         # room for tree nodes that are rejected; a chain always fits into what may still be written
         spare = 0 if drafter is None else min(drafter.draft_nodes, MOST_NODES)
+        self._open(target.new_cache(1, len(self.prompt) + self.limit + spare))
+        if drafter is None or self.limit <= 2:  # nothing fits between the first and the last token
+            return self._read_prompt((), None)
+        self.session = drafter.start(self.request)
+        return self._read_prompt(self.session.taps, self.session.observe)
+
+    def prefill_into(self, cache: KVCache, taps: Sequence[int], observe: Observe) -> Round:
+        """`prefill` into a given cache, for a drafter that reads what `observe` gets."""
+        self.started = perf_counter()
+        self._open(cache)
+        return self._read_prompt(taps, observe)
+
+    def _open(self, cache: KVCache) -> None:
+        target, prompt, sampling = self.target, self.prompt, self.sampling
         self.request = Request(
             target,
             list(prompt),
-            target.new_cache(1, len(prompt) + self.limit + spare),
+            cache,
             sampling,
             make_generator(sampling.fixed_seed, target.device),
             History(sampling, prompt, target.vocab_size, target.eos_ids, target.device),
             self._noise() if self.verifier == "gumbel" and not sampling.greedy else None,
         )
-        if drafter is not None and self.limit > 2:
-            self.session = drafter.start(self.request)
-        taps = self.session.taps if self.session is not None else ()
+
+    def _read_prompt(self, taps: Sequence[int], observe: Observe | None) -> Round:
+        target, prompt = self.target, self.prompt
         for start in range(0, len(prompt), PREFILL_CHUNK):
             chunk = torch.tensor([prompt[start : start + PREFILL_CHUNK]], device=target.device)
             output = target.forward(chunk, cache=self.request.cache, taps=taps, logits=False)
-            if self.session is not None:
-                self.session.observe(output, chunk.shape[1])
+            if observe is not None:
+                observe(output, chunk.shape[1])
         return self._round(target.head(output.hidden_BLD[:, -1:])[0], NO_DRAFTS)
 
     def commit_prefill(self, outcome: Outcome) -> None:
-        self._append(outcome)
+        self._append([*outcome.accepted, outcome.following])
         self.prefilled = perf_counter()
         self._record_end()
 
@@ -228,23 +247,46 @@ class RequestRunner:
         out, proposal, cache, rows = self.out, self.proposal, self.request.cache, outcome.rows
         cache.keep(cache.length - len(proposal) - 1, rows)
         before = len(out.tokens)
-        out.calls += 1
-        out.drafted.append(proposal.depth)
         tree = None if proposal.parents is None else Tree(proposal.parents, outcome.path)
-        out.trees.append(tree)
-        out.accepted.append(self._append(outcome))
+        self._append([*outcome.accepted, outcome.following])
+        self._record_round(proposal.depth, tree, len(outcome.accepted), before)
         verified = perf_counter()
         if self.session is not None and not out.finish:
             self.session.observe(output if outcome.straight else output.at(rows), len(rows))
         if self.tracing:
-            rejected = list_rejected(proposal, outcome.path)
-            trace = RoundTrace(
-                verified - self.prefilled, len(out.tokens) - before, out.accepted[-1], rejected
-            )
-            out.trace.append(trace)
+            self._trace(proposal.tokens_K.tolist(), proposal.tree, outcome.path, before)
         out.verify_seconds += verified - self.drafted
         out.draft_seconds += perf_counter() - verified
         self._record_end()
+
+    def commit_result(self, result: RoundResult, chains: bool) -> None:
+        """Commit a round of the captured engine."""
+        before = len(self.out.tokens)
+        tree = None if chains else Tree(result.parents, result.path)
+        self._append(result.tokens)
+        self._record_round(result.depth, tree, result.accepted, before)
+        if self.tracing:
+            self._trace(result.drafts, result.parents, result.path, before)
+        self._record_end()
+
+    def _trace(
+        self, drafts: Sequence[int], parents: Sequence[int], path: Sequence[int], before: int
+    ) -> None:
+        out, rejected = self.out, list_rejected(drafts, parents, path)
+        seconds, committed = perf_counter() - self.prefilled, len(out.tokens) - before
+        out.trace.append(RoundTrace(seconds, committed, out.accepted[-1], rejected))
+
+    def _record_round(self, depth: int, tree: Tree | None, accepted: int, before: int) -> None:
+        out = self.out
+        out.calls += 1
+        out.drafted.append(depth)
+        out.trees.append(tree)
+        out.accepted.append(min(accepted, len(out.tokens) - before))
+
+    @property
+    def length(self) -> int:
+        """The tokens of the text so far."""
+        return len(self.prompt) + len(self.out.tokens)
 
     def _propose(self) -> Proposal:
         """Propose no more drafts than still fit; this limit is known before anything is drawn."""
@@ -263,12 +305,11 @@ class RequestRunner:
         draws = (request.generator, request.noise, place)
         return Round(logits_MV, proposal, self.verifier, sampling, before, *draws)
 
-    def _append(self, outcome: Outcome) -> int:
-        """Append the accepted drafts and the next token, up to the end of the output, and set
-        `finish` there. Returns how many of the appended tokens were drafts."""
+    def _append(self, tokens: Sequence[int]) -> None:
+        """Append the tokens of a round, up to the end of the output, and set `finish` there."""
         out, request = self.out, self.request
         first = len(out.tokens)
-        for token in (*outcome.accepted, outcome.following):
+        for token in tokens:
             out.tokens.append(token)
             if self.text is not None and self.text.push(token):
                 out.finish = "stop"
@@ -281,4 +322,3 @@ class RequestRunner:
         fresh = out.tokens[first:]
         request.tokens.extend(fresh)
         request.history.extend(fresh)
-        return min(len(outcome.accepted), len(fresh))

@@ -26,6 +26,19 @@ class RoundTrace(NamedTuple):
     rejected: tuple[int, ...]
 
 
+class RoundResult(NamedTuple):
+    """A round of one request in the captured engine: the tokens that it committed, how many of them
+    were drafts, the depth of the drafts, the accepted nodes, all drafted tokens and their
+    parents."""
+
+    tokens: list[int]
+    accepted: int
+    depth: int
+    path: list[int]
+    drafts: list[int]
+    parents: tuple[int, ...]
+
+
 @dataclass(repr=False)
 class Generation:
     """One request's output, counts and times.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decode.speculation.proposal import Proposal
-from decode.speculation.tree import Forest, chain, parent_rows
+from decode.speculation.tree import Forest, chain, parent_rows, sizes
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class Drafts:
 
     def above(self) -> Tensor:
         """(B, N): the row of p at each token's parent, 0 = the root."""
-        return parent_rows(self.parents, self.size).to(self.tokens_BN.device)
+        return parent_rows(self.parents, self.size, self.tokens_BN.device)
 
     def live(self) -> Tensor:
         """Bool (B, N): real nodes."""
-        lengths = torch.tensor([len(x) for x in self.parents], device=self.tokens_BN.device)
-        return torch.arange(self.size, device=self.tokens_BN.device) < lengths[:, None]
+        device = self.tokens_BN.device
+        return torch.arange(self.size, device=device) < sizes(self.parents, device)[:, None]
 
     def q(self) -> Tensor:
         assert self.q_BNV is not None, "drafts of this law carry their q"

@@ -2,6 +2,9 @@
 
 Computed in fp32, the running sum of a draw in fp64. Only here temperature 0 becomes a one-hot.
 Among equal tokens the lowest id wins everywhere: in an argmax and at the edges of top-k and top-p.
+
+On a CPU, rows that need less work get less. With `fixed` (default: on any other device) the shapes
+do not depend on the values, so nothing waits for the device and a graph can be captured.
 """
 
 from __future__ import annotations
@@ -63,8 +66,16 @@ def _join_rows(masks: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor
     )
 
 
+def _is_fixed(logits: Tensor, fixed: bool | None) -> bool:
+    return logits.device.type != "cpu" if fixed is None else fixed
+
+
 def apply_penalties(
-    logits: Tensor, sampling: Sampling, before: ProcessorState = NOTHING, overwrite: bool = False
+    logits: Tensor,
+    sampling: Sampling,
+    before: ProcessorState = NOTHING,
+    overwrite: bool = False,
+    fixed: bool | None = None,
 ) -> Tensor:
     """Logits (…, V) in fp32 (fp64 stays) after repetition penalty (CTRL, arXiv 1909.05858, section
     4.1), presence penalty, and barred tokens at −∞. `overwrite`: the result may be in place."""
@@ -76,6 +87,13 @@ def apply_penalties(
     if not overwrite and logits is given:
         logits = logits.clone()
     penalty = sampling.repetition_penalty
+    if _is_fixed(logits, fixed):
+        if before.seen is not None:
+            penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
+            logits = torch.where(before.seen, penalised, logits)
+        if before.written is not None:
+            logits = torch.where(before.written, logits - sampling.presence_penalty, logits)
+        return logits if before.barred is None else logits.masked_fill(before.barred, -math.inf)
     if before.seen is not None:
         # few of V: cheaper than passes over all
         places = before.seen.expand_as(logits).nonzero(as_tuple=True)
@@ -89,35 +107,45 @@ def apply_penalties(
 
 
 def best(
-    logits: Tensor, sampling: Sampling, before: ProcessorState = NOTHING, overwrite: bool = False
+    logits: Tensor,
+    sampling: Sampling,
+    before: ProcessorState = NOTHING,
+    overwrite: bool = False,
+    fixed: bool | None = None,
 ) -> Tensor:
     """The most probable token, (…, V) → (…): the choice at temperature 0."""
-    return _argmax(apply_penalties(logits, sampling, before, overwrite))
+    return _argmax(apply_penalties(logits, sampling, before, overwrite, fixed), fixed)
 
 
-def _argmax(logits: Tensor) -> Tensor:
+def _argmax(logits: Tensor, fixed: bool | None) -> Tensor:
     """argmax; in C on a CPU, because torch's own is not vectorized."""
-    if not logits.numel() or not choice.takes(logits):
+    if not logits.numel() or _is_fixed(logits, fixed) or not choice.takes(logits):
         return logits.argmax(dim=-1)
     return choice.largest(logits.view(-1, logits.shape[-1])).view(logits.shape[:-1])
 
 
 def probs(
-    logits: Tensor, sampling: Sampling, before: ProcessorState = NOTHING, overwrite: bool = False
+    logits: Tensor,
+    sampling: Sampling,
+    before: ProcessorState = NOTHING,
+    overwrite: bool = False,
+    fixed: bool | None = None,
 ) -> Tensor:
     """Logits (…, V) → probabilities (…, V) in fp32 (fp64 stays), every processor applied.
 
     `overwrite`: the logits may be overwritten; another (K+1, V) block costs milliseconds.
     """
     if sampling.greedy:
-        one_hot = F.one_hot(best(logits, sampling, before, overwrite), logits.shape[-1])
+        tokens = best(logits, sampling, before, overwrite, fixed)
+        one_hot = F.one_hot(tokens, logits.shape[-1])
         return one_hot.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
-    given, logits = logits, apply_penalties(logits, sampling, before, overwrite)
+    given, logits = logits, apply_penalties(logits, sampling, before, overwrite, fixed)
     if sampling.temperature != 1.0:
         own = overwrite or logits is not given
         logits = logits.div_(sampling.temperature) if own else logits / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1] or sampling.top_p < 1:
-        rows_RV = _best_only(logits.reshape(-1, logits.shape[-1]), sampling.top_k, sampling.top_p)
+        keep = _best_by_sorting if _is_fixed(logits, fixed) else _best_only
+        rows_RV = keep(logits.reshape(-1, logits.shape[-1]), sampling.top_k, sampling.top_p)
         out = rows_RV.reshape(logits.shape)
     else:
         out = logits.softmax(dim=-1)
@@ -127,6 +155,20 @@ def probs(
         out = out.masked_fill(logits < least, 0.0)
         out = out / out.sum(dim=-1, keepdim=True)
     return out
+
+
+def _best_by_sorting(logits_RV: Tensor, top_k: int, top_p: float) -> Tensor:
+    """`_best_only` by sorting all rows; a stable sort settles ties by itself."""
+    ranked = logits_RV.sort(dim=-1, descending=True, stable=True)
+    width = top_k or logits_RV.shape[1]
+    values = ranked.values[:, :width].double()
+    if top_p < 1:
+        total = torch.logsumexp(values if top_k else logits_RV, dim=-1, keepdim=True)
+        before = (values - total).exp().cumsum(dim=-1).roll(1, dims=-1)
+        before[:, 0] = 0.0
+        values = values.masked_fill(before >= top_p, -math.inf)
+    kept = values.softmax(dim=-1).to(logits_RV.dtype)
+    return torch.zeros_like(logits_RV).scatter(1, ranked.indices[:, :width], kept)
 
 
 def _best_only(logits_RV: Tensor, top_k: int, top_p: float) -> Tensor:

@@ -71,10 +71,22 @@ Forest = tuple[tuple[int, ...], ...]
 
 
 @lru_cache(maxsize=512)
-def parent_rows(forest: Forest, size: int) -> Tensor:
+def parent_rows(forest: Forest, size: int, device: torch.device) -> Tensor:
     """(B, N): which of the M = N + 1 rows is each token's parent, 0 = the root; 0 for padding."""
     rows = [[parent + 1 for parent in parents] + [0] * (size - len(parents)) for parents in forest]
-    return torch.tensor(rows, dtype=torch.int64).reshape(len(forest), size)
+    return torch.tensor(rows, dtype=torch.int64, device=device).reshape(len(forest), size)
+
+
+@lru_cache(maxsize=512)
+def node_depths(parents: tuple[int, ...], device: torch.device) -> Tensor:
+    """`depths` as a tensor (N,)."""
+    return torch.tensor(depths(parents), dtype=torch.int64, device=device)
+
+
+@lru_cache(maxsize=512)
+def sizes(forest: Forest, device: torch.device) -> Tensor:
+    """The number of drafted tokens of each tree, (B,)."""
+    return torch.tensor([len(parents) for parents in forest], device=device)
 
 
 @lru_cache(maxsize=512)

@@ -17,11 +17,24 @@ if TYPE_CHECKING:
     from specalign.kernels.layers import Memory
 
 
+class Slots(NamedTuple):
+    """Where a forward pass over rows of different lengths writes, and what it reads.
+
+    row_B1: 0 … B − 1. at_BL: the cache entries of the new tokens. end: entries 0 … end − 1 are
+    read. positions_BS: the position of each of them; None = its index.
+    """
+
+    row_B1: Tensor
+    at_BL: Tensor
+    end: int
+    positions_BS: Tensor | None = None
+
+
 class KVCache(Cache):
     """A model's keys and values, allocated once; the first `length` positions count.
 
-    `cache.length = n` with n ≤ the current length rolls back. With `slots_B` set, (B,), a forward
-    pass over one token per row writes row b at `slots_B[b]` instead (rows of different lengths).
+    `cache.length = n` with n ≤ the current length rolls back. With `slots` set, rows have different
+    lengths: a forward pass writes where the slots say, and the length does not change.
 
     Args:
         shapes: of each layer; None = it caches no keys.
@@ -42,8 +55,8 @@ class KVCache(Cache):
     ) -> None:
         self._length = self._end = 0
         self.rows, self.capacity = rows, capacity
-        self.slots_B: Tensor | None = None
-        self.slots_end = 0
+        self._make = (shapes, dtype, device)
+        self.slots: Slots | None = None
         self.views: dict[tuple[int, ...] | None, Memory] = {}
         layers: list[Any] = []
         for i, shape in enumerate(shapes):
@@ -82,13 +95,13 @@ class KVCache(Cache):
 
     def write(self, memory: Tensor, new: Tensor) -> Tensor:
         """Write new keys or values, (B, H, L, width), into memory; returns all up to them."""
-        if self.slots_B is None:
+        if self.slots is None:
             end = self._length + new.shape[2]
             memory[:, :, self._length : end] = new
-        else:  # one token per row, each at its own position
-            memory[torch.arange(len(new), device=new.device), :, self.slots_B] = new[:, :, 0]
+        else:
+            memory[self.slots.row_B1, :, self.slots.at_BL] = new.transpose(1, 2)
             self._note_change(0)
-            end = self.slots_end
+            end = self.slots.end
         self._end = end
         return memory[:, :, :end]
 
@@ -116,6 +129,23 @@ class KVCache(Cache):
     def v(self, layer: int) -> Tensor:
         """(B, Hkv, length, width) view of the layer's values."""
         return self.slabs[layer].values[:, :, : self._length]
+
+    def row(self, index: int) -> KVCache:
+        """An empty one-row cache in the memory of one row; not for recurrent states."""
+        shapes, dtype, device = self._make
+        view = KVCache(shapes, 1, 0, dtype, device)
+        view.capacity = self.capacity
+        for block, own in zip(view._blocks, self._blocks, strict=True):
+            block.use([part[:, :, index : index + 1] for part in own.parts])
+        return view
+
+    def move_rows(self, from_BL: Tensor, to_BL: Tensor) -> None:
+        """Copy entries of every row, (B, L) → (B, L)."""
+        rows_B1 = torch.arange(self.rows, device=to_BL.device)[:, None]
+        for block in self._blocks:
+            for part in block.parts:
+                part[:, :, rows_B1, :, to_BL] = part[:, :, rows_B1, :, from_BL]
+        self._note_change(0)
 
     def select(self, rows: Tensor) -> None:
         """Keep the batch rows at `rows`, in that order."""

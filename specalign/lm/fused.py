@@ -89,7 +89,7 @@ class FusedLayers:
 
 
 def _takes_layout(layout: Layout) -> bool:
-    plain = layout.mask is None and not layout.slots and len(layout.positions_BL) == 1
+    plain = layout.mask is None and layout.slots is None and len(layout.positions_BL) == 1
     return plain and layout.span[0] >= 0
 
 

@@ -29,7 +29,7 @@ from specalign.lm.attention import (
     laid_out,
     visible_mask,
 )
-from specalign.lm.cache import Parts
+from specalign.lm.cache import Parts, Slots
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Whether a query sees a key: (row, head, query's position, key's position) → bool."""
@@ -52,7 +52,7 @@ class Layout:
         groups: query heads per key head, 1 where layers differ.
         see_LL: bool, which of the new tokens each one sees; None = those up to itself.
         mask: bool (B or 1, 1, L, S), instead of `see_LL`: over all S entries.
-        slots: whether the new tokens lie among the S entries, each at its position.
+        slots: of rows of different lengths; the new tokens lie among the S entries.
         groups_seen: query heads per key head of the layers that called our attention function.
     """
 
@@ -62,7 +62,7 @@ class Layout:
     dtype: torch.dtype
     see_LL: Tensor | None = None
     mask: Tensor | None = None
-    slots: bool = False
+    slots: Slots | None = None
     groups_seen: set[int] = field(default_factory=set)
 
     @cached_property
@@ -81,7 +81,9 @@ class Layout:
         if rule is None:
             return see
         size = see.shape[-1]
-        if self.slots:
+        if self.slots is not None and self.slots.positions_BS is not None:
+            keys_BS = self.slots.positions_BS
+        elif self.slots is not None:
             keys_BS = torch.arange(size, device=device).expand(rows, -1)
         else:
             old_BS = torch.arange(size - length, device=device).expand(rows, -1)

@@ -85,7 +85,7 @@ class Target(FrozenModel):
             raise UserError(
                 f"target {self.spec!r} has recurrent states: drafts can't branch (use tree_nodes=0)"
             )
-        elif cache.slots_B is not None:
+        elif cache.slots is not None:
             states = self._states(tokens_BL, cache, positions_BL, mask, None, taps)
         else:
 
@@ -111,14 +111,14 @@ class Target(FrozenModel):
     ) -> States:
         length = tokens_BL.shape[1]
         past = cache.length if cache is not None else 0
-        slots = cache is not None and cache.slots_B is not None
-        if cache is not None and not slots:
+        slots = None if cache is None else cache.slots
+        if cache is not None and slots is None:
             cache.check_room(length)
         if positions_BL is None:
             positions_BL = self._next_positions(past, length, see_LL)
         layout = Layout(positions_BL, past, self.groups, self.dtype, see_LL, mask, slots)
         states = self._run(tokens_BL, layout, positions_BL, cache, taps)
-        if cache is not None and not slots:
+        if cache is not None and slots is None:
             cache.advance(length)
         return states
 

@@ -133,12 +133,16 @@ class Block:
             if isinstance(slab, IndexedSlab):
                 slab.index = self.parts[-1][i, 0]
 
+    def use(self, parts: list[Tensor]) -> None:
+        """Take this memory, shaped as its own."""
+        self.parts = parts
+        self._point()
+
     def select(self, rows: Tensor) -> None:
         for part in self.parts:
             for layer in part:  # one at a time to save memory
                 layer[:, : len(rows)] = layer[:, rows]
-        self.parts = [part[:, :, : len(rows)] for part in self.parts]
-        self._point()
+        self.use([part[:, :, : len(rows)] for part in self.parts])
 
     def move(self, start: int, offsets: Sequence[int]) -> None:
         kept = torch.tensor(offsets, device=self.parts[0].device) + start

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specalign.kernels.linear import rows_library
+from specalign.lm.cache import Slots
 from specalign.lm.debug import debug_model
 from specalign.lm.fused import FusedLayers
 from specalign.lm.loading import load_target
@@ -163,13 +164,11 @@ def test_columns_of_keys_follow_the_cache(seed: int) -> None:
         elif what == "fill" and cache.length >= other.length:
             cache.fill(other)
         elif what == "place" and cache.length:
-            cache.slots_B, cache.slots_end = (
-                torch.tensor([draw.randrange(cache.length)]),
-                cache.length,
-            )
+            at_BL = torch.tensor([[draw.randrange(cache.length)]])
+            cache.slots = Slots(torch.zeros(1, 1, dtype=torch.int64), at_BL, cache.length)
             for slab in cache.slabs:
                 slab.update(*torch.randn(2, 1, slab.keys.shape[1], 1, slab.keys.shape[3]))
-            cache.slots_B = None
+            cache.slots = None
         if draw.random() < 0.5:
             continue
         mine, views = hidden(), dict(cache.views)

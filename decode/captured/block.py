@@ -1,0 +1,299 @@
+"""Block drafters in a captured round: chains, trees of the most probable paths, and drawn trees."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from decode.captured.drafting import Draft, fixed_shape
+from decode.captured.state import RowState
+from decode.proposers.block import BlockProposer
+from decode.speculation.proposal import Siblings
+from decode.speculation.sampling import apply_penalties, best, draw_at, probs
+from decode.speculation.tree import chain, depths
+from decode.speculation.tree_drafts import drawn_tree_parents
+from specalign.kernels.linear import Matrix, few_rows
+from specalign.lm.cache import KVCache, Slots
+from specalign.lm.model import TargetOutput
+from specalign.lm.slabs import LayerShape
+from specalign.models.block import BlockDrafter
+
+
+class BlockContext:
+    """What a block drafter reads of all requests: the target's last hidden state before each block,
+    and for `taps` its own keys and values of the text."""
+
+    def __init__(self, network: BlockDrafter, state: RowState) -> None:
+        config, weight = network.config, network.norm.weight
+        rows, device = state.shape.rows, weight.device
+        self.network = network
+        self.before_BD = torch.zeros(rows, config.hidden_size, dtype=weight.dtype, device=device)
+        self.taps: tuple[int, ...] = ()
+        self.own: KVCache | None = None
+        if config.context == "taps":
+            self.taps, value = tuple(config.target_layer_ids), config.value_dim or config.head_dim
+            shapes = [LayerShape(config.num_key_value_heads, config.head_dim, value)]
+            shapes *= len(network.blocks)
+            self.own = KVCache(shapes, rows, state.shape.capacity, weight.dtype, device)
+        self.basis = network.basis_matrix
+        if network.markov is not None and self.basis is None:
+            self.basis = Matrix(network.markov.basis_Vr())
+        self._reading: dict[int, KVCache] = {}
+
+    def read_prompt(self, row: int, output: TargetOutput) -> None:
+        dtype = self.before_BD.dtype
+        self.before_BD[row] = output.hidden_BLD[0, -1].to(dtype)
+        if self.own is not None:
+            assert output.taps_BLFD is not None
+            if row not in self._reading:
+                self._reading[row] = self.own.row(row)
+            view = self._reading[row]
+            count = output.taps_BLFD.shape[1]
+            positions = torch.arange(view.length, view.length + count, device=self.before_BD.device)
+            pairs = self.network.context_keys_values(output.taps_BLFD.to(dtype), positions[None])
+            for layer, (k, v) in zip(view.slabs, pairs, strict=True):
+                layer.update(k, v)
+            view.advance(count)
+
+    def start(self, row: int) -> None:
+        self._reading.pop(row, None)
+
+    def observe(
+        self,
+        state: RowState,
+        hidden_BMD: Tensor,
+        taps_BMFD: Tensor | None,
+        path_BM: Tensor,
+        end_B: Tensor,
+    ) -> None:
+        dtype, rows_B1 = self.before_BD.dtype, state.rows_B1
+        # of a row that does not run too: nobody reads it
+        self.before_BD.copy_(hidden_BMD[rows_B1[:, 0], end_B].to(dtype))
+        if self.own is None:
+            return
+        assert taps_BMFD is not None
+        at_M = torch.arange(path_BM.shape[1], device=end_B.device)
+        positions_BM = state.counter("length")[:, None] + at_M
+        on_path = taps_BMFD[rows_B1, path_BM].to(dtype)
+        pairs = self.network.context_keys_values(on_path, positions_BM)
+        self.own.slots = Slots(rows_B1, positions_BM, state.shape.capacity)
+        for layer, (k, v) in zip(self.own.slabs, pairs, strict=True):
+            layer.update(k, v)
+
+    def hidden_BKD(self, state: RowState, end: int) -> Tensor:
+        """Hidden states of the drafts of all rows, (B, K, D)."""
+        network, length_B1 = self.network, state.counter("length")[:, None]
+        size = network.config.rows
+        masks_BR = torch.full_like(length_B1, network.config.mask_token_id).expand(-1, size - 1)
+        tokens_BR = torch.cat((state.counter("last")[:, None], masks_BR), 1)
+        x_BRD = network.add_places(network.target.embed(tokens_BR))
+        x_BRD = network.add_state(x_BRD, self.before_BD)
+        positions_BR = length_B1 + torch.arange(size, device=length_B1.device)
+        cos, sin = (t[:, None] for t in network.rotary_tables(x_BRD, positions_BR))
+        see_B1S = (torch.arange(end, device=length_B1.device) < length_B1)[:, None]
+        cache = state.cache if self.own is None else self.own
+        layers = range(len(network.blocks))
+        ids = network.config.target_layer_ids if self.own is None else layers
+        contexts = [(cache.slabs[i].keys[:, :, :end], cache.slabs[i].values[:, :, :end]) for i in ids]
+        hidden_BARD = network.run_layers(x_BRD[:, None], cos, sin, contexts, see_B1S)
+        return network.select_drafts(hidden_BARD[:, 0])
+
+    def bias_inputs(self, hidden_BKD: Tensor) -> Tensor | None:
+        markov = self.network.markov
+        return None if markov is None else markov.inputs(hidden_BKD)
+
+    def bias(self, inputs: Tensor, previous: Tensor) -> Tensor:
+        """The Markov bias after the tokens `previous` (…), (…, Vd)."""
+        markov = self.network.markov
+        assert markov is not None and self.basis is not None
+        z = markov.mix(inputs, previous, self.network.target.embed)
+        if self.network.basis_matrix is None:  # else the last layer is multiplied in
+            z = markov.finish(z)
+        return few_rows(z.contiguous(), *self.basis).float()
+
+
+class BlockDrafting:
+    """Base of what drafts with a block drafter."""
+
+    chains = False
+
+    def __init__(self, proposer: BlockProposer, state: RowState, nodes: int) -> None:
+        self.nodes, self.depth = nodes, proposer.draft_tokens
+        self.network, self.ids = proposer.network, proposer.network.draft_vocab
+        self.context = BlockContext(proposer.network, state)
+        self.taps = self.context.taps
+
+    def read_prompt(self, row: int, output: TargetOutput) -> None:
+        self.context.read_prompt(row, output)
+
+    def start(self, row: int, tokens: list[int]) -> None:
+        self.context.start(row)
+
+    def observe(
+        self,
+        state: RowState,
+        hidden_BMD: Tensor,
+        taps_BMFD: Tensor | None,
+        path_BM: Tensor,
+        end_B: Tensor,
+    ) -> None:
+        self.context.observe(state, hidden_BMD, taps_BMFD, path_BM, end_B)
+
+    def _tokens(self, columns: Tensor) -> Tensor:
+        return columns if self.ids is None else self.ids[columns]
+
+    def _logits(self, state: RowState, end: int) -> tuple[Tensor, Tensor | None]:
+        """Logits (B, K, Vd) before any bias, and what the bias reads of each position."""
+        hidden_BKD = self.context.hidden_BKD(state, end)[:, : self.depth]
+        return self.network.logits(hidden_BKD), self.context.bias_inputs(hidden_BKD)
+
+    def _biased(self, logits_BKV: Tensor, inputs_BKr: Tensor | None, k: int, above_BP: Tensor) -> Tensor:
+        """Logits of position k after each of P tokens, (B, P, Vd)."""
+        logits_B1V = logits_BKV[:, k : k + 1]
+        if inputs_BKr is None:
+            return logits_B1V.expand(-1, above_BP.shape[1], -1)
+        inputs_BPr = inputs_BKr[:, k : k + 1].expand(-1, above_BP.shape[1], -1)
+        return logits_B1V + self.context.bias(inputs_BPr, above_BP)
+
+    def _dense(self, state: RowState, q_BNV: Tensor) -> Tensor:
+        """q over the whole vocabulary."""
+        if self.ids is None:
+            return q_BNV
+        size = state.target.vocab_size
+        return q_BNV.new_zeros(*q_BNV.shape[:2], size).index_copy_(2, self.ids, q_BNV)
+
+
+class BlockChain(BlockDrafting):
+    """K tokens in a row: chosen at temperature 0, else drawn from q."""
+
+    chains = True
+
+    def draft(self, state: RowState, end: int) -> Draft:
+        logits_BKV, inputs_BKr = self._logits(state, end)
+        room_B = state.room_B.clamp(max=self.nodes) * state.counter("active")
+        above_BN, depth_BN = fixed_shape(chain(self.nodes), room_B)
+        token_B1, tokens, rows = state.counter("last")[:, None], [], []
+        for k in range(self.nodes):
+            logits_B1V = self._biased(logits_BKV, inputs_BKr, k, token_B1)
+            ahead = torch.full_like(token_B1, k)
+            before = state.before(None, token_B1, ahead).columns(self.ids)
+            if state.sampling.greedy:
+                columns_B1 = best(logits_B1V, state.sampling, before, fixed=True)
+            else:
+                q_B1V = probs(logits_B1V, state.sampling, before, fixed=True)
+                columns_B1 = draw_at(q_B1V, state.uniform(ahead))
+                rows.append(q_B1V)
+            token_B1 = self._tokens(columns_B1)
+            tokens.append(token_B1)
+        q_BNV = self._dense(state, torch.cat(rows, 1)) if rows else None
+        return Draft(torch.cat(tokens, 1), above_BN, depth_BN, q_BNV, room_B, chain(self.nodes))
+
+
+class DrawnTree(BlockDrafting):
+    """A tree of fixed shape, every token drawn from q."""
+
+    def __init__(
+        self, proposer: BlockProposer, state: RowState, nodes: int, siblings: Siblings
+    ) -> None:
+        super().__init__(proposer, state, nodes)
+        self.siblings: Siblings = siblings
+        self.parents = drawn_tree_parents(nodes, self.depth)
+
+    def draft(self, state: RowState, end: int) -> Draft:
+        logits_BKV, inputs_BKr = self._logits(state, end)
+        room_B = state.room_B.clamp(max=self.depth) * state.counter("active")
+        above_BN, depth_BN = fixed_shape(self.parents, room_B)
+        level, apart = depths(self.parents), self.siblings == "without_replacement"
+        tokens: dict[int, Tensor] = {-1: state.counter("last")[:, None]}
+        q: dict[int, Tensor] = {}
+        left: dict[int, Tensor] = {}
+        drawn = 0
+        for node in sorted(range(self.nodes), key=lambda i: (level[i], self.parents[i])):
+            parent = self.parents[node]
+            if parent not in q:
+                k, ahead = level[node] - 1, torch.full_like(tokens[-1], level[node] - 1)
+                logits_B1V = self._biased(logits_BKV, inputs_BKr, k, tokens[parent])
+                before = state.before(None, tokens[-1], ahead).columns(self.ids)
+                left[parent] = q[parent] = probs(logits_B1V, state.sampling, before, fixed=True)
+            columns_B1 = draw_at(left[parent], state.uniform(torch.full_like(tokens[-1], drawn)))
+            if apart:
+                left[parent] = left[parent].scatter(2, columns_B1[..., None], 0.0)
+            tokens[node] = self._tokens(columns_B1)
+            drawn += 1
+        order = range(self.nodes)
+        tokens_BN = torch.cat([tokens[i] for i in order], 1)
+        q_BNV = self._dense(state, torch.cat([q[self.parents[i]] for i in order], 1))
+        drawn_B = torch.where(room_B > 0, drawn, 0)
+        return Draft(tokens_BN, above_BN, depth_BN, q_BNV, drawn_B, self.parents, apart)
+
+
+class Beam(NamedTuple):
+    """The best nodes so far, (B, N) each: ln q of their paths, levels from 1, tokens, and the rows of
+    their parents."""
+
+    log_q: Tensor
+    level: Tensor
+    token: Tensor
+    above: Tensor
+
+
+class BestPaths(BlockDrafting):
+    """The tree of the most probable paths under q, best first: `tree_drafts.best_first` without the
+    host."""
+
+    def draft(self, state: RowState, end: int) -> Draft:
+        logits_BKV, inputs_BKr = self._logits(state, end)
+        room_B1 = (state.room_B * state.counter("active"))[:, None]
+        scale = state.sampling.temperature or 1.0
+        last_B1 = state.counter("last")[:, None]
+        beam: Beam | None = None
+        for k in range(min(self.depth, self.nodes)):
+            above_BP = last_B1 if beam is None else beam.token
+            logits_BPV = self._biased(logits_BKV, inputs_BKr, k, above_BP)
+            before = state.before(None, last_B1, torch.full_like(last_B1, k)).columns(self.ids)
+            logits_BPV = apply_penalties(logits_BPV, state.sampling, before, fixed=True)
+            width = min(self.nodes, logits_BPV.shape[-1])
+            top = (logits_BPV / scale).log_softmax(-1).topk(width, dim=-1)
+            beam = self._extend(beam, k, top.values, self._tokens(top.indices), room_B1)
+        assert beam is not None
+        live_BN = beam.log_q > -torch.inf
+        return Draft(beam.token, beam.above * live_BN, beam.level * live_BN)
+
+    def _extend(
+        self, beam: Beam | None, k: int, values_BPW: Tensor, tokens_BPW: Tensor, room_B1: Tensor
+    ) -> Beam:
+        """The best N of a beam and of its children at level k + 1."""
+        batch, parents, width = values_BPW.shape
+        if beam is not None:
+            # only nodes of the last level have children that are new
+            live_BP = beam.level == k
+            log_q_BP = torch.where(live_BP, beam.log_q, -torch.inf)
+            values_BPW = values_BPW + log_q_BP[..., None]
+        fits_B11 = (room_B1 > k)[..., None]
+        values_BPW = torch.where(fits_B11, values_BPW, -torch.inf)
+        rows_P = torch.arange(parents, device=values_BPW.device) + (beam is not None)
+        above_BPW = rows_P[:, None].expand(batch, -1, width)
+        new = Beam(
+            values_BPW.flatten(1),
+            torch.full_like(tokens_BPW, k + 1).flatten(1),
+            tokens_BPW.flatten(1),
+            above_BPW.flatten(1),
+        )
+        every = new if beam is None else Beam(*map(_concatenate, beam, new))
+        order_BX = every.log_q.argsort(dim=1, descending=True, stable=True)
+        best_BN = order_BX[:, : self.nodes]
+        kept = Beam(*(t.gather(1, best_BN) for t in every))
+        # a parent's row moves with it
+        place_BX = torch.zeros_like(order_BX).scatter(1, order_BX, _ranks(order_BX))
+        above_BN = place_BX.gather(1, (kept.above - 1).clamp(min=0)) + 1
+        return kept._replace(above=torch.where(kept.above > 0, above_BN, 0))
+
+
+def _concatenate(old: Tensor, new: Tensor) -> Tensor:
+    return torch.cat((old, new), 1)
+
+
+def _ranks(order_BX: Tensor) -> Tensor:
+    return torch.arange(order_BX.shape[1], device=order_BX.device).expand_as(order_BX)

@@ -1,0 +1,108 @@
+"""What drafts in a captured round: tensor code for all requests at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from decode.captured.state import RowState
+from decode.speculation.drafts import Drafts
+from decode.speculation.tree import node_depths, parent_rows
+from specalign.lm.model import TargetOutput
+
+
+class Draft(NamedTuple):
+    """N drafted tokens of each request.
+
+    above_BN: the row of each token's parent, 0 = the root; a parent stands before its children.
+    depth_BN: from 1; 0 = the node does not count. q_BNV: None for chosen tokens. drawn_B: how many
+    uniform numbers they used. forest: the parents of every row, where they are fixed.
+    """
+
+    tokens_BN: Tensor
+    above_BN: Tensor
+    depth_BN: Tensor
+    q_BNV: Tensor | None = None
+    drawn_B: Tensor | None = None
+    forest: tuple[int, ...] | None = None
+    without_replacement: bool = False
+
+    @property
+    def live_BN(self) -> Tensor:
+        return self.depth_BN > 0
+
+    def see_BMM(self) -> Tensor:
+        """Which nodes each node sees: itself and its ancestors, the root first."""
+        batch, nodes = self.tokens_BN.shape
+        see_BMM = torch.eye(nodes + 1, dtype=torch.bool, device=self.tokens_BN.device)
+        see_BMM = see_BMM.expand(batch, -1, -1).clone()
+        rows_B = torch.arange(batch, device=see_BMM.device)
+        for i in range(nodes):
+            see_BMM[:, i + 1] |= see_BMM[rows_B, self.above_BN[:, i]]
+        return see_BMM
+
+    def as_drafts(self) -> Drafts:
+        """For the rules of verification. Tokens that do not count get a q that no rule accepts."""
+        assert self.q_BNV is not None and self.forest is not None
+        q_BNV = self.q_BNV.masked_fill(~self.live_BN[..., None], torch.nan)
+        forest = (self.forest,) * len(self.tokens_BN)
+        return Drafts(self.tokens_BN, forest, q_BNV, None, self.without_replacement)
+
+
+class Drafting(Protocol):
+    """A drafter of a captured engine.
+
+    nodes: N. chains: its drafts never branch. taps: the target's layers that `observe` needs.
+    """
+
+    nodes: int
+    chains: bool
+    taps: tuple[int, ...]
+
+    def read_prompt(self, row: int, output: TargetOutput) -> None:
+        """A forward pass over (more of) the prompt of a row, not captured."""
+
+    def start(self, row: int, tokens: list[int]) -> None:
+        """The prompt of a row and its first token are known; not captured."""
+
+    def draft(self, state: RowState, end: int) -> Draft:
+        """Draft for all rows; entries 0 … end − 1 of the cache are read."""
+        ...
+
+    def observe(
+        self, state: RowState, hidden_BMD: Tensor, taps_BMFD: Tensor | None, path_BM: Tensor, end_B: Tensor
+    ) -> None:
+        """A forward pass whose rows `path_BM`, up to row `end_B`, are now committed; called before
+        the counters change."""
+
+
+class NoDrafting:
+    """Plain decoding."""
+
+    nodes, chains, taps = 0, True, ()
+
+    def read_prompt(self, row: int, output: TargetOutput) -> None:
+        pass
+
+    def start(self, row: int, tokens: list[int]) -> None:
+        pass
+
+    def draft(self, state: RowState, end: int) -> Draft:
+        none_B0 = state.numbers_FB.new_zeros(state.shape.rows, 0)
+        return Draft(none_B0, none_B0, none_B0)
+
+    def observe(
+        self, state: RowState, hidden_BMD: Tensor, taps_BMFD: Tensor | None, path_BM: Tensor, end_B: Tensor
+    ) -> None:
+        pass
+
+
+def fixed_shape(parents: tuple[int, ...], room_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Parents' rows and depths (B, N) of a tree of fixed shape; nodes deeper than there is room do
+    not count."""
+    rows = len(room_B)
+    above_BN = parent_rows((parents,), len(parents), room_B.device).expand(rows, -1)
+    depth_N = node_depths(parents, room_B.device)
+    return above_BN, torch.where(depth_N <= room_B[:, None], depth_N, 0)

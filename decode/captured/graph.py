@@ -1,0 +1,134 @@
+"""A function over fixed memory, run again and again: eagerly, as a replayed trace, or as a CUDA
+graph.
+
+The function takes and returns nothing: it reads and writes tensors that keep their addresses. It
+must not look at values on the host; `forbid_waiting` raises where it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Function = Callable[[], None]
+Backend = Literal["eager", "traced", "cuda"]
+WARM_UPS = 3
+"""Before a capture: torch's advice for libraries that allocate at their first calls."""
+
+aten = torch.ops.aten
+_WAITING = {
+    aten._local_scalar_dense.default,
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten._unique2.default,
+    aten.unique_dim.default,
+    aten.unique_consecutive.default,
+    aten.repeat_interleave.Tensor,
+    aten.equal.default,
+}
+"""Operators whose result, or whose shape, the host has to wait for."""
+
+
+class WaitsForDevice(RuntimeError):
+    """An operator of a round makes the host wait, or moves memory between host and device."""
+
+
+class forbid_waiting(TorchDispatchMode):  # noqa: N801 (a context manager)
+    """Context manager in which operators raise `WaitsForDevice` if the host would wait for them, or
+    if they copy from another device than `device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device.type
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        boolean = func in (aten.index.Tensor, aten.index_put_.default, aten.index_put.default)
+        if boolean and any(t is not None and t.dtype == torch.bool for t in args[1]):
+            raise WaitsForDevice(f"{func}: indexing with a boolean mask")
+        if func in _WAITING:
+            raise WaitsForDevice(str(func))
+        out = func(*args, **kwargs)
+        tensors = [t for t in (*args, out) if isinstance(t, torch.Tensor)]
+        copies = func in (aten._to_copy.default, aten.copy_.default)
+        if copies and any(t.device.type != self.device for t in tensors):
+            raise WaitsForDevice(f"{func}: copies between devices")
+        return out
+
+
+class Graph(Protocol):
+    """A captured function."""
+
+    def replay(self) -> None: ...
+
+
+class EagerGraph:
+    """The function itself."""
+
+    def __init__(self, function: Function) -> None:
+        self.replay = torch.no_grad()(function)
+
+
+class TracedGraph:
+    """The operators of one call, recorded by make_fx. Code that leaves torch, such as a C kernel,
+    is not seen."""
+
+    def __init__(self, function: Function) -> None:
+        def run(unused: torch.Tensor) -> torch.Tensor:
+            function()
+            return unused
+
+        unused = torch.zeros(1)
+        with torch.no_grad():
+            self.module = make_fx(run)(unused)
+        self._unused = unused
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        self.module(self._unused)
+
+
+class CudaGraph:
+    """A CUDA graph; all of them share the memory of their intermediate results."""
+
+    _pool: Any = None
+
+    @torch.no_grad()
+    def __init__(self, function: Function) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                function()
+        torch.cuda.current_stream().wait_stream(stream)
+        if CudaGraph._pool is None:
+            CudaGraph._pool = torch.cuda.graph_pool_handle()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=CudaGraph._pool):
+            function()
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+_BACKENDS: dict[Backend, Callable[[Function], Graph]] = {
+    "eager": EagerGraph,
+    "traced": TracedGraph,
+    "cuda": CudaGraph,
+}
+
+
+def capture(function: Function, backend: Backend, device: torch.device) -> Graph:
+    """The function as a graph. It is called several times. Raises WaitsForDevice where it looks at
+    values on the host."""
+    with torch.no_grad():
+        function()  # constants are uploaded at the first call
+        with forbid_waiting(device):
+            function()
+    return _BACKENDS[backend](function)

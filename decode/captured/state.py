@@ -1,0 +1,123 @@
+"""The state of all requests of a captured engine, on the device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from decode.speculation.sampling import ProcessorState, Sampling
+from specalign.lm.cache import KVCache, Slots
+from specalign.lm.model import Target
+
+_COUNTERS = ("length", "last", "written", "limit", "cursor", "active")
+
+
+class Shape(NamedTuple):
+    """rows: requests at a time. capacity: cache entries of each. nodes: N, drafted tokens of a
+    round."""
+
+    rows: int
+    capacity: int
+    nodes: int
+
+
+class RowState:
+    """Requests in rows, B of them. Nothing is allocated after the start, so a graph may hold it.
+
+    numbers_FB: the integers of `_COUNTERS`: cache entries in use (all of the text but its last
+    token), the last token, output tokens so far and at most, uniform numbers used, and whether the
+    request runs. u_BT: its uniform numbers. seen_BV, written_BV, banned_BV: tokens of its text, of
+    its output, and banned ones; None where the settings do not look at them.
+    """
+
+    def __init__(self, target: Target, sampling: Sampling, shape: Shape) -> None:
+        rows, size, device = shape.rows, target.vocab_size, target.device
+        self.target, self.sampling, self.shape = target, sampling, shape
+        self.cache: KVCache = target.new_cache(rows, shape.capacity)
+        self.numbers_FB = torch.zeros(len(_COUNTERS), rows, dtype=torch.int64, device=device)
+        self.rows_B1 = torch.arange(rows, device=device)[:, None]
+
+        def make_masks(used: bool) -> Tensor | None:
+            if not used:
+                return None
+            return torch.zeros(rows, size, dtype=torch.bool, device=device)
+
+        self.seen_BV = make_masks(sampling.repetition_penalty != 1)
+        self.written_BV = make_masks(sampling.presence_penalty != 0)
+        self.banned_BV = make_masks(bool(sampling.banned or sampling.min_new_tokens))
+        self.eos_V = torch.zeros(size, dtype=torch.bool, device=device)
+        self.eos_V[torch.tensor(target.eos_ids, dtype=torch.int64, device=device)] = True
+        # every round commits a token and uses at most N + 2 numbers
+        used = 0 if sampling.greedy else shape.capacity * (shape.nodes + 2)
+        self.u_BT = torch.zeros(rows, used, dtype=torch.float64, device=device)
+        width = 3 + 2 * (shape.nodes + 1) + 2 * shape.nodes
+        self.result_BX = torch.zeros(rows, width, dtype=torch.int64, device=device)
+
+    def counter(self, name: str) -> Tensor:
+        """(B,), a view."""
+        return self.numbers_FB[_COUNTERS.index(name)]
+
+    @property
+    def room_B(self) -> Tensor:
+        """How many drafts still fit before the last token of the output."""
+        return (self.counter("limit") - self.counter("written") - 1).clamp(min=0)
+
+    def set_row(self, row: int, **numbers: int) -> None:
+        """Set a row's counters; those that are not named become 0."""
+        values = [numbers.get(name, 0) for name in _COUNTERS]
+        self.numbers_FB[:, row] = torch.tensor(values, device=self.numbers_FB.device)
+
+    def uniform(self, at_BR: Tensor) -> Tensor:
+        """Uniform numbers at places after those used, (B, R)."""
+        return self.u_BT.gather(1, self.counter("cursor")[:, None] + at_BR)
+
+    def before(self, drafts_BMN: Tensor | None, tokens_BN: Tensor, depth_BM: Tensor) -> ProcessorState:
+        """The processors' state of M prefixes of each request, masks (B, M, V).
+
+        drafts_BMN: which of the drafts `tokens_BN` a prefix holds; None = none of them. depth_BM:
+        how many tokens it is ahead of the text.
+        """
+        seen, written = (self._held(t, drafts_BMN, tokens_BN) for t in (self.seen_BV, self.written_BV))
+        return ProcessorState(seen, written, self._barred(depth_BM))
+
+    def _held(self, held_BV: Tensor | None, drafts_BMN: Tensor | None, tokens_BN: Tensor) -> Tensor | None:
+        if held_BV is None or drafts_BMN is None:
+            return None if held_BV is None else held_BV[:, None]
+        size = held_BV.shape[1]
+        index_BMN = torch.where(drafts_BMN, tokens_BN[:, None], size)  # others: a spare column
+        on_path_BMV = held_BV.new_zeros(*drafts_BMN.shape[:2], size + 1)
+        on_path_BMV.scatter_(2, index_BMN, True)
+        return held_BV[:, None] | on_path_BMV[..., :size]
+
+    def _barred(self, depth_BM: Tensor) -> Tensor | None:
+        if self.banned_BV is None:
+            return None
+        banned_BMV = self.banned_BV[:, None].expand(-1, depth_BM.shape[1], -1)
+        if not self.sampling.min_new_tokens:
+            return banned_BMV
+        early_BM = self.counter("written")[:, None] + depth_BM < self.sampling.min_new_tokens
+        return banned_BMV | (early_BM[..., None] & self.eos_V)
+
+    def note_tokens(self, tokens_BM: Tensor, count_B: Tensor) -> None:
+        """Mark the first `count_B` tokens as part of the text."""
+        at_M = torch.arange(tokens_BM.shape[1], device=tokens_BM.device)
+        index_BM = torch.where(at_M < count_B[:, None], tokens_BM, tokens_BM[:, :1])
+        for held_BV in (self.seen_BV, self.written_BV):
+            if held_BV is not None:
+                held_BV.scatter_(1, index_BM, True)
+
+    def place(self, depth_BM: Tensor, end: int, tree: bool) -> tuple[Tensor, Tensor]:
+        """Make the cache write a round's tokens behind each row's text; returns the new tokens'
+        positions (B, M), and for each entry how far it is behind the text (B, S)."""
+        length_B1 = self.counter("length")[:, None]
+        at_M = torch.arange(depth_BM.shape[1], device=length_B1.device)
+        behind_BS = torch.arange(end, device=length_B1.device) - length_B1
+        keys_BS = None
+        if tree:
+            inside_BS = (behind_BS >= 0) & (behind_BS < len(at_M))
+            depth_BS = depth_BM.gather(1, behind_BS.clamp(0, len(at_M) - 1))
+            keys_BS = length_B1 + torch.where(inside_BS, depth_BS, behind_BS)
+        self.cache.slots = Slots(self.rows_B1, length_B1 + at_M, end, keys_BS)
+        return length_B1 + depth_BM, behind_BS
