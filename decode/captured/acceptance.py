@@ -14,7 +14,7 @@ from decode.speculation.verifiers import Verdict, find, resolve
 
 BY_TARGET = frozenset({"greedy", "point_mass"})
 """Verifiers that accept the target's own tokens."""
-BY_RULE = frozenset({"token", "block", "recursive", "k_seq", "traversal"})
+BY_RULE = frozenset({"token", "block", "recursive", "k_seq", "traversal", "hybrid"})
 
 
 class Path(NamedTuple):

@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from decode.captured.drafting import Draft, fixed_shape
+from decode.captured.drafting import Draft, Drafting, fixed_shape, room_of
 from decode.captured.state import RowState
 from decode.proposers.block import BlockProposer
 from decode.speculation.proposal import Siblings
 from decode.speculation.sampling import apply_penalties, best, draw_at, probs
 from decode.speculation.tree import chain, depths
 from decode.speculation.tree_drafts import drawn_tree_parents
-from specalign.kernels.linear import Matrix, few_rows
 from specalign.lm.cache import KVCache, Slots
 from specalign.lm.model import TargetOutput
 from specalign.lm.slabs import LayerShape
@@ -30,16 +30,15 @@ class BlockContext:
         rows, device = state.shape.rows, weight.device
         self.network = network
         self.before_BD = torch.zeros(rows, config.hidden_size, dtype=weight.dtype, device=device)
-        self.taps: tuple[int, ...] = ()
         self.own: KVCache | None = None
         if config.context == "taps":
-            self.taps, value = tuple(config.target_layer_ids), config.value_dim or config.head_dim
+            value = config.value_dim or config.head_dim
             shapes = [LayerShape(config.num_key_value_heads, config.head_dim, value)]
             shapes *= len(network.blocks)
             self.own = KVCache(shapes, rows, state.shape.capacity, weight.dtype, device)
-        self.basis = network.basis_matrix
-        if network.markov is not None and self.basis is None:
-            self.basis = Matrix(network.markov.basis_Vr())
+        # not the C kernels' own matrices: their products are invisible to a graph
+        self.head_VdD = network.head_weight_VdD.to(weight.dtype)
+        self.basis_Vr = None if network.markov is None else network.markov.basis_Vr()
         self._reading: dict[int, KVCache] = {}
 
     def read_prompt(self, row: int, output: TargetOutput) -> None:
@@ -107,23 +106,25 @@ class BlockContext:
     def bias(self, inputs: Tensor, previous: Tensor) -> Tensor:
         """The Markov bias after the tokens `previous` (…), (…, Vd)."""
         markov = self.network.markov
-        assert markov is not None and self.basis is not None
-        z = markov.mix(inputs, previous, self.network.target.embed)
-        if self.network.basis_matrix is None:  # else the last layer is multiplied in
-            z = markov.finish(z)
-        return few_rows(z.contiguous(), *self.basis).float()
+        assert markov is not None and self.basis_Vr is not None
+        z = markov.finish(markov.mix(inputs, previous, self.network.target.embed))
+        return F.linear(z, self.basis_Vr).float()
 
 
-class BlockDrafting:
+class BlockDrafting(Drafting):
     """Base of what drafts with a block drafter."""
 
     chains = False
+    context: BlockContext
 
-    def __init__(self, proposer: BlockProposer, state: RowState, nodes: int) -> None:
+    def __init__(self, proposer: BlockProposer, nodes: int) -> None:
         self.nodes, self.depth = nodes, proposer.draft_tokens
         self.network, self.ids = proposer.network, proposer.network.draft_vocab
-        self.context = BlockContext(proposer.network, state)
-        self.taps = self.context.taps
+        config = self.network.config
+        self.taps = tuple(config.target_layer_ids) if config.context == "taps" else ()
+
+    def allocate(self, state: RowState) -> None:
+        self.context = BlockContext(self.network, state)
 
     def read_prompt(self, row: int, output: TargetOutput) -> None:
         self.context.read_prompt(row, output)
@@ -147,7 +148,8 @@ class BlockDrafting:
     def _logits(self, state: RowState, end: int) -> tuple[Tensor, Tensor | None]:
         """Logits (B, K, Vd) before any bias, and what the bias reads of each position."""
         hidden_BKD = self.context.hidden_BKD(state, end)[:, : self.depth]
-        return self.network.logits(hidden_BKD), self.context.bias_inputs(hidden_BKD)
+        logits_BKV = F.linear(hidden_BKD, self.context.head_VdD).float()
+        return logits_BKV, self.context.bias_inputs(hidden_BKD)
 
     def _biased(self, logits_BKV: Tensor, inputs_BKr: Tensor | None, k: int, above_BP: Tensor) -> Tensor:
         """Logits of position k after each of P tokens, (B, P, Vd)."""
@@ -172,7 +174,7 @@ class BlockChain(BlockDrafting):
 
     def draft(self, state: RowState, end: int) -> Draft:
         logits_BKV, inputs_BKr = self._logits(state, end)
-        room_B = state.room_B.clamp(max=self.nodes) * state.counter("active")
+        room_B = room_of(state, self.nodes)
         above_BN, depth_BN = fixed_shape(chain(self.nodes), room_B)
         token_B1, tokens, rows = state.counter("last")[:, None], [], []
         for k in range(self.nodes):
@@ -194,16 +196,14 @@ class BlockChain(BlockDrafting):
 class DrawnTree(BlockDrafting):
     """A tree of fixed shape, every token drawn from q."""
 
-    def __init__(
-        self, proposer: BlockProposer, state: RowState, nodes: int, siblings: Siblings
-    ) -> None:
-        super().__init__(proposer, state, nodes)
+    def __init__(self, proposer: BlockProposer, nodes: int, siblings: Siblings) -> None:
+        super().__init__(proposer, nodes)
         self.siblings: Siblings = siblings
         self.parents = drawn_tree_parents(nodes, self.depth)
 
     def draft(self, state: RowState, end: int) -> Draft:
         logits_BKV, inputs_BKr = self._logits(state, end)
-        room_B = state.room_B.clamp(max=self.depth) * state.counter("active")
+        room_B = room_of(state, self.depth)
         above_BN, depth_BN = fixed_shape(self.parents, room_B)
         level, apart = depths(self.parents), self.siblings == "without_replacement"
         tokens: dict[int, Tensor] = {-1: state.counter("last")[:, None]}
@@ -245,7 +245,7 @@ class BestPaths(BlockDrafting):
 
     def draft(self, state: RowState, end: int) -> Draft:
         logits_BKV, inputs_BKr = self._logits(state, end)
-        room_B1 = (state.room_B * state.counter("active"))[:, None]
+        room_B1 = room_of(state, self.depth)[:, None]
         scale = state.sampling.temperature or 1.0
         last_B1 = state.counter("last")[:, None]
         beam: Beam | None = None

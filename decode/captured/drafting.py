@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,10 @@ from decode.captured.state import RowState
 from decode.speculation.drafts import Drafts
 from decode.speculation.tree import node_depths, parent_rows
 from specalign.lm.model import TargetOutput
+
+
+class Unsupported(Exception):
+    """The captured engine can't run this; the message says why."""
 
 
 class Draft(NamedTuple):
@@ -28,6 +32,7 @@ class Draft(NamedTuple):
     drawn_B: Tensor | None = None
     forest: tuple[int, ...] | None = None
     without_replacement: bool = False
+    steps_BN: Tensor | None = None
 
     @property
     def live_BN(self) -> Tensor:
@@ -48,55 +53,51 @@ class Draft(NamedTuple):
         assert self.q_BNV is not None and self.forest is not None
         q_BNV = self.q_BNV.masked_fill(~self.live_BN[..., None], torch.nan)
         forest = (self.forest,) * len(self.tokens_BN)
-        return Drafts(self.tokens_BN, forest, q_BNV, None, self.without_replacement)
+        return Drafts(self.tokens_BN, forest, q_BNV, self.steps_BN, self.without_replacement)
 
 
-class Drafting(Protocol):
-    """A drafter of a captured engine.
+class Drafting:
+    """Drafts for the rows of a captured engine; this class: plain decoding.
 
     nodes: N. chains: its drafts never branch. taps: the target's layers that `observe` needs.
     """
 
-    nodes: int
-    chains: bool
-    taps: tuple[int, ...]
+    nodes: int = 0
+    chains: bool = True
+    taps: tuple[int, ...] = ()
+
+    def check(self, longest: int) -> None:
+        """Raises Unsupported where it can't draft for texts of this length."""
+
+    def allocate(self, state: RowState) -> None:
+        """Allocate memory for all rows."""
 
     def read_prompt(self, row: int, output: TargetOutput) -> None:
-        """A forward pass over (more of) the prompt of a row, not captured."""
+        """A forward pass over (more of) the prompt of a row; not captured."""
 
     def start(self, row: int, tokens: list[int]) -> None:
         """The prompt of a row and its first token are known; not captured."""
 
     def draft(self, state: RowState, end: int) -> Draft:
         """Draft for all rows; entries 0 … end − 1 of the cache are read."""
-        ...
+        none_B0 = state.numbers_FB.new_zeros(state.shape.rows, 0)
+        return Draft(none_B0, none_B0, none_B0)
 
     def observe(
-        self, state: RowState, hidden_BMD: Tensor, taps_BMFD: Tensor | None, path_BM: Tensor, end_B: Tensor
+        self,
+        state: RowState,
+        hidden_BMD: Tensor,
+        taps_BMFD: Tensor | None,
+        path_BM: Tensor,
+        end_B: Tensor,
     ) -> None:
         """A forward pass whose rows `path_BM`, up to row `end_B`, are now committed; called before
         the counters change."""
 
 
-class NoDrafting:
-    """Plain decoding."""
-
-    nodes, chains, taps = 0, True, ()
-
-    def read_prompt(self, row: int, output: TargetOutput) -> None:
-        pass
-
-    def start(self, row: int, tokens: list[int]) -> None:
-        pass
-
-    def draft(self, state: RowState, end: int) -> Draft:
-        none_B0 = state.numbers_FB.new_zeros(state.shape.rows, 0)
-        return Draft(none_B0, none_B0, none_B0)
-
-    def observe(
-        self, state: RowState, hidden_BMD: Tensor, taps_BMFD: Tensor | None, path_BM: Tensor, end_B: Tensor
-    ) -> None:
-        pass
+def room_of(state: RowState, most: int) -> Tensor:
+    """How many levels of drafts count, (B,)."""
+    return state.room_B.clamp(max=most) * state.counter("active")
 
 
 def fixed_shape(parents: tuple[int, ...], room_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,10 @@ from torch import Tensor
 
 from decode.captured.acceptance import BY_RULE, BY_TARGET
 from decode.captured.block import BestPaths, BlockChain, DrawnTree
-from decode.captured.drafting import Drafting, NoDrafting
+from decode.captured.causal import CausalChain
+from decode.captured.copying import CopiedBranch, CopiedChain
+from decode.captured.denoising import Denoised
+from decode.captured.drafting import Drafting, Unsupported
 from decode.captured.graph import Backend, Graph, WaitsForDevice, capture
 from decode.captured.round import read_result, run_round
 from decode.captured.state import RowState, Shape
@@ -19,7 +22,10 @@ from decode.engine import loop
 from decode.engine.loop import RequestRunner
 from decode.engine.output import RoundResult
 from decode.proposers.base import Proposer
+from decode.proposers.autoregressive import AutoregressiveProposer
 from decode.proposers.block import BlockProposer
+from decode.proposers.diffusion import DiffusionProposer
+from decode.proposers.lookup import CopyingProposer, LookupProposer
 from decode.speculation.sampling import Sampling, uniform
 from decode.speculation.rounds import verify_rounds
 from specalign.common.text import say_once
@@ -27,10 +33,6 @@ from specalign.lm.model import Target
 
 BUCKETS = (256, 1024, 4096, 16384, 65536, 262144)
 """Cache entries that a round reads, and the memory of a row, are rounded up to one of these."""
-
-
-class Unsupported(Exception):
-    """The captured engine can't run this; the message says why."""
 
 
 def check_target(target: Target) -> None:
@@ -42,30 +44,33 @@ def check_target(target: Target) -> None:
         raise Unsupported("the target selects keys by an index")
 
 
-def make_drafting(proposer: Proposer | None, verifier: str, state: RowState) -> Drafting:
+def make_drafting(proposer: Proposer | None, sampling: Sampling, verifier: str) -> Drafting:
     """The tensor form of a proposer. Raises Unsupported for one that has none."""
     if verifier not in BY_TARGET | BY_RULE:
         raise Unsupported(f"verifier {verifier!r}")
     if proposer is None:
-        return NoDrafting()
-    if not isinstance(proposer, BlockProposer):
+        return Drafting()
+    if isinstance(proposer, CopyingProposer):
+        inner = make_drafting(proposer.inner, sampling, verifier)
+        kind = CopiedChain if inner.chains and not sampling.greedy else CopiedBranch
+        return kind(inner, min(proposer.copy_tokens, proposer.most_tokens))
+    if isinstance(proposer, LookupProposer):
+        return CopiedBranch(Drafting(), proposer.draft_tokens, proposer.shortest, proposer.longest)
+    if isinstance(proposer, AutoregressiveProposer):
+        return CausalChain(proposer, sampling)
+    if isinstance(proposer, DiffusionProposer):
+        if proposer.order == "random":
+            raise Unsupported("order=random")
+        return Denoised(proposer, sampling)
+    if not isinstance(proposer, BlockProposer) or proposer.confidence:
         raise Unsupported(f"drafter {proposer.name!r}")
-    if proposer.confidence:
-        raise Unsupported("confidence")
-    nodes, law = proposer.nodes(state.sampling), proposer.law(state.sampling)
+    nodes = proposer.nodes(sampling)
     if not nodes:
-        return BlockChain(proposer, state, proposer.draft_tokens)
-    if law == "point":
-        return BestPaths(proposer, state, nodes)
+        return BlockChain(proposer, proposer.draft_tokens)
+    if proposer.law(sampling) == "point":
+        return BestPaths(proposer, nodes)
     assert proposer.siblings is not None
-    return DrawnTree(proposer, state, nodes, proposer.siblings)
-
-
-def count_nodes(proposer: Proposer | None, sampling: Sampling) -> int:
-    """N: the drafted tokens of a round."""
-    if not isinstance(proposer, BlockProposer):
-        return 0
-    return proposer.nodes(sampling) or proposer.draft_tokens
+    return DrawnTree(proposer, nodes, proposer.siblings)
 
 
 class Rows:
@@ -75,17 +80,16 @@ class Rows:
     def __init__(
         self,
         target: Target,
-        proposer: Proposer | None,
+        drafting: Drafting,
         verifier: str,
         sampling: Sampling,
         rows: int,
         capacity: int,
         backend: Backend,
     ) -> None:
-        check_target(target)
-        nodes = count_nodes(proposer, sampling)
-        self.state = RowState(target, sampling, Shape(rows, capacity, nodes))
-        self.drafting = make_drafting(proposer, verifier, self.state)
+        self.drafting = drafting
+        self.state = RowState(target, sampling, Shape(rows, capacity, drafting.nodes))
+        drafting.allocate(self.state)
         self.verifier, self.backend = verifier, backend
         self._graphs: dict[int, Graph] = {}
         self._on_host = torch.zeros_like(
@@ -133,14 +137,11 @@ class Rows:
                 held_BV[row] = its_V
         if state.banned_BV is not None:
             state.banned_BV[row] = False if history.banned_V is None else history.banned_V
-        state.set_row(
-            row, length=len(runner.prompt), last=request.tokens[-1], written=1, limit=runner.limit,
-            active=1,
-        )  # fmt: skip
+        state.start_row(row, request.tokens, runner.limit)
 
     def leave(self, row: int) -> None:
         """Stop a row, whose memory the next request takes."""
-        self.state.set_row(row)
+        self.state.stop_row(row)
 
     def read(self) -> PendingResults:
         """Begin to copy the results of the round that ran last."""
@@ -202,19 +203,21 @@ class CapturedEngine:
         """Rows of memory for a group of equal settings, allocated before or now."""
         first = group[0]
         sampling, count = replace(first.sampling, seed=None), min(most, len(group))
-        nodes = count_nodes(self.proposer, sampling)
+        check_target(self.target)
+        drafting = make_drafting(self.proposer, sampling, first.verifier)
         longest = max(len(runner.prompt) + runner.limit for runner in group)
-        capacity = _bucket(longest + nodes + 1)
+        drafting.check(longest)
+        capacity = _bucket(longest + drafting.nodes + 1)
         key = (sampling, first.verifier, count, capacity)
         if key not in self._rows:
-            self._rows[key] = Rows(
-                self.target, self.proposer, first.verifier, sampling, count, capacity, self.backend
+            rows = Rows(
+                self.target, drafting, first.verifier, sampling, count, capacity, self.backend
             )
             try:
-                self._rows[key].run(0)
+                rows.run(0)
             except WaitsForDevice as error:
-                del self._rows[key]
                 raise Unsupported(f"a round waits for the device ({error})") from None
+            self._rows[key] = rows
         return self._rows[key]
 
 

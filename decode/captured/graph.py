@@ -7,7 +7,9 @@ must not look at values on the host; `forbid_waiting` raises where it does.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -51,15 +53,22 @@ class forbid_waiting(TorchDispatchMode):  # noqa: N801 (a context manager)
         kwargs = kwargs or {}
         boolean = func in (aten.index.Tensor, aten.index_put_.default, aten.index_put.default)
         if boolean and any(t is not None and t.dtype == torch.bool for t in args[1]):
-            raise WaitsForDevice(f"{func}: indexing with a boolean mask")
+            raise WaitsForDevice(f"boolean mask as an index at {_caller()}")
         if func in _WAITING:
-            raise WaitsForDevice(str(func))
+            raise WaitsForDevice(f"{func} at {_caller()}")
         out = func(*args, **kwargs)
         tensors = [t for t in (*args, out) if isinstance(t, torch.Tensor)]
         copies = func in (aten._to_copy.default, aten.copy_.default)
         if copies and any(t.device.type != self.device for t in tensors):
-            raise WaitsForDevice(f"{func}: copies between devices")
+            raise WaitsForDevice(f"copy between devices at {_caller()}")
         return out
+
+
+def _caller() -> str:
+    """The innermost line of code outside of torch."""
+    frames = [f for f in traceback.extract_stack() if "/torch/" not in f.filename]
+    frame = next(f for f in reversed(frames) if f.filename != __file__)
+    return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
 class Graph(Protocol):

@@ -77,7 +77,7 @@ def _commit(
     active_B = state.counter("active")
     count_B = count_B * active_B
     last_B = new_BM.gather(1, (count_B - 1).clamp(min=0)[:, None])[:, 0]
-    state.note_tokens(new_BM, count_B)
+    state.append(new_BM, count_B)
     path_depth_B = draft.depth_BN.amax(1) if draft.depth_BN.shape[1] else torch.zeros_like(count_B)
     numbers_B3 = torch.stack((count_B, torch.minimum(accepted_B, count_B), path_depth_B), 1)
     result = (numbers_B3, new_BM, path_BM, draft.tokens_BN, draft.above_BN)

@@ -28,7 +28,7 @@ class RowState:
 
     numbers_FB: the integers of `_COUNTERS`: cache entries in use (all of the text but its last
     token), the last token, output tokens so far and at most, uniform numbers used, and whether the
-    request runs. u_BT: its uniform numbers. seen_BV, written_BV, banned_BV: tokens of its text, of
+    request runs. text_BS: prompt and output; its last column is a spare one. u_BT: its uniform numbers. seen_BV, written_BV, banned_BV: tokens of its text, of
     its output, and banned ones; None where the settings do not look at them.
     """
 
@@ -38,6 +38,8 @@ class RowState:
         self.cache: KVCache = target.new_cache(rows, shape.capacity)
         self.numbers_FB = torch.zeros(len(_COUNTERS), rows, dtype=torch.int64, device=device)
         self.rows_B1 = torch.arange(rows, device=device)[:, None]
+        text_size = (rows, shape.capacity + 1)
+        self.text_BS = torch.zeros(text_size, dtype=torch.int64, device=device)
 
         def make_masks(used: bool) -> Tensor | None:
             if not used:
@@ -52,7 +54,7 @@ class RowState:
         # every round commits a token and uses at most N + 2 numbers
         used = 0 if sampling.greedy else shape.capacity * (shape.nodes + 2)
         self.u_BT = torch.zeros(rows, used, dtype=torch.float64, device=device)
-        width = 3 + 2 * (shape.nodes + 1) + 2 * shape.nodes
+        width = 5 + 4 * shape.nodes
         self.result_BX = torch.zeros(rows, width, dtype=torch.int64, device=device)
 
     def counter(self, name: str) -> Tensor:
@@ -64,10 +66,16 @@ class RowState:
         """How many drafts still fit before the last token of the output."""
         return (self.counter("limit") - self.counter("written") - 1).clamp(min=0)
 
-    def set_row(self, row: int, **numbers: int) -> None:
-        """Set a row's counters; those that are not named become 0."""
-        values = [numbers.get(name, 0) for name in _COUNTERS]
-        self.numbers_FB[:, row] = torch.tensor(values, device=self.numbers_FB.device)
+    def start_row(self, row: int, tokens: list[int], limit: int) -> None:
+        """A request with this text, whose last token is the first of its output, of at most
+        `limit` tokens."""
+        device = self.numbers_FB.device
+        values = [len(tokens) - 1, tokens[-1], 1, limit, 0, 1]
+        self.numbers_FB[:, row] = torch.tensor(values, device=device)
+        self.text_BS[row, : len(tokens)] = torch.tensor(tokens, device=device)
+
+    def stop_row(self, row: int) -> None:
+        self.numbers_FB[:, row] = 0
 
     def uniform(self, at_BR: Tensor) -> Tensor:
         """Uniform numbers at places after those used, (B, R)."""
@@ -100,13 +108,22 @@ class RowState:
         early_BM = self.counter("written")[:, None] + depth_BM < self.sampling.min_new_tokens
         return banned_BMV | (early_BM[..., None] & self.eos_V)
 
-    def note_tokens(self, tokens_BM: Tensor, count_B: Tensor) -> None:
-        """Mark the first `count_B` tokens as part of the text."""
+    def append(self, tokens_BM: Tensor, count_B: Tensor) -> None:
+        """Append the first `count_B` tokens to the text."""
         at_M = torch.arange(tokens_BM.shape[1], device=tokens_BM.device)
-        index_BM = torch.where(at_M < count_B[:, None], tokens_BM, tokens_BM[:, :1])
+        counts_BM = at_M < count_B[:, None]
+        place_BM = self.counter("length")[:, None] + 1 + at_M
+        self.text_BS.scatter_(1, torch.where(counts_BM, place_BM, self.shape.capacity), tokens_BM)
+        index_BM = torch.where(counts_BM, tokens_BM, tokens_BM[:, :1])
         for held_BV in (self.seen_BV, self.written_BV):
             if held_BV is not None:
                 held_BV.scatter_(1, index_BM, True)
+
+    def last_tokens(self, count: int) -> Tensor:
+        """The last tokens of each text, (B, count); 0 before its start."""
+        first_B1 = self.counter("length")[:, None] + 1 - count
+        place_BC = first_B1 + torch.arange(count, device=first_B1.device)
+        return self.text_BS.gather(1, place_BC.clamp(min=0)) * (place_BC >= 0)
 
     def place(self, depth_BM: Tensor, end: int, tree: bool) -> tuple[Tensor, Tensor]:
         """Make the cache write a round's tokens behind each row's text; returns the new tokens'

@@ -76,6 +76,8 @@ class DiffusionDrafter(nn.Module):
         self.network, self.config = network, config
         self._target = [target]  # in a list, so that it is no submodule
         self.schedule = schedule(**config.schedule)
+        one = torch.ones((), dtype=torch.float64)
+        self._most_masked = float(self.schedule.mask_probability(one))
         size = network.vocab_size  # a mask beyond the target's included
         # a clean prefix does not see what follows, so that its keys can be cached
         self.cached = network.attention == "prefix_causal"
@@ -96,8 +98,7 @@ class DiffusionDrafter(nn.Module):
 
     def sigma_for_mask_fraction(self, share: Tensor) -> Tensor:
         """The σ at which this share of tokens is expected to be masked."""
-        most = float(self.schedule.mask_probability(torch.ones((), dtype=torch.float64)))
-        return -torch.log1p(-most * share)
+        return -torch.log1p(-self._most_masked * share)
 
     def block_rows(
         self, batch: Batch, anchors: Anchors, noisy: Corrupted, annealed: Annealed | None = None
@@ -184,8 +185,9 @@ class DiffusionDrafter(nn.Module):
         f = f[..., : self.config.vocab_size]
         if self.mask_id >= self.config.vocab_size:
             return f
-        column = torch.tensor([self.mask_id], device=f.device)
-        return f.index_fill(-1, column, LOG_ZERO)
+        f = f.clone()
+        f[..., self.mask_id] = LOG_ZERO
+        return f
 
 
 def prefix_block_mask(document_BL: Tensor, anchors_index_BA: Tensor, block_size: int) -> Tensor:

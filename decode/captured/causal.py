@@ -1,0 +1,81 @@
+"""A smaller causal language model in a captured round."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from decode.captured.drafting import Draft, Drafting, Unsupported, fixed_shape, room_of
+from decode.captured.state import RowState
+from decode.proposers.autoregressive import AutoregressiveProposer, CausalContext
+from decode.speculation.sampling import Sampling, best, draw_at, probs
+from decode.speculation.tree import chain
+from specalign.lm.cache import KVCache, Slots
+
+PREFILL_CHUNK = 2048
+
+
+class CausalChain(Drafting):
+    """K tokens in a row, each after those before it. A round commits at most one token that the
+    model has not read besides the last one, so it begins with the last two tokens."""
+
+    cache: KVCache
+
+    def __init__(self, proposer: AutoregressiveProposer, sampling: Sampling) -> None:
+        self.model, self.nodes = proposer.model, proposer.draft_tokens
+
+    def check(self, longest: int) -> None:
+        if longest + self.nodes > self.model.context_limit:
+            raise Unsupported(f"the drafter's context of {self.model.context_limit} tokens is short")
+
+    def allocate(self, state: RowState) -> None:
+        if self.model.device != state.target.device:
+            raise Unsupported("the drafter is on another device")
+        self.missing = CausalContext(self.model, state.target, 1).missing
+        self.cache = self.model.new_cache(state.shape.rows, state.shape.capacity)
+
+    def start(self, row: int, tokens: list[int]) -> None:
+        view = self.cache.row(row)
+        known = torch.tensor([tokens[:-1]], device=self.model.device)
+        for part in known.clamp(max=self.model.vocab_size - 1).split(PREFILL_CHUNK, dim=1):
+            self.model.forward(part, cache=view, logits=False)
+
+    def draft(self, state: RowState, end: int) -> Draft:
+        nodes, room_B = self.nodes, room_of(state, self.nodes)
+        above_BN, depth_BN = fixed_shape(chain(nodes), room_B)
+        unread, at_B1 = state.last_tokens(2), state.counter("length")[:, None] - 1
+        tokens: list[Tensor] = []
+        q: list[Tensor] = []
+        for i in range(nodes):
+            logits_B1V = self._read(state, unread, at_B1, end)
+            ahead = torch.full_like(at_B1, i)
+            drafts_BN = torch.cat(tokens, 1) if tokens else at_B1[:, :0]
+            on_path = torch.ones_like(drafts_BN, dtype=torch.bool)[:, None]
+            before = state.before(on_path, drafts_BN, ahead)
+            if state.sampling.greedy:
+                token_B1 = best(logits_B1V, state.sampling, before, fixed=True)
+            else:
+                q_B1V = probs(logits_B1V, state.sampling, before, fixed=True)
+                token_B1 = draw_at(q_B1V, state.uniform(ahead))
+                q.append(q_B1V)
+            tokens.append(token_B1)
+            at_B1 = at_B1 + unread.shape[1]
+            unread = token_B1
+        q_BNV = torch.cat(q, 1) if q else None
+        return Draft(torch.cat(tokens, 1), above_BN, depth_BN, q_BNV, room_B, chain(nodes))
+
+    def _read(self, state: RowState, tokens_BL: Tensor, at_B1: Tensor, end: int) -> Tensor:
+        """Logits (B, 1, V) after tokens at places from `at_B1` on."""
+        model = self.model
+        places_BL = at_B1 + torch.arange(tokens_BL.shape[1], device=at_B1.device)
+        self.cache.slots = Slots(state.rows_B1, places_BL, end)
+        see = torch.arange(end, device=at_B1.device) <= places_BL[..., None]
+        output = model.forward(
+            tokens_BL.clamp(max=model.vocab_size - 1), cache=self.cache, positions_BL=places_BL,
+            mask=see[:, None], logits=False,
+        )  # fmt: skip
+        logits_B1V = model.head(output.hidden_BLD[:, -1:])
+        if not self.missing:
+            return logits_B1V
+        return F.pad(logits_B1V, (0, self.missing), value=-torch.inf)
