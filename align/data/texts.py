@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TypedDict
 
 from align.config.recipe import Recipe
-from align.data import shards as data
 from align.data.identity import check_same
-from align.data.overlap import read_excluded
-from align.data.shards import FolderFields, Manifest
 from align.data.text_sources import UNUSED_COLUMN, read_documents
 from align.writing.outline import TargetInfo
 from align.writing.template import first_tokens
 from specalign.common.errors import UserError
 from specalign.common.text import say
 from specalign.folder.tokenizer import text_ids
+from specalign.rows import shards as data
+from specalign.rows.shards import FolderFields, Manifest
+from specalign.suites.overlap import read_excluded
 
 SHARD_TOKENS = 1 << 18
 """A shard ends with the document that reaches this many tokens."""

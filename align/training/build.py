@@ -24,7 +24,7 @@ from specalign.common.hub import DEFAULT_TARGET, card_metadata, hub_id, opening_
 from specalign.common.provenance import training_versions
 from specalign.common.text import markdown_text
 from specalign.folder.chat import Chat, quote_arguments
-from specalign.folder.trained_chat import save_chat
+from specalign.folder.training_record import save_chat
 from specalign.formats.block import load_drafter, save_drafter
 from specalign.formats.causal import save_causal
 from specalign.formats.standalone import save_standalone

@@ -9,11 +9,11 @@ import pytest
 
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
-from align.data import shards as data
 from align.data import texts
 from align.writing.template import first_tokens
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
+from specalign.rows import shards as data
 
 SECRET = "the quick brown fox jumps over the lazy dog every single morning before breakfast"
 

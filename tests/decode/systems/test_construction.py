@@ -14,7 +14,7 @@ from decode.systems.parsing import read_method
 from decode.systems.registry import SYSTEMS
 from specalign.common.errors import UserError
 from specalign.folder.chat import Chat
-from specalign.folder.trained_chat import save_chat
+from specalign.folder.training_record import save_chat
 from specalign.formats.block import save_drafter
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target

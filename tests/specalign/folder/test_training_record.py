@@ -10,7 +10,7 @@ import pytest
 
 from specalign.common.errors import UserError
 from specalign.folder.chat import Chat
-from specalign.folder.trained_chat import RECORD, chat_note, read_chat, save_chat
+from specalign.folder.training_record import RECORD, chat_note, read_chat, save_chat
 from specalign.lm.loading import load_target
 
 TEMPLATE = (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from align.data import overlap
 from specalign.common.errors import UserError
+from specalign.suites import overlap
 from specalign.suites.prompt import Place
 from specalign.suites.registry import SUITES
 
