@@ -79,6 +79,7 @@ def _make_manifest(recipe: Recipe, target: TargetInfo) -> Manifest:
     return {
         "unchecked": {},
         "left_out": {},
+        "removed": {},
         "shards": 0,
         "samples": 0,
         "tokens": 0,
@@ -102,6 +103,8 @@ class _TextReader:
         self.records: list[SourceRecord] = manifest["sources"]
         self.mixture: list[float] = manifest["mixture"]
         self.passages, manifest["unchecked"] = read_excluded(recipe.data.exclude)
+        self.removed: dict[str, int] = dict.fromkeys(self.passages.owners, 0)
+        manifest["removed"] = self.removed
         self.first = first_tokens(target)
         self.piece_length = recipe.data.length - len(self.first)
         self.seen = set[bytes]()
@@ -137,8 +140,10 @@ class _TextReader:
             self.left_out["documents that were there before"] += 1
             return []
         self.seen.add(digest)
-        if self.passages.occur_in(document):
+        if found := self.passages.find_in(document):
             self.left_out["documents that contain a passage of data.exclude"] += 1
+            for name in found:
+                self.removed[name] += 1
             return []
         tokenizer, size = self.target.tokenizer, self.target.vocab_size
         try:
