@@ -141,6 +141,10 @@ def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
         )
     if config.execute_code:
         check_sandbox()
+    data = config.training_data
+    if data and not (data.is_file() or (data / "manifest.json").is_file()):
+        kinds = "a data folder (align.synthesize) nor a file of rows"
+        raise UserError(f"--training-data={str(data)!r}: neither {kinds}")
     if config.out is not None:
         check_out(config.out, config.recorded, config.resume, config.tune is not None)
     if config.methods is not None:

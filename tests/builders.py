@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from align.config.drafter import DrafterConfig
 from align.config.parser import load_recipe
-from align.data import shards as data
 from align.data.draft_vocab import frequent_tokens
 from align.makers.block import from_target
 from align.makers.standalone import make_causal, make_standalone
@@ -39,6 +38,7 @@ from specalign.models.ddit import DDiT
 from specalign.models.ddit_layers import DDiTConfig
 from specalign.models.standalone import DiffusionDrafter
 from specalign.models.target_features import target_features
+from specalign.rows import shards as data
 
 PROMPT = [4, 90, 17, 203, 90, 17]
 PROMPTS = [[4, 90, 17, 203, 90, 17], [5], [1, 90, 17, 2, 3, 1, 40, 0, 90]]

@@ -12,11 +12,11 @@ import torch
 from filelock import FileLock
 
 from align.config.parser import load_recipe
-from align.data import shards as data
 from align.data.synthesis import synthesize
 from specalign.kernels import linear
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
+from specalign.rows import shards as data
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import torch
 from align.config.drafter import DrafterConfig
 from align.config.parser import load_recipe
 from align.data import packing
-from align.data import shards as data
 from align.makers.block import from_target
 from align.makers.standalone import make_causal, make_standalone
 from align.training.block_module import BlockDrafterModule
@@ -27,6 +26,7 @@ from specalign.formats.standalone import load_standalone, save_standalone
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
+from specalign.rows import shards as data
 from tests.compared import Plain, Same, same
 from tests.target_models import WINDOW
 

@@ -11,11 +11,11 @@ from tokenizers import processors
 
 import decode
 from align import synthesize
-from align.data.shards import read_samples
 from decode.evaluation.tokenized import tokenize_prompts
 from specalign.lm.debug import debug_model
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
+from specalign.rows.shards import read_samples
 from specalign.suites.sources import load_prompts_file
 from tests.row_shapes import CALL, GPT, HI, TALK
 
@@ -46,7 +46,7 @@ CASES = {
     "sgl-project/SpecForge#216": "specalign/rows/test_shapes.py::test_a_row_without_a_conversation_says_why",
     "axolotl-ai-cloud/axolotl#3607": ROW,
     "ggml-org/llama.cpp#6772": "specalign/gguf/test_tokenizer.py::test_an_answer_ends_as_in_llama_cpp",
-    "z-lab/dflash#133": "specalign/folder/test_trained_chat.py::test_a_difference_is_a_note_with_the_options_that_mend_it",
+    "z-lab/dflash#133": "specalign/folder/test_training_record.py::test_a_difference_is_a_note_with_the_options_that_mend_it",
     "huggingface/trl#598": f"{HERE}::test_prompts_that_the_target_writes_are_tokenised_as_in_decoding",
     "kuleshov-group/llmtools#15": ROW,
     "huggingface/transformers#45127": "specalign/formats/test_causal.py::test_every_drafter_keeps_the_head_that_it_was_trained_with",

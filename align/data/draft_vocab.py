@@ -8,8 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from align.data.shards import ShardSamples
 from specalign.lm.model import Target
+from specalign.rows.shards import ShardSamples
 
 
 def frequent_tokens(

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from align.config.recipe import Recipe
-from align.data.shards import Manifest
 from align.writing.outline import TargetInfo
 from align.writing.template import Template, chat_template
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
 from specalign.rows.conversation import Conversation
+from specalign.rows.shards import Manifest
 
 
 def identity(

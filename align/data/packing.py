@@ -8,10 +8,10 @@ from typing import overload
 import numpy as np
 import torch
 
-from align.data.shards import ShardSamples, Texts
 from specalign.common.batch import Batch, PackedRow
 from specalign.common.errors import UserError
 from specalign.common.text import plural
+from specalign.rows.shards import ShardSamples, Texts
 
 OPEN_ROWS = 64
 """The last rows, into which a sample may still fit."""

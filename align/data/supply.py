@@ -10,10 +10,8 @@ from pathlib import Path
 
 from align.config.hardware import main_process
 from align.config.recipe import Recipe
-from align.data import shards as data
 from align.data.identity import find_differences
 from align.data.packing import pack, split_validation
-from align.data.shards import Manifest, ShardSamples, read_samples
 from align.data.stream import RowStream, Shuffled, TextFirst
 from align.data.synthesis import synthesize
 from align.data.texts import TextFields, is_read, open_text, read_texts, text_folder
@@ -23,6 +21,8 @@ from specalign.common.commands import command
 from specalign.common.errors import UserError
 from specalign.common.text import say, short
 from specalign.lm.model import Target
+from specalign.rows import shards as data
+from specalign.rows.shards import Manifest, ShardSamples, read_samples
 
 TEXT_STREAM = 7
 WAIT_SECONDS = 1.0

@@ -10,10 +10,8 @@ from functools import cached_property
 from pathlib import Path
 
 from align.config.recipe import Recipe
-from align.data import shards as data
 from align.data.identity import check_same, identity
 from align.data.prompts import read_prompts
-from align.data.shards import Manifest
 from align.writing.generation import Writer
 from align.writing.outline import TargetInfo
 from align.writing.prompts import TOO_LONG
@@ -23,6 +21,8 @@ from specalign.common.errors import UserError
 from specalign.common.text import plural, say
 from specalign.folder.template_notes import note_readings
 from specalign.lm.model import Target
+from specalign.rows import shards as data
+from specalign.rows.shards import Manifest
 
 FRUITLESS_BATCHES = 20
 """In a row, all of whose samples were dropped, after which the writing stops."""

@@ -9,7 +9,6 @@ from itertools import chain, islice
 from pathlib import Path
 
 from align.config.data import DataConfig
-from align.data.overlap import check_excluded
 from align.data.prompts import check_source
 from specalign.common.errors import UserError, check_all, nearest
 from specalign.common.files import check_ordinary, expand_path, read_text
@@ -18,6 +17,7 @@ from specalign.rows.folders import choose_files, visible_files
 from specalign.rows.hub_rows import hub_rows
 from specalign.rows.shapes import NAMES
 from specalign.rows.tables import check_plain_text, kind_of, read_rows, suffix_of
+from specalign.suites.overlap import check_excluded
 
 TABLES = (".jsonl", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv")
 """Files of rows in a folder, where .json may be anything; a single .json file is read."""

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TypedDict
 
 from align.config.recipe import Recipe
-from align.data import shards as data
 from align.data.identity import check_same
-from align.data.overlap import read_excluded
-from align.data.shards import FolderFields, Manifest
 from align.data.text_sources import UNUSED_COLUMN, read_documents
 from align.writing.outline import TargetInfo
 from align.writing.template import first_tokens
 from specalign.common.errors import UserError
 from specalign.common.text import say
 from specalign.folder.tokenizer import text_ids
+from specalign.rows import shards as data
+from specalign.rows.shards import FolderFields, Manifest
+from specalign.suites.overlap import read_excluded
 
 SHARD_TOKENS = 1 << 18
 """A shard ends with the document that reaches this many tokens."""
@@ -79,6 +79,7 @@ def _make_manifest(recipe: Recipe, target: TargetInfo) -> Manifest:
     return {
         "unchecked": {},
         "left_out": {},
+        "removed": {},
         "shards": 0,
         "samples": 0,
         "tokens": 0,
@@ -102,6 +103,8 @@ class _TextReader:
         self.records: list[SourceRecord] = manifest["sources"]
         self.mixture: list[float] = manifest["mixture"]
         self.passages, manifest["unchecked"] = read_excluded(recipe.data.exclude)
+        self.removed: dict[str, int] = dict.fromkeys(self.passages.owners, 0)
+        manifest["removed"] = self.removed
         self.first = first_tokens(target)
         self.piece_length = recipe.data.length - len(self.first)
         self.seen = set[bytes]()
@@ -137,8 +140,10 @@ class _TextReader:
             self.left_out["documents that were there before"] += 1
             return []
         self.seen.add(digest)
-        if self.passages.occur_in(document):
+        if found := self.passages.find_in(document):
             self.left_out["documents that contain a passage of data.exclude"] += 1
+            for name in found:
+                self.removed[name] += 1
             return []
         tokenizer, size = self.target.tokenizer, self.target.vocab_size
         try:

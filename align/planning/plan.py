@@ -9,7 +9,6 @@ import torch
 
 from align.config.hardware import accelerator, check_devices, check_packages
 from align.config.recipe import Recipe
-from align.data.shards import read_manifest
 from align.planning.drafter_sizes import DrafterSizes, plan_drafter_sizes
 from align.planning.memory import (
     FILL,
@@ -23,6 +22,7 @@ from align.planning.tau import ExpectedTau, predict_tau
 from specalign.common.errors import UserError, nearest
 from specalign.common.provenance import machine, memory_bytes
 from specalign.common.text import clock, plural
+from specalign.rows.shards import read_manifest
 
 GIB = 2**30
 GPUS = {"h100": 80, "h200": 141, "a100": 80, "a100-40": 40, "l40s": 48, "rtx4090": 24}

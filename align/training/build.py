@@ -19,12 +19,13 @@ from align.training.base_module import Drafter, DrafterModule
 from align.training.block_module import BlockDrafterModule, CausalDrafterModule
 from align.training.checkpoints import Checkpoint
 from align.training.diffusion_module import DiffusionDrafterModule
+from align.training.metrics import KINDS
 from specalign.common.checksums import CHECKSUMS, write_checksums
 from specalign.common.hub import DEFAULT_TARGET, card_metadata, hub_id, opening_name
 from specalign.common.provenance import training_versions
 from specalign.common.text import markdown_text
 from specalign.folder.chat import Chat, quote_arguments
-from specalign.folder.trained_chat import save_chat
+from specalign.folder.training_record import ExpectedTau, TrainingRecord, save_record
 from specalign.formats.block import load_drafter, save_drafter
 from specalign.formats.causal import save_causal
 from specalign.formats.standalone import save_standalone
@@ -77,7 +78,8 @@ def save_trained(module: DrafterModule, supply: Supply, steps: int, name: str = 
     """Write the drafter and its card to <output>/NAME; returns the folder."""
     recipe, drafter = module.recipe, module.drafter
     folder = Path(recipe.output) / name
-    card = write_card(module, supply, steps)
+    record = describe_training(module, supply)
+    card = write_card(module, supply, steps, record)
     (folder / CHECKSUMS).unlink(missing_ok=True)  # until the new weights are complete
     if isinstance(drafter, BlockDrafter):
         _save_block(drafter, recipe, module.final_weights, folder, card)
@@ -87,7 +89,7 @@ def save_trained(module: DrafterModule, supply: Supply, steps: int, name: str = 
         fresh = make_standalone(drafter.target, recipe.drafter, recipe.seed)
         _set_weights(fresh, module.final_weights)
         save_standalone(fresh, folder, card)
-    save_chat(folder, Chat(recipe.data.template_kwargs, recipe.data.system))
+    save_record(folder, Chat(recipe.data.template_kwargs, recipe.data.system), record)
     write_checksums(folder)
     return folder
 
@@ -119,10 +121,31 @@ def _set_weights(fresh: nn.Module, weights: dict[str, Tensor]) -> None:
             parameter.copy_(weights[name])
 
 
-# ---- the model card ----
+# ---- the record and the model card ----
 
 
-def write_card(module: DrafterModule, supply: Supply, steps: int) -> str:
+def describe_training(module: DrafterModule, supply: Supply) -> TrainingRecord:
+    """The data, and expected τ of the last validation."""
+    numbers, data, text = module.validation_numbers, supply.manifest, supply.text_manifest or {}
+    prompts = data.get("prompts")
+    return TrainingRecord(
+        draft_tokens=module.drafter.config.block_size,
+        expected_tau={
+            kind: ExpectedTau(
+                numbers[f"tau_{kind}"], numbers[f"tau_{kind}_se"], int(numbers[f"anchors_{kind}"])
+            )
+            for kind in KINDS
+            if f"tau_{kind}" in numbers
+        },
+        samples=data["samples"],
+        tokens=data["tokens"],
+        prompts=None if prompts is None else _name(prompts),
+        text=[_name(source["source"]) for source in text.get("sources", ())],
+        removed={_name(name): count for name, count in text.get("removed", {}).items()},
+    )
+
+
+def write_card(module: DrafterModule, supply: Supply, steps: int, record: TrainingRecord) -> str:
     """Markdown with hub metadata. `module.final_weights` are those after `steps` steps."""
     recipe, config = module.recipe, module.drafter.config
     kind, init = recipe.drafter.kind, recipe.drafter.init
@@ -137,7 +160,7 @@ def write_card(module: DrafterModule, supply: Supply, steps: int) -> str:
     arguments = quote_arguments([*options, *chat.arguments])
     title = f"{Path(recipe.output).name}: a drafter (drafter.kind={kind}) for {config.target}"
     start = "" if init is None else f" Training started from {markdown_text(_name(init))}."
-    rows = _describe_run(module, supply, steps)
+    rows = _describe_run(module, supply, steps, record)
     lines = [
         *card_metadata(library, config.target, licence, tags),
         f"# {markdown_text(title)}",
@@ -154,34 +177,34 @@ def write_card(module: DrafterModule, supply: Supply, steps: int) -> str:
     return "\n".join(lines)
 
 
-def _describe_run(module: DrafterModule, supply: Supply, steps: int) -> dict[str, str]:
+def _describe_run(
+    module: DrafterModule, supply: Supply, steps: int, record: TrainingRecord
+) -> dict[str, str]:
     """Rows of the card's table, the last validation's with standard errors."""
     drafter, progress, trained = module.drafter, module.progress, module.trained_parameters()
     count = sum(w.numel() for name, w in module.final_weights.items() if name in trained)
     covered = coverage(supply.training, drafter.draft_vocab, drafter.target)
-    data, text, versions = supply.manifest, supply.text_manifest, training_versions()
+    versions = training_versions()
     rows = {
         "trainable parameters": f"{count:,}",
         "draft vocabulary": f"{covered:.1%} of the training answers' tokens",
         "target sha256": f"`{drafter.config.target_sha256}`",
-        "data": f"{data['samples']:,} samples, {data['tokens']:,} tokens generated by the target",
+        "data": f"{record.samples:,} samples, {record.tokens:,} tokens generated by the target",
         "training": f"{steps:,} steps, {progress.tokens_seen:,} text tokens seen, "
         f"{progress.positions:,} drafted positions, {progress.seconds / 60:.1f} minutes",
         "versions": f"torch {versions['torch']}, transformers {versions['transformers']}, commit "
         f"{versions['git_commit']}",
     }
-    if text is not None:
-        sources = ", ".join(markdown_text(_name(s["source"])) for s in text["sources"])
+    if record.text:
+        sources = ", ".join(map(markdown_text, record.text))
         share = module.recipe.data.text_share
         rows["other text"] = f"{sources} for {share:.0%} of the steps"
-    numbers = module.validation_numbers
-    for name, title in (
-        ("tau_greedy", "expected τ, greedy"),
-        ("tau_sampling", "expected τ, sampling"),
-        ("bound", "bound, nats per token"),
-    ):
-        if name in numbers:
-            rows[title] = f"{numbers[name]:.3f} ± {numbers[f'{name}_se']:.3f}"
+    for kind, one in record.expected_tau.items():
+        places = f"standard error; {one.positions:,} positions of held-out text"
+        rows[f"expected τ, {kind}"] = f"{one.tau:.3f} ± {one.standard_error:.3f} ({places})"
+    if (bound := module.validation_numbers.get("bound")) is not None:
+        spread = module.validation_numbers["bound_se"]
+        rows["bound, nats per token"] = f"{bound:.3f} ± {spread:.3f}"
     return rows
 
 

@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from align.config.recipe import Recipe
 from align.data.packing import collate, pack
-from align.data.shards import ShardSamples
 from align.data.stream import TEXT, RowStream
 from specalign.common.batch import Anchors, Batch, PackedRow, Step
 from specalign.common.rng import keyed_generator
 from specalign.diffusion.noise import sample_anchors
+from specalign.rows.shards import ShardSamples
 
 HeldOutRows = list[tuple[str, PackedRow]]
 """Validation rows with their kind of text: greedy, sampling or other."""

@@ -37,6 +37,9 @@ def parser() -> Parser:
         "the drafter's folder (default: the shipped one, for the default target), or several: "
         f"KIND=FOLDER,… ({', '.join(ROLES)})"
     )
+    data = (
+        "count the prompts that overlap with this training data: a data folder, or a file of rows"
+    )
     named = f"comma-separated: {methods}, each with its options, or all; plain is always measured"
     tune = (
         "first tune each method's options on N built-in prompts (5 to 40, default "
@@ -57,6 +60,7 @@ def parser() -> Parser:
     p.add_target_options()
     p.add_chat_options()
     add("--drafter", help=drafter)
+    add("--training-data", type=path, metavar="PATH", help=data)
     add("--methods", help=named)
     add("--sweep", nargs="+", default=[], metavar="KEY=V,V", help=sweep)
     add("--tune", type=parse_whole(5), nargs="?", const=TUNING_PROMPTS, metavar="N", help=tune)
@@ -144,7 +148,7 @@ def servers_of(config: EvalConfig) -> ServerConfig | None:
         return None
     given = {
         "methods": config.methods, "drafter": config.drafters, "sweep": config.sweep.words,
-        "tune": config.tune, "target": config.target,
+        "tune": config.tune, "target": config.target, "training-data": config.training_data,
     }  # fmt: skip
     for name, value in given.items():
         if value:

@@ -39,6 +39,7 @@ class EvalConfig:
     target: str | None = None
     drafters: tuple[NamedDrafter, ...] = ()
     drafter_tokenizer: str | None = None
+    training_data: Path | None = None
     methods: MethodList | None = None
     sweep: Sweep = Sweep()
     tune: int | None = None

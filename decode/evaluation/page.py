@@ -45,6 +45,8 @@ _DEFINITIONS = (
     "the mean of the prompts' own τ (per-request mean). Mean accepted tokens are τ − 1.",
     "Acceptance at position k: the share of rounds with at least k drafted tokens in which the "
     "k-th was accepted.",
+    "In-domain: training's estimate of τ on rows it held out of its own data, not a result. A suite's "
+    "prompt overlaps if it shares 13 words in a row with the training data.",
     "Score: the suite's own metric, applied alike to plain and drafted answers.",
 )
 
@@ -74,10 +76,8 @@ def print_report(
 ) -> None:
     """Print table, sources (unless they are on the screen already), baseline and verdict."""
     console.print(tables.table(summary))
-    for block in tables.against_first(summary).items():
-        console.print(tables.plain_table(block[0], tables.AGAINST, block[1]))
-    if batches := tables.batch_rows(summary):
-        console.print(tables.plain_table("batches", tables.BATCH, batches))
+    for title, (header, body) in tables.extra_tables(summary).items():
+        console.print(tables.plain_table(title, header, body))
     for line in tables.source_lines(summary) if sources else ():
         console.say(line)
     if line := tables.baseline_line(summary.run.baseline):
@@ -90,8 +90,7 @@ def page(summary: Summary, records: Sequence[Record], replays: Sequence[JsonObje
     """The whole page."""
     drawn = charts.make_charts(summary, records)
     baseline = tables.baseline_line(summary.run.baseline)
-    gains = tables.against_first(summary).items()
-    batches = tables.batch_rows(summary)
+    more = tables.extra_tables(summary).items()
     parts = [
         f'<p class="soft">{html_text(tables.headline(summary))}</p>',
         f"<h1>{html_text(headline(summary))}</h1>",
@@ -102,8 +101,7 @@ def page(summary: Summary, records: Sequence[Record], replays: Sequence[JsonObje
         "<h2>Figures</h2>",
         render_table(*tables.overview(summary)) if len(summary.suites) > 1 else "",
         render_table(tables.COLUMNS, [tuple(row.values()) for row in tables.rows(summary)]),
-        *(f"<h3>{html_text(t)}</h3>{render_table(tables.AGAINST, body)}" for t, body in gains),
-        f"<h3>Batches</h3>{render_table(tables.BATCH, batches)}" if batches else "",
+        *(f"<h3>{html_text(title)}</h3>{render_table(*table)}" for title, table in more),
         render_charts(drawn[1:]),
         f"<p>{html_text(baseline)}</p>" if baseline else "",
         "<h2>Lossless?</h2>" + _losslessness(summary, records),

@@ -61,6 +61,8 @@ def make_plan(config: EvalConfig, say: Callable[[str], object]) -> tuple[EvalPla
     first = {name: chosen[name] for name in DEFAULT_METHODS if name in chosen}
     used = {first_kind(drafters, kind) for method in methods for kind in method.needs}
     folders = {kind: folder for kind, folder in drafters.items() if kind in used}
+    if config.training_data and not folders:
+        raise UserError("--training-data is of a drafter, and no method uses one (--drafter)")
     return EvalPlan(target, folders, first | chosen), left_out
 
 

@@ -16,6 +16,7 @@ from specalign.common.files import check_ordinary, naming, write_json, write_tex
 from specalign.common.provenance import git_commit
 from specalign.common.schema import JsonObject, convert, parse_json, read_json
 from specalign.common.text import cut
+from specalign.folder.training_record import TrainingRecord
 
 RECORDS, RUN, SUMMARY, REPLAYS = "records.jsonl", "run.json", "summary.json", "replays.json"
 AS_JSON: JsonObject = {"ensure_ascii": False, "allow_nan": False}
@@ -103,11 +104,34 @@ class Record:
 
 
 @dataclass
+class Overlap:
+    """Of a suite's `checked` prompts, the ids of those that share a passage with training data."""
+
+    checked: int
+    found: list[str]
+
+
+@dataclass
+class DrafterTraining:
+    """What is known of the training of the drafter that `method` uses.
+
+    record: from the drafter's folder; None = it has none. data: what the prompts were checked
+    against, if they were, with the overlaps by suite.
+    """
+
+    method: str
+    record: TrainingRecord | None = None
+    data: str | None = None
+    overlaps: dict[str, Overlap] = field(default_factory=dict)
+
+
+@dataclass
 class Run:
     """What was measured, and on which machine. Written before the first record.
 
     settings: all that a figure depends on; a run continues only under the same ones. skipped: what
     was left out, with the reason. baseline: plain decoding against transformers' own `generate`.
+    training: None = no method uses a drafter.
     """
 
     settings: JsonObject
@@ -119,6 +143,7 @@ class Run:
     skipped: list[str] = field(default_factory=list)
     baseline: JsonObject | None = None
     started: str = ""
+    training: DrafterTraining | None = None
 
 
 def write_run(folder: Path, run: Run) -> None:

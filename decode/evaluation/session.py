@@ -18,6 +18,7 @@ from decode.engine.stock import stock_model
 from decode.evaluation import runner
 from decode.evaluation.accuracy import CODE
 from decode.evaluation.config import EvalConfig
+from decode.evaluation.contamination import find_training
 from decode.evaluation.page import make_report
 from decode.evaluation.plan import EvalPlan
 from decode.evaluation.records import (
@@ -33,11 +34,7 @@ from decode.evaluation.records import (
 )
 from decode.evaluation.replay import record_replay
 from decode.evaluation.summary import Summary
-from decode.evaluation.tokenized import (
-    TokenizedPrompts,
-    continue_conversation,
-    tokenize_suites,
-)
+from decode.evaluation.tokenized import TokenizedPrompts, continue_conversation, tokenize_suites
 from decode.systems.registry import PLAIN, CorpusSystem
 from specalign.common.checksums import folder_hash
 from specalign.common.claims import Claim
@@ -88,6 +85,8 @@ def measure(
     folder = config.out or Path("runs/eval") / name_folder(settings)
     with Claim(folder, "--out"):
         run, records = open_folder(folder, run, not config.resume)
+        run.training = find_training(config, plan, decoders, tokenized, run.training)
+        write_run(folder, run)
         seed = config.sampling.fixed_seed
         groups = [
             group

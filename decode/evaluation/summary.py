@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from decode.evaluation import statistics as stats
+from decode.evaluation.domains import DomainTau, compare_domains
 from decode.evaluation.records import Record, Run
 from decode.evaluation.statistics import Acceptance, Estimate
 from decode.systems.parsing import format_method as join_options
@@ -89,6 +90,7 @@ class Summary:
     against_first: list[Gain] = field(default_factory=list)
     verdict: str = ""
     batches: dict[int, dict[str, Figures]] = field(default_factory=dict)
+    domains: list[DomainTau] = field(default_factory=list)
 
     @property
     def settings(self) -> JsonObject:
@@ -127,7 +129,7 @@ class Summary:
         own = ("bugs", "plain_spread", "load_average", "records", "verdict")
         suites = self.suites.items()
         return {
-            **vars(self.run),
+            **asdict(self.run),
             **{name: getattr(self, name) for name in own},
             "overall": {method: _flatten(f) for method, f in self.overall.items()},
             "suites": {
@@ -141,10 +143,11 @@ class Summary:
             "target_hash": self.settings.get("target_hash"),
             "drafter_hash": self.settings.get("drafter_hash"),
             "against_first": [_flatten(gain) for gain in self.against_first],
+            "domains": [_flatten(row) for row in self.domains],
         }
 
 
-def _flatten(figures: Figures | Gain) -> JsonObject:
+def _flatten(figures: Figures | Gain | DomainTau) -> JsonObject:
     flat: JsonObject = {}
     for name, value in asdict(figures).items():
         if name not in _ESTIMATES:
@@ -188,6 +191,9 @@ def summarise(run: Run, records: Sequence[Record]) -> Summary:
         load_average=load_average,
     )
     summary.against_first = _compare_with_first(summary, records, seed)
+    if run.training is not None and run.training.method in methods:
+        taus = {name: found[run.training.method].tau for name, found in summary.suites.items()}
+        summary.domains = compare_domains(run.training, run.settings, taus)
     return summary
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from decode.evaluation import domains
 from decode.evaluation.accuracy import CODE
 from decode.evaluation.statistics import format_estimate, format_number, value_of
 from decode.evaluation.summary import Figures, Summary, format_method
@@ -118,7 +119,8 @@ def plain_table(title: str, header: Sequence[str], body: list[list[str]]) -> Tab
     """Rows of text for the terminal."""
     result = Table(title=title, title_justify="left")
     for name in header:
-        result.add_column(name, no_wrap=name != header[0], overflow="fold")
+        breaks = name in (header[0], domains.HEADER[-1])
+        result.add_column(name, no_wrap=not breaks, overflow="fold")
     for row in body:
         result.add_row(*row)
     return result
@@ -150,9 +152,24 @@ def markdown(summary: Summary) -> str:
         f"batch {summary.batch}, {plural(settings['threads'], 'thread')}, {processor}"
     )
     blocks = [first, markdown_table(header, body)]
-    for title, points in against_first(summary).items():
-        blocks += [f"{markdown_text(title)}:", markdown_table(AGAINST, points)]
+    for title, one in extra_tables(summary).items():
+        blocks += [f"{markdown_text(title)}:", markdown_table(*one)]
     return "\n\n".join(blocks)
+
+
+def extra_tables(summary: Summary) -> dict[str, tuple[Sequence[str], list[list[str]]]]:
+    """Title → header and rows of the tables that only some measurements have."""
+    found: dict[str, tuple[Sequence[str], list[list[str]]]] = {
+        title: (AGAINST, points) for title, points in against_first(summary).items()
+    }
+    if batches := batch_rows(summary):
+        found["Batches"] = (BATCH, batches)
+    training = summary.run.training
+    if training is not None and summary.domains:
+        checked = f", prompts checked against {training.data}" if training.data else ""
+        title = f"In-domain and held-out τ of {training.method}{checked}"
+        found[title] = (domains.HEADER, [row.cells(summary.titles) for row in summary.domains])
+    return found
 
 
 BATCH = ("batch", "method", "tokens/s", "speed-up [95%]", "τ", "identical")

@@ -163,6 +163,14 @@ def _warnings(summary: Summary, count: int) -> Iterator[str]:
             "baseline is slow here, or the machine was busy while it ran; measure again before "
             "quoting it."
         )
+    training = summary.run.training
+    for suite, overlap in training.overlaps.items() if training else ():
+        if overlap.found:
+            share = f"{len(overlap.found)} of {plural(overlap.checked, 'prompt')}"
+            yield (
+                f"NOT HELD OUT: {share} of {summary.titles.get(suite, suite)} overlap with the "
+                "drafter's training data, so these figures are partly in-domain."
+            )
     expected = sum(source["prompts"] for source in summary.run.suites)
     if 0 < count < expected:
         yield f"UNFINISHED: {count} of {plural(expected, 'prompt')}; rerun the command to continue."

@@ -16,7 +16,7 @@ from specalign.common.errors import UserError
 from specalign.common.hub import local_path
 from specalign.common.schema import JsonObject
 from specalign.common.text import say
-from specalign.folder.trained_chat import chat_note
+from specalign.folder.training_record import chat_note
 from specalign.formats.standalone import load_standalone, open_drafter
 from specalign.lm.loading import load_target, load_tokenizer
 from specalign.lm.model import Target

@@ -15,8 +15,6 @@ import torch
 
 from align.config.parser import load_recipe
 from align.data import packing
-from align.data import shards as data
-from align.data.shards import read_samples
 from align.data.synthesis import synthesize
 from align.losses.distillation import expected_accepted_token
 from align.training.base_module import DrafterModule
@@ -33,6 +31,8 @@ from specalign.formats.standalone import open_drafter
 from specalign.lm.loading import load_target
 from specalign.models.block import BlockDrafter
 from specalign.models.standalone import DiffusionDrafter
+from specalign.rows import shards as data
+from specalign.rows.shards import read_samples
 
 
 def error_over_texts(values: torch.Tensor, texts: torch.Tensor) -> float:

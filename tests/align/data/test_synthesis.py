@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from align.config.parser import load_recipe
-from align.data import shards as data
 from align.data import synthesis
-from align.data.shards import read_samples
 from align.data.synthesis import synthesize
 from align.writing.template import chat_template
 from specalign.common.errors import UserError
 from specalign.folder.chat import Chat
 from specalign.lm.model import Target
+from specalign.rows import shards as data
 from specalign.rows.conversation import Conversation
 from specalign.rows.shapes import as_conversation
+from specalign.rows.shards import read_samples
 from tests.builders import shallow_target, switching_target
 from tests.loopback_server import Loopback
 

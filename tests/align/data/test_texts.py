@@ -9,11 +9,11 @@ import pytest
 
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
-from align.data import shards as data
 from align.data import texts
 from align.writing.template import first_tokens
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
+from specalign.rows import shards as data
 
 SECRET = "the quick brown fox jumps over the lazy dog every single morning before breakfast"
 
@@ -51,6 +51,7 @@ def test_mixed_by_weight_without_what_is_excluded(
     assert 1000 <= manifest["tokens"] < 1100 and 2.7 < prose / code < 3.3
     assert manifest["left_out"]["documents that contain a passage of data.exclude"] == 1
     assert manifest["left_out"]["documents that were there before"] == 1
+    assert manifest["removed"] == {str(tmp_path / "exclude.jsonl"): 1}
     samples = texts.open_text(recipe, target)
     assert {int(samples[i][0]) for i in range(len(samples))} == {*first_tokens(target)}
     assert bool((samples.answer_start == 1).all())

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from align.config.parser import load_recipe
-from align.data import shards as data
 from align.makers.block import from_target, make_block
 from align.planning.drafter_sizes import plan_drafter_sizes
 from align.planning.target_sizes import read_target_sizes
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
 from specalign.lm.model import Target
+from specalign.rows import shards as data
 from tests.builders import block_options as options
 from tests.builders import trained_block
 from tests.target_models import tiny_target

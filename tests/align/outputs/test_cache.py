@@ -10,7 +10,6 @@ import torch
 from align.config.drafter import DrafterConfig
 from align.config.trainer import TrainerConfig
 from align.data import packing
-from align.data import shards as data
 from align.makers.block import from_target
 from align.outputs.cache import (
     Row,
@@ -25,6 +24,7 @@ from specalign.common.batch import Batch, Step
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 from specalign.models.block_config import BlockConfig
+from specalign.rows import shards as data
 
 TARGET = load_target("debug")
 

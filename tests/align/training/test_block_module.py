@@ -13,7 +13,6 @@ from torch import Tensor
 from align.config.drafter import LOSS_NAMES
 from align.config.parser import load_recipe
 from align.data import packing
-from align.data import shards as data
 from align.losses.distillation import Objective, after_prefix
 from align.losses.divergences import RowStatistics
 from align.training.block_module import BlockDrafterModule
@@ -24,6 +23,7 @@ from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from specalign.models.block_session import BlockSession
 from specalign.models.target_features import target_features
+from specalign.rows import shards as data
 from tests.builders import TRAINED_BLOCKS as VARIANTS
 from tests.builders import trained_block as build
 

@@ -8,9 +8,9 @@ import torch
 
 from align.config.parser import load_recipe
 from align.data.packing import pack, split_validation
-from align.data.shards import ShardSamples, from_lists
 from align.data.stream import Shuffled
 from align.training.datamodule import RowsModule
+from specalign.rows.shards import ShardSamples, from_lists
 
 
 def test_every_seed_is_validated_on_the_same_rows(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ import pytest
 
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
-from align.data import shards as data
 from align.data.supply import open_supply
 from align.data.synthesis import synthesize
 from align.writing.outline import Outline, open_writer, outline
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
+from specalign.rows import shards as data
 from tests.builders import shallow_target
 from tests.loopback_server import Loopback
 

@@ -10,11 +10,11 @@ import pytest
 
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
-from align.data.shards import read_samples
 from align.data.synthesis import Synthesis, synthesize
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
+from specalign.rows.shards import read_samples
 from tests.builders import shallow_target
 from tests.loopback_server import FAULTS, SLOW, Loopback
 

@@ -14,7 +14,7 @@ from decode.systems.parsing import read_method
 from decode.systems.registry import SYSTEMS
 from specalign.common.errors import UserError
 from specalign.folder.chat import Chat
-from specalign.folder.trained_chat import save_chat
+from specalign.folder.training_record import save_record
 from specalign.formats.block import save_drafter
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
@@ -107,7 +107,7 @@ def test_a_drafter_that_was_trained_with_other_prompts_is_noted_once(
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     )
     save_drafter(block_network(target, "shared_kv", whole=True), tmp_path)
-    save_chat(tmp_path, Chat({}, "Be brief."))
+    save_record(tmp_path, Chat({}, "Be brief."))
     methods = [read_method("block"), read_method("block_tree")]
     open_drafters(methods, {"block": str(tmp_path)}, target)
     said = capsys.readouterr().err

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from align.data import shards as data
 from align.makers.block import from_target
 from specalign.common.errors import UserError
 from specalign.formats.block import load_drafter, save_drafter
 from specalign.lm.model import Target
+from specalign.rows import shards as data
 from tests.builders import TRAINED_BLOCKS as VARIANTS
 from tests.builders import block_options
 from tests.builders import trained_block as build

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from align.data import packing
-from align.data import shards as data
 from align.makers.block import from_target
 from specalign.common.batch import Anchors
 from specalign.diffusion.noise import sample_anchors
@@ -19,6 +18,7 @@ from specalign.models.block_layers import TwoTapConvolution
 from specalign.models.block_session import BlockSession
 from specalign.models.markov import KINDS
 from specalign.models.target_features import target_features
+from specalign.rows import shards as data
 from tests.builders import TRAINED_BLOCKS as VARIANTS
 from tests.builders import block_options
 from tests.builders import trained_block as build

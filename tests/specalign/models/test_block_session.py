@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from align.data import shards as data
 from specalign.kernels.linear import rows_library
 from specalign.lm.model import Target
 from specalign.models.block_session import BlockSession
+from specalign.rows import shards as data
 from tests.builders import TRAINED_BLOCKS as VARIANTS
 from tests.builders import trained_block
 from tests.builders import trained_block as build

@@ -10,7 +10,15 @@ import pytest
 
 from specalign.common.errors import UserError
 from specalign.folder.chat import Chat
-from specalign.folder.trained_chat import RECORD, chat_note, read_chat, save_chat
+from specalign.folder.training_record import (
+    RECORD,
+    ExpectedTau,
+    TrainingRecord,
+    chat_note,
+    read_chat,
+    read_training,
+    save_record,
+)
 from specalign.lm.loading import load_target
 
 TEMPLATE = (
@@ -29,8 +37,14 @@ def tokenizer() -> Any:
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert read_chat(str(tmp_path)) is None  # a folder of before, or of others
     for chat in (Chat(), Chat({"enable_thinking": False}, "Be\nbrief."), Chat({}, "")):
-        save_chat(tmp_path, chat)
-        assert read_chat(str(tmp_path)) == chat
+        save_record(tmp_path, chat)
+        assert read_chat(str(tmp_path)) == chat and read_training(str(tmp_path)) is None
+    taus = {"greedy": ExpectedTau(2.5, 0.1, 40)}
+    training = TrainingRecord(4, taus, 100, 900, "owner/name", ["docs"], {"gsm8k": 3})
+    save_record(tmp_path, Chat({}, ""), training)
+    assert read_training(str(tmp_path)) == training and read_chat(str(tmp_path)) == Chat({}, "")
+    (tmp_path / RECORD).write_text(json.dumps({"template_kwargs": {}, "system": None}))
+    assert read_training(str(tmp_path)) is None  # of an earlier version
     (tmp_path / RECORD).write_text(json.dumps({"template_kwargs": 3, "system": None}))
     with pytest.raises(UserError, match=r"specalign.json"):
         read_chat(str(tmp_path))
@@ -40,12 +54,12 @@ def test_a_difference_is_a_note_with_the_options_that_mend_it(
     tmp_path: Path, tokenizer: Any
 ) -> None:
     trained = Chat({"enable_thinking": False}, "Be brief.")
-    save_chat(tmp_path, trained)
+    save_record(tmp_path, trained)
     note = chat_note(str(tmp_path), Chat(), tokenizer) or ""
     assert "was trained with enable_thinking=false" in note
     assert "no template variables and no system prompt" in note
     assert note.endswith("(--template-kwargs enable_thinking=false --system 'Be brief.')")
     assert chat_note(str(tmp_path), trained, tokenizer) is None
-    save_chat(tmp_path, Chat())
+    save_record(tmp_path, Chat())
     note = chat_note(str(tmp_path), Chat({}, "Be brief."), tokenizer) or ""
     assert "decoding uses system prompt" in note

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from html import unescape
+from typing import Generic, TypeVar
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
@@ -22,6 +23,8 @@ _WORD = re.compile(r"[^\W_]+")
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|[abfnrtv])")
 _TAG = re.compile(r"</?[a-zA-Z][^<>]{0,300}>")
 
+_Owner = TypeVar("_Owner", bound=Hashable)
+
 
 def split_words(text: str) -> list[str]:
     """Lower-case words without punctuation, equal for plain text, HTML, and strings of JSON or
@@ -32,24 +35,32 @@ def split_words(text: str) -> list[str]:
     return _WORD.findall(unicodedata.normalize("NFKC", text).lower())
 
 
-class Passages:
-    """The word n-grams of benchmark texts, as 64-bit hashes by n: runs of `GRAM` words, and whole
-    texts of fewer."""
+class Passages(Generic[_Owner]):
+    """The word n-grams of the texts of several owners (benchmarks, or prompts), as 64-bit hashes by
+    n: runs of `GRAM` words, and whole texts of fewer."""
 
-    def __init__(self, texts: Iterable[str] = ()) -> None:
-        self._grams: dict[int, set[int]] = {}
-        for text in texts:
-            words = split_words(text)
+    def __init__(self, texts: Mapping[_Owner, Iterable[str]]) -> None:
+        self.owners = list(texts)
+        self._grams: dict[int, dict[int, frozenset[_Owner]]] = {}
+        for owner, text in ((owner, text) for owner, own in texts.items() for text in own):
+            words, alone = split_words(text), frozenset({owner})
             size = min(GRAM, len(words))
-            if size >= (_SHORTEST_QUESTION if text.rstrip().endswith("?") else SHORTEST):
-                self._grams.setdefault(size, set()).update(_hash_grams(words, size))
+            if size < (_SHORTEST_QUESTION if text.rstrip().endswith("?") else SHORTEST):
+                continue
+            grams = self._grams.setdefault(size, {})
+            for gram in _hash_grams(words, size):
+                others = grams.get(gram, alone)
+                grams[gram] = others if owner in others else others | alone
 
-    def occur_in(self, text: str) -> bool:
-        """Whether a passage occurs in the text."""
+    def find_in(self, text: str) -> set[_Owner]:
+        """The owners of the passages that occur in the text."""
         words = split_words(text) if self._grams else []
-        return any(
-            not grams.isdisjoint(_hash_grams(words, size)) for size, grams in self._grams.items()
-        )
+        return {
+            owner
+            for size, grams in self._grams.items()
+            for gram in grams.keys() & _hash_grams(words, size)
+            for owner in grams[gram]
+        }
 
 
 def _hash_grams(words: list[str], size: int) -> Iterator[int]:
@@ -62,33 +73,34 @@ def check_excluded(source: str) -> None:
         raise UserError(f"data.exclude={source!r}: no such file{nearest(source, ['suites'])}")
 
 
-def read_excluded(sources: Iterable[str]) -> tuple[Passages, dict[str, str]]:
-    """The passages of `data.exclude`, and why a benchmark is unavailable, by its name. `sources`:
-    `suites`, or files of rows of which every text counts. Raises UserError: a file that can't be
-    read."""
-    texts: list[str] = []
+def read_excluded(sources: Iterable[str]) -> tuple[Passages[str], dict[str, str]]:
+    """The passages of `data.exclude` by benchmark or file, and why a benchmark is unavailable, by
+    its name. `sources`: `suites`, or files of rows of which every text counts. Raises UserError: a
+    file that can't be read."""
+    texts: dict[str, list[str]] = {}
     missing: dict[str, str] = {}
     for source in sources:
         if source != "suites":
             rows = list(read_rows(expand_path(source, "data.exclude"), EVERY))
             if not rows:
                 raise UserError(f"data.exclude={source!r} contains no rows")
-            texts += _find_strings(rows)
+            texts[source] = [*find_strings(rows)]
             continue
         for suite in SUITES.values():
             if not suite.excluded:
                 continue
             try:
-                texts += _find_strings(suite.rows or read_place(suite.place, EVERY)[0])
+                rows = list(suite.rows or read_place(suite.place, EVERY)[0])
+                texts[suite.name] = [*find_strings(rows)]
             except UserError as error:
                 missing[suite.name] = str(error)
     return Passages(texts), missing
 
 
-def _find_strings(value: object) -> Iterator[str]:
+def find_strings(value: object) -> Iterator[str]:
     """Every string in a row, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list | tuple):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _find_strings(item)
+            yield from find_strings(item)

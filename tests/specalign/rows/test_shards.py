@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from align.data import packing
-from align.data import shards as data
 from align.data.draft_vocab import coverage, frequent_tokens
-from align.data.shards import read_samples
 from align.data.stream import TEXT, Shuffled, TextFirst
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
+from specalign.rows import shards as data
+from specalign.rows.shards import read_samples
 from tests.builders import manifest
 
 FIRST = data.from_lists([[1, 2, 3, 4], [5, 6], list(range(10, 22))], [2, 1, 4], [0.0, 1.0, 0.5])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from align.data import overlap
 from specalign.common.errors import UserError
+from specalign.suites import overlap
 from specalign.suites.prompt import Place
 from specalign.suites.registry import SUITES
 
@@ -19,12 +19,14 @@ WHOLE = "Write a poem about the moon and tides"  # eight words
 
 
 def test_passages_are_found_whole_or_by_thirteen_words() -> None:
-    passages = overlap.Passages([LONG, WHOLE, "too short to look for"])
+    passages = overlap.Passages({"a": [LONG, LONG, "too short to look for"], "b": [WHOLE, LONG]})
     start = LONG.split()[3:16]
-    assert passages.occur_in("x y " + " ".join(start).upper().replace(" ", ", ") + " z")
-    assert not passages.occur_in("x y " + " ".join(start[:-1]) + " z")  # twelve words
-    assert passages.occur_in(f"Then: {WHOLE}!") and not passages.occur_in(WHOLE[:-6])
-    assert not passages.occur_in("too short to look for") and not overlap.Passages().occur_in(LONG)
+    found = passages.find_in("x y " + " ".join(start).upper().replace(" ", ", ") + " z")
+    assert found == {"a", "b"} == {*passages.owners}
+    assert not passages.find_in("x y " + " ".join(start[:-1]) + " z")  # twelve words
+    assert passages.find_in(f"Then: {WHOLE}!") == {"b"} and not passages.find_in(WHOLE[:-6])
+    assert not passages.find_in("too short to look for")
+    assert not overlap.Passages[str]({}).find_in(LONG)
 
 
 LINES = (
@@ -44,8 +46,8 @@ LINES = (
     ],
 )
 def test_passages_are_found_as_source_code_json_and_html_write_them(written: str) -> None:
-    assert overlap.Passages([LINES]).occur_in(f"x = {written}")
-    assert overlap.Passages([written]).occur_in(f"Then: {LINES}")
+    assert overlap.Passages({"a": [LINES]}).find_in(f"x = {written}")
+    assert overlap.Passages({"a": [written]}).find_in(f"Then: {LINES}")
 
 
 def test_files_and_suites_are_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,12 +61,12 @@ def test_files_and_suites_are_excluded(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(overlap, "read_place", read)
     passages, missing = overlap.read_excluded([str(path), "suites"])
-    assert passages.occur_in(LONG) and passages.occur_in(WHOLE)
-    assert passages.occur_in("One two three four, five six seven eight nine.")
+    assert passages.find_in(LONG) == passages.find_in(WHOLE) == {str(path)}
+    assert passages.find_in("One two three four, five six seven eight nine.") == {"gsm8k"}
     assert set(missing) == {s.name for s in SUITES.values() if s.excluded and not s.rows} - {
         "gsm8k"
     }
     own = [row["prompt"] for suite in SUITES.values() for row in suite.rows]
-    assert len(own) > 50 and all(passages.occur_in(f"Before. {text} After.") for text in own)
+    assert len(own) > 50 and all(passages.find_in(f"Before. {text} After.") for text in own)
     with pytest.raises(UserError, match="no such file"):
         overlap.read_excluded([str(tmp_path / "gone.jsonl")])

@@ -1,0 +1,153 @@
+"""In-domain next to held-out τ, and which prompts are in the training data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from align.config.drafter import DrafterConfig
+from align.makers.block import from_target
+from decode.evaluation.domains import compare_domains
+from decode.evaluation.page import make_report
+from decode.evaluation.records import DrafterTraining, Overlap, read_run, write_run
+from decode.evaluation.statistics import Estimate
+from decode.evaluation.tables import markdown
+from specalign.common.errors import UserError
+from specalign.folder.chat import Chat
+from specalign.folder.training_record import ExpectedTau, TrainingRecord, save_record
+from specalign.formats.block import save_drafter
+from specalign.lm.model import Target
+from specalign.rows import shards as data
+from tests.measurements import fill_report, run_eval
+
+pytestmark = pytest.mark.usefixtures("no_plots")
+CLEAN = "How many legs do three spiders and two beetles have when they all sit together on a wall?"
+KNOWN = "Find the sum of all whole numbers from one to ninety that can be divided by seven evenly."
+RECORD = TrainingRecord(
+    draft_tokens=3,
+    expected_tau={"greedy": ExpectedTau(9.5, 0.1, 1234), "sampling": ExpectedTau(8.5, 0.1, 99)},
+    samples=10,
+    tokens=500,
+    prompts=None,
+    text=["docs"],
+    removed={"math500": 2},
+)
+
+
+@pytest.fixture(scope="module")
+def drafter(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder without a record of its training."""
+    options = DrafterConfig(block_size=3, layers=1, markov_rank=0)
+    folder = tmp_path_factory.mktemp("drafter")
+    save_drafter(from_target(target, options, None), folder, dtype=torch.float32)
+    return folder
+
+
+@pytest.fixture
+def words(tmp_path: Path, drafter: Path) -> list[object]:
+    """Options of a measurement of two suites."""
+    rows = {"gsm8k": {"question": CLEAN, "answer": "#### 30"}}
+    rows["math500"] = {"problem": KNOWN, "answer": "546"}
+    for name, row in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    suites = ["--suite", "gsm8k,math500", "--data-dir", tmp_path, "--out", tmp_path / "o"]
+    return [*suites, "--drafter", drafter, "--methods", "lookup,drafter"]
+
+
+def test_contaminated_and_clean_suites(
+    tmp_path: Path, words: list[object], drafter: Path, target: Target
+) -> None:
+    summary, folder = run_eval(*words)
+    own, *suites = [row.cells({}) for row in summary.domains]
+    assert own[1:] == ["not recorded", "", "same source"]  # a folder of earlier versions
+    unknown = "not checked: the drafter's folder records no training data"
+    assert [(row[0], row[2], row[3]) for row in suites] == [
+        ("gsm8k", "1 prompt", unknown), ("math500", "1 prompt", unknown),
+    ]  # fmt: skip
+
+    rows = [{"messages": [{"role": "user", "content": f"Hello! {KNOWN.upper()}"}]}, {"text": "no"}]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    checked, _ = run_eval(*words, "--training-data", tmp_path / "data.jsonl")  # is continued
+    assert [row.contamination for row in checked.domains[1:]] == ["0 of 1 prompt", "1 of 1 prompt"]
+    assert "NOT HELD OUT: 1 of 1 prompt of MATH-500" in checked.verdict
+    assert "GSM8K overlap" not in checked.verdict
+    saved = json.loads((folder / "summary.json").read_text())
+    assert saved["training"]["overlaps"]["math500"] == {"checked": 1, "found": ["math500-0"]}
+    again, _ = run_eval(*words)  # keeps what was checked
+    assert again.domains == checked.domains
+
+    tokens = target.tokenizer(KNOWN)["input_ids"]
+    for name in ("written", "other"):
+        sha256 = data.write_shard(
+            tmp_path / name, 0, data.from_lists([[1], tokens], [1, 1], [0, 0])
+        )
+        manifest = {"shards": 1, "samples": 2, "tokens": 9, "sha256": [sha256], "target": name}
+        manifest["target_sha256"] = target.hash if name == "written" else "another"
+        data.write_manifest(tmp_path / name, manifest)
+    shards, _ = run_eval(*words, "--training-data", tmp_path / "written")
+    assert shards.domains == checked.domains
+    with pytest.raises(UserError, match="was tokenised for 'other', not for 'debug'"):
+        run_eval(*words, "--training-data", tmp_path / "other")
+    with pytest.raises(UserError, match="neither a data folder .align.synthesize. nor a file"):
+        run_eval(*words, "--training-data", tmp_path / "gone")
+    with pytest.raises(UserError, match="--training-data is of a drafter"):
+        run_eval(*words[:-1], "lookup", "--training-data", tmp_path / "data.jsonl")
+
+    save_record(drafter, Chat(), RECORD)
+    recorded, _ = run_eval(*words)
+    (drafter / "specalign.json").unlink()
+    row = recorded.domains[0]
+    assert row.tau == Estimate(9.5, pytest.approx(9.304), pytest.approx(9.696), 1234)
+    assert row.cells({})[:3] == [
+        "in-domain: training's held-out rows, 3 draft tokens",
+        "9.50 [9.30, 9.70]",
+        "1,234 positions",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"temperature": 0}, 9.5),
+        ({"temperature": 1.0, "top_p": 1.0, "top_k": 0}, 8.5),
+        ({"temperature": 1.0, "top_p": 0.9}, None),
+        ({"temperature": 1.0, "top_k": 5}, None),
+        ({"temperature": 0.7}, None),
+    ],
+)
+def test_the_estimate_is_of_the_same_sampling(
+    settings: dict[str, float], expected: float | None
+) -> None:
+    own, *_ = compare_domains(DrafterTraining("drafter", RECORD), settings, {})
+    assert (None if own.tau is None else own.tau.value) == expected
+
+
+def test_every_report_has_the_table_and_no_verdict_the_estimate(tmp_path: Path) -> None:
+    folder = fill_report(tmp_path / "o")
+    assert make_report(folder)[0].domains == []  # a measurement of earlier versions
+    run = read_run(folder)
+    run.training = DrafterTraining("drafter", RECORD, "d", {"s": Overlap(6, ["p1", "p2"])})
+    write_run(folder, run)
+    summary, _ = make_report(folder)
+    page = (folder / "report.html").read_text()
+    for text in (page, markdown(summary)):
+        assert "In-domain and held-out τ of drafter, prompts checked against d" in text
+        assert all(part in text for part in ("9.50 [9.30, 9.70]", "2 of 6 prompts"))
+    assert "2 of 6 prompts of Suite S overlap" in summary.verdict and "9.5" not in summary.verdict
+    saved = json.loads((folder / "summary.json").read_text())["domains"]
+    assert [(row["in_domain"], row["tau"], row["count"]) for row in saved] == [
+        (True, 9.5, 1234), (False, 2.0, 6),
+    ]  # fmt: skip
+
+
+def test_decontaminated_text_is_shown_by_suite() -> None:
+    training = DrafterTraining("drafter", RECORD)
+    _, *rows = compare_domains(training, {"temperature": 0}, {"gsm8k": None, "math500": None})
+    unchecked = "not checked (--training-data PATH)"
+    assert [row.contamination for row in rows] == [
+        unchecked,
+        f"other text: 2 documents removed; generated text: {unchecked}",
+    ]
