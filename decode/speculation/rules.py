@@ -16,14 +16,13 @@ after the drafted tokens on the path to node m. Sources: decode/speculation/veri
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from decode.speculation.drafts import Drafts, normalise, pick_tokens, put_rows, rows_at
-from decode.speculation.tree import path_masks, visits
+from decode.speculation.tree import path_masks, visit_together
 
 
 class Outcomes(NamedTuple):
@@ -122,7 +121,7 @@ def _most_expected(p_BMV: Tensor, drafts: Drafts) -> Tensor:
         p_B = pick_tokens(rows_at(p_BMV, above_B), drafts.tokens_BN[:, i]).double() * live_BN[:, i]
         joint_BM[:, i + 1] = joint_BM[batch, above_B] * p_B
         expected_BM[:, i + 1] = expected_BM[batch, above_B] + joint_BM[:, i + 1]
-    masks_BMN = path_masks(drafts.parents, drafts.size).to(p_BMV.device)
+    masks_BMN = path_masks(drafts.parents, drafts.size, p_BMV.device)
     return masks_BMN[batch, expected_BM.argmax(1)]
 
 
@@ -249,21 +248,19 @@ def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     stop_BM = torch.zeros(B, M, dtype=torch.float64, device=p_BMV.device)
     a_BM = torch.ones_like(stop_BM)
     open_B = torch.ones_like(stop_BM[:, 0])
-    for step in zip_longest(*(visits(x) for x in drafts.parents), fillvalue=(0, None)):
-        # one visit per request: its node is reached from above, or tested as a leaf, or the request
-        # is done
-        i_B = torch.tensor([i for i, _ in step], device=p_BMV.device)
-        reached_B = torch.tensor([leaving is False for _, leaving in step], device=p_BMV.device)
-        tested_B = torch.tensor([leaving is True for _, leaving in step], device=p_BMV.device)
+    # one visit per request: its node is reached from above, or tested as a leaf, or it is done
+    for i_B, reached_B, tested_B, any_reached, any_tested in visit_together(
+        drafts.parents, p_BMV.device
+    ):
         tokens_B, above_B = drafts.tokens_BN[batch, i_B], above_BN[batch, i_B]
         q_BV = drafts.q_BV(i_B, above_BN)
         sound_B = q_BV.sum(1).isfinite()
         a_above_B, a_B = a_BM[batch, above_B], a_BM[batch, i_B + 1]
-        if any(leaving is False for _, leaving in step):
+        if any_reached:
             p_B = rest_BMV[batch, above_B, tokens_B].double()
             ratio_B = accept_probability(a_above_B * p_B, pick_tokens(q_BV, tokens_B))
             a_BM[batch, i_B + 1] = torch.where(reached_B, ratio_B * sound_B, a_B)
-        if any(leaving for _, leaving in step):
+        if any_tested:
             stop_BM[batch, i_B + 1] = torch.where(tested_B, open_B * a_B, stop_BM[batch, i_B + 1])
             open_B = torch.where(tested_B, open_B * (1 - a_B), open_B)
             p_BV = rows_at(rest_BMV, above_B)

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import zip_longest
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from decode.speculation.settings import MOST_NODES as MOST_NODES
+
+
+Forest = tuple[tuple[int, ...], ...]
+"""The parents of several requests' trees; smaller ones are padded up to the largest."""
 
 
 @lru_cache(maxsize=4096)
@@ -51,6 +57,30 @@ def visits(parents: tuple[int, ...]) -> tuple[tuple[int, bool], ...]:
     return tuple(found)
 
 
+class Visit(NamedTuple):
+    """A step of the depth-first walks of several trees at once: the node of each, (B,); whether it
+    is reached from above, or left (B,); and whether any of them is."""
+
+    node_B: Tensor
+    reached_B: Tensor
+    left_B: Tensor
+    any_reached: bool
+    any_left: bool
+
+
+@lru_cache(maxsize=128)
+def visit_together(forest: Forest, device: torch.device) -> tuple[Visit, ...]:
+    """`visits` of all trees side by side; a tree whose walk has ended stays at node 0."""
+    found = []
+    for step in zip_longest(*map(visits, forest), fillvalue=(0, None)):
+        reached = [leaving is False for _, leaving in step]
+        left = [leaving is True for _, leaving in step]
+        nodes = torch.tensor([node for node, _ in step], device=device)
+        masks = (torch.tensor(mask, device=device) for mask in (reached, left))
+        found.append(Visit(nodes, *masks, any(reached), any(left)))
+    return tuple(found)
+
+
 def chain(length: int) -> tuple[int, ...]:
     """The parents of a chain."""
     return tuple(range(-1, length - 1))
@@ -64,10 +94,6 @@ def path_to(parents: tuple[int, ...], end: int) -> list[int]:
         path.append(at)
         at = parents[at]
     return path[::-1]
-
-
-Forest = tuple[tuple[int, ...], ...]
-"""The parents of several requests' trees; smaller ones are padded up to the largest."""
 
 
 @lru_cache(maxsize=512)
@@ -90,12 +116,12 @@ def sizes(forest: Forest, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=512)
-def path_masks(forest: Forest, size: int) -> Tensor:
+def path_masks(forest: Forest, size: int, device: torch.device) -> Tensor:
     """Bool (B, M, N): the tokens on the path to each node, itself included."""
     out_BMN = torch.zeros(len(forest), size + 1, size, dtype=torch.bool)
     for b, parents in enumerate(forest):
         out_BMN[b, : len(parents) + 1, : len(parents)] = ancestors(parents)[:, 1:]
-    return out_BMN
+    return out_BMN.to(device)
 
 
 def walk(
