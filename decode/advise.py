@@ -34,6 +34,7 @@ def parser() -> Parser:
     length = "length limit of an output (default 48)"
     out = Path("runs/advice")
     p.add_target_options()
+    p.add_engine_option()
     p.add_chat_options()
     add("--drafter", help=drafter)
     p.add_prompt_options("one or more suites, comma-separated (default builtin)")
@@ -100,7 +101,9 @@ def write_advice(options: argparse.Namespace) -> str:
         system=options.system,
         decoding=True,
     )
-    sizes, make_decoder = open_decoders(target, name, options.drafter, options.draft_tokens)
+    sizes, make_decoder = open_decoders(
+        target, name, options.drafter, options.draft_tokens, options.engine
+    )
     measured = measure_speeds(
         sizes,
         make_decoder,

@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from decode.speculation.settings import MOST_NODES, Sampling
+from decode.systems.parsing import ENGINES
 from decode.systems.registry import (
     ANY,
     LOSSY,
@@ -64,6 +65,10 @@ class Parser(OptionParser):
         self.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
         trust = "allow models to run their own Python code (default: reject such models)"
         self.add_argument("--trust-remote-code", action="store_true", help=trust)
+
+    def add_engine_option(self) -> None:
+        engine = "eager, captured (rounds of fixed shapes; CUDA graphs) or auto: captured on a GPU"
+        self.add_argument("--engine", choices=ENGINES, default="auto", help=engine)
 
     def add_chat_options(self) -> None:
         """How the target's chat template is called."""

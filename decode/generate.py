@@ -45,6 +45,7 @@ def parser() -> Parser:
     whole = parse_whole(0)
     add("prompt", nargs="?", help="the user's message; - reads standard input")
     p.add_target_options()
+    p.add_engine_option()
     add("--drafter", default=AUTO, help=drafter)
     add("--method", help=method)
     add("--copying", action=argparse.BooleanOptionalAction, default=None, help=copying)

@@ -41,16 +41,15 @@ def verify(
     if draft.q_BNV is None or verifier in BY_TARGET:
         # as many numbers as nodes that count
         counts_BM = torch.cat((torch.ones_like(root_B1), draft.live_BN.long()), 1)
-        at_BM = (counts_BM.cumsum(1) - 1).clamp(min=0)
+        drawn_B = torch.zeros_like(root_B1[:, 0]) if draft.drawn_B is None else draft.drawn_B
+        at_BM = drawn_B[:, None] + (counts_BM.cumsum(1) - 1)
         chosen_BM = draw_at(p_BMV, state.uniform(at_BM))
         path = accept_own_tokens(draft, see_BMM, depth_BM, chosen_BM)
-        return path._replace(used_B=counts_BM.sum(1))
+        return path._replace(used_B=drawn_B + counts_BM.sum(1))
     return _accept_by_rule(state, verifier, draft, p_BMV)
 
 
-def accept_own_tokens(
-    draft: Draft, see_BMM: Tensor, depth_BM: Tensor, chosen_BM: Tensor
-) -> Path:
+def accept_own_tokens(draft: Draft, see_BMM: Tensor, depth_BM: Tensor, chosen_BM: Tensor) -> Path:
     """The deepest node whose path holds the target's own tokens, `chosen_BM` after each node. No two
     siblings are equal, so there is one."""
     same_BN = (draft.tokens_BN == chosen_BM.gather(1, draft.above_BN)) & draft.live_BN

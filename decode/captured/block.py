@@ -95,7 +95,9 @@ class BlockContext:
         cache = state.cache if self.own is None else self.own
         layers = range(len(network.blocks))
         ids = network.config.target_layer_ids if self.own is None else layers
-        contexts = [(cache.slabs[i].keys[:, :, :end], cache.slabs[i].values[:, :, :end]) for i in ids]
+        contexts = [
+            (cache.slabs[i].keys[:, :, :end], cache.slabs[i].values[:, :, :end]) for i in ids
+        ]
         hidden_BARD = network.run_layers(x_BRD[:, None], cos, sin, contexts, see_B1S)
         return network.select_drafts(hidden_BARD[:, 0])
 
@@ -151,7 +153,9 @@ class BlockDrafting(Drafting):
         logits_BKV = F.linear(hidden_BKD, self.context.head_VdD).float()
         return logits_BKV, self.context.bias_inputs(hidden_BKD)
 
-    def _biased(self, logits_BKV: Tensor, inputs_BKr: Tensor | None, k: int, above_BP: Tensor) -> Tensor:
+    def _biased(
+        self, logits_BKV: Tensor, inputs_BKr: Tensor | None, k: int, above_BP: Tensor
+    ) -> Tensor:
         """Logits of position k after each of P tokens, (B, P, Vd)."""
         logits_B1V = logits_BKV[:, k : k + 1]
         if inputs_BKr is None:

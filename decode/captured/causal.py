@@ -27,7 +27,9 @@ class CausalChain(Drafting):
 
     def check(self, longest: int) -> None:
         if longest + self.nodes > self.model.context_limit:
-            raise Unsupported(f"the drafter's context of {self.model.context_limit} tokens is short")
+            raise Unsupported(
+                f"the drafter's context of {self.model.context_limit} tokens is short"
+            )
 
     def allocate(self, state: RowState) -> None:
         if self.model.device != state.target.device:

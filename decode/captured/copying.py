@@ -82,7 +82,9 @@ class CopiedBranch(Copied):
         row_B = torch.zeros_like(room_B)
         above, depth = [], []
         for i in range(self.copy_tokens):
-            same_BN = (draft.above_BN == row_B[:, None]) & (draft.tokens_BN == copy_BC[:, i : i + 1])
+            same_BN = (draft.above_BN == row_B[:, None]) & (
+                draft.tokens_BN == copy_BC[:, i : i + 1]
+            )
             same_BN = same_BN & draft.live_BN
             found_B = same_BN.any(1)
             above.append(row_B)

@@ -160,13 +160,9 @@ class Denoised(Drafting):
             left -= count
         drawn_B = torch.where(room_B > 0, nodes, 0)
         steps = steps_BK if self.law == "unmasked" else None
-        return Draft(
-            block_BK, above_BN, depth_BN, q_BKV, drawn_B, chain(nodes), steps_BN=steps
-        )
+        return Draft(block_BK, above_BN, depth_BN, q_BKV, drawn_B, chain(nodes), steps_BN=steps)
 
-    def _choose_places(
-        self, logits_BKV: Tensor, block_BK: Tensor, done: int, count: int
-    ) -> Tensor:
+    def _choose_places(self, logits_BKV: Tensor, block_BK: Tensor, done: int, count: int) -> Tensor:
         """The places that a step unmasks, ascending, (B, count)."""
         place_K = torch.arange(block_BK.shape[1], device=block_BK.device)
         if not self.by_q:

@@ -21,13 +21,14 @@ from decode.captured.state import RowState, Shape
 from decode.engine import loop
 from decode.engine.loop import RequestRunner
 from decode.engine.output import RoundResult
-from decode.proposers.base import Proposer
 from decode.proposers.autoregressive import AutoregressiveProposer
+from decode.proposers.base import Proposer
 from decode.proposers.block import BlockProposer
 from decode.proposers.diffusion import DiffusionProposer
 from decode.proposers.lookup import CopyingProposer, LookupProposer
-from decode.speculation.sampling import Sampling, uniform
 from decode.speculation.rounds import verify_rounds
+from decode.speculation.sampling import Sampling, uniform
+from decode.speculation.verifiers import find
 from specalign.common.text import say_once
 from specalign.lm.model import Target
 
@@ -46,14 +47,19 @@ def check_target(target: Target) -> None:
 
 def make_drafting(proposer: Proposer | None, sampling: Sampling, verifier: str) -> Drafting:
     """The tensor form of a proposer. Raises Unsupported for one that has none."""
-    if verifier not in BY_TARGET | BY_RULE:
+    rule = find(verifier)
+    if rule.lossy or not (sampling.greedy or verifier in BY_TARGET | BY_RULE):
         raise Unsupported(f"verifier {verifier!r}")
     if proposer is None:
         return Drafting()
     if isinstance(proposer, CopyingProposer):
-        inner = make_drafting(proposer.inner, sampling, verifier)
-        kind = CopiedChain if inner.chains and not sampling.greedy else CopiedBranch
-        return kind(inner, min(proposer.copy_tokens, proposer.most_tokens))
+        inner, law = make_drafting(proposer.inner, sampling, verifier), proposer.law(sampling)
+        count = min(proposer.copy_tokens, proposer.most_tokens)
+        if law == "point":
+            return CopiedBranch(inner, count)
+        if law == "unmasked" or not inner.chains:
+            raise Unsupported("copying next to drawn drafts that branch or have an order")
+        return CopiedChain(inner, count)
     if isinstance(proposer, LookupProposer):
         return CopiedBranch(Drafting(), proposer.draft_tokens, proposer.shortest, proposer.longest)
     if isinstance(proposer, AutoregressiveProposer):
@@ -69,7 +75,8 @@ def make_drafting(proposer: Proposer | None, sampling: Sampling, verifier: str) 
         return BlockChain(proposer, proposer.draft_tokens)
     if proposer.law(sampling) == "point":
         return BestPaths(proposer, nodes)
-    assert proposer.siblings is not None
+    if proposer.siblings is None or proposer.siblings not in rule.siblings:
+        raise Unsupported(f"siblings={proposer.siblings!r}")
     return DrawnTree(proposer, nodes, proposer.siblings)
 
 
@@ -132,7 +139,10 @@ class Rows:
         if len(state.u_BT[row]):
             state.u_BT[row] = uniform(state.u_BT.shape[1], request.generator)
         history = request.history
-        for held_BV, its_V in ((state.seen_BV, history.seen_V), (state.written_BV, history.written_V)):
+        for held_BV, its_V in (
+            (state.seen_BV, history.seen_V),
+            (state.written_BV, history.written_V),
+        ):
             if held_BV is not None and its_V is not None:
                 held_BV[row] = its_V
         if state.banned_BV is not None:
@@ -176,8 +186,11 @@ def _bucket(size: int) -> int:
 class CapturedEngine:
     """Runs requests in captured rounds. It keeps its memory and its graphs from call to call."""
 
-    def __init__(self, target: Target, proposer: Proposer | None, backend: Backend) -> None:
-        self.target, self.proposer, self.backend = target, proposer, backend
+    def __init__(
+        self, target: Target, proposer: Proposer | None, backend: Backend | None = None
+    ) -> None:
+        self.target, self.proposer = target, proposer
+        self.backend: Backend = backend or ("cuda" if target.device.type == "cuda" else "eager")
         self._rows: dict[Hashable, Rows] = {}
 
     def run_rounds(

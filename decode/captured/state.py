@@ -51,8 +51,8 @@ class RowState:
         self.banned_BV = make_masks(bool(sampling.banned or sampling.min_new_tokens))
         self.eos_V = torch.zeros(size, dtype=torch.bool, device=device)
         self.eos_V[torch.tensor(target.eos_ids, dtype=torch.int64, device=device)] = True
-        # every round commits a token and uses at most N + 2 numbers
-        used = 0 if sampling.greedy else shape.capacity * (shape.nodes + 2)
+        # every round commits a token; it uses a number for each draft and each node, or N + 2
+        used = 0 if sampling.greedy else shape.capacity * 2 * (shape.nodes + 1)
         self.u_BT = torch.zeros(rows, used, dtype=torch.float64, device=device)
         width = 5 + 4 * shape.nodes
         self.result_BX = torch.zeros(rows, width, dtype=torch.int64, device=device)
@@ -81,16 +81,22 @@ class RowState:
         """Uniform numbers at places after those used, (B, R)."""
         return self.u_BT.gather(1, self.counter("cursor")[:, None] + at_BR)
 
-    def before(self, drafts_BMN: Tensor | None, tokens_BN: Tensor, depth_BM: Tensor) -> ProcessorState:
+    def before(
+        self, drafts_BMN: Tensor | None, tokens_BN: Tensor, depth_BM: Tensor
+    ) -> ProcessorState:
         """The processors' state of M prefixes of each request, masks (B, M, V).
 
         drafts_BMN: which of the drafts `tokens_BN` a prefix holds; None = none of them. depth_BM:
         how many tokens it is ahead of the text.
         """
-        seen, written = (self._held(t, drafts_BMN, tokens_BN) for t in (self.seen_BV, self.written_BV))
+        seen, written = (
+            self._held(t, drafts_BMN, tokens_BN) for t in (self.seen_BV, self.written_BV)
+        )
         return ProcessorState(seen, written, self._barred(depth_BM))
 
-    def _held(self, held_BV: Tensor | None, drafts_BMN: Tensor | None, tokens_BN: Tensor) -> Tensor | None:
+    def _held(
+        self, held_BV: Tensor | None, drafts_BMN: Tensor | None, tokens_BN: Tensor
+    ) -> Tensor | None:
         if held_BV is None or drafts_BMN is None:
             return None if held_BV is None else held_BV[:, None]
         size = held_BV.shape[1]

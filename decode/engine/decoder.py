@@ -229,7 +229,7 @@ class Stream(AbstractContextManager["Stream"]):
         self, runner: RequestRunner, rounds: Generator[None, None, None], pieces: list[str]
     ) -> None:
         self._runner = runner
-        self._pieces = _iterate(rounds, pieces)
+        self._pieces = _iterate(runner, rounds, pieces)
 
     def __iter__(self) -> Stream:
         return self
@@ -256,13 +256,14 @@ class Stream(AbstractContextManager["Stream"]):
 
 @torch.no_grad()
 def _iterate(
-    rounds: Generator[None, None, None], pieces: list[str]
-) -> Generator[str, None, None]:
+    runner: RequestRunner, rounds: Generator[None, None, None], pieces: list[str]
+) -> Generator[str, None, Generation]:
     """Run the request."""
     with closing(rounds):
         for _ in rounds:
             while pieces:
                 yield pieces.pop(0)
+    return runner.out
 
 
 def _read_stops(stop: Any) -> tuple[str, ...]:

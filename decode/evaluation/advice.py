@@ -51,7 +51,7 @@ class MeasuredSpeed:
 
 
 def open_decoders(
-    target: Target, name: str, drafter: str | None, longest: int | None
+    target: Target, name: str, drafter: str | None, longest: int | None, engine: str = "eager"
 ) -> tuple[list[DraftSize], Callable[[DraftSize], Decoder]]:
     """The draft sizes to try, plain decoding first, and a function that makes the decoder of one.
     `name`: the target's. `drafter`: a folder or `lookup`; None = the shipped one. Raises UserError:
@@ -66,10 +66,11 @@ def open_decoders(
         folders = {kind_of(drafter): drafter}
     method = read_method("drafter" if folders else "lookup")
     parts = open_drafters([method], folders, target)
+    parts.engine = engine
 
     def make_decoder(size: DraftSize) -> Decoder:
         if size == PLAIN:
-            return Decoder(target)
+            return assemble(read_method("plain"), parts)
         sized = method.with_options(tree_nodes=size.nodes) if folders else method
         return assemble(sized, parts, size.tokens)
 

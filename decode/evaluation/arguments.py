@@ -58,6 +58,7 @@ def parser() -> Parser:
         help="use N prompts of each suite, evenly spread",
     )
     p.add_target_options()
+    p.add_engine_option()
     p.add_chat_options()
     add("--drafter", help=drafter)
     add("--training-data", type=path, metavar="PATH", help=data)

@@ -59,6 +59,7 @@ class EvalConfig:
     scale: str = "full"
     repeats: int = 1
     warmup: int = 1
+    engine: str = "auto"
     dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
@@ -99,6 +100,7 @@ class EvalConfig:
         return {
             "max_new_tokens": next(iter(limits.values())) if same else limits,
             "batch_sizes": list(self.batch_sizes),
+            "engine": self.engine,
             "first_turn": self.first_turn or None,
             "execute_code": self.execute_code or None,
             "context": self.context if LONG in limits else None,

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from decode.speculation.settings import MOST_NODES as MOST_NODES
 
-
 Forest = tuple[tuple[int, ...], ...]
 """The parents of several requests' trees; smaller ones are padded up to the largest."""
 
@@ -76,8 +75,8 @@ def visit_together(forest: Forest, device: torch.device) -> tuple[Visit, ...]:
         reached = [leaving is False for _, leaving in step]
         left = [leaving is True for _, leaving in step]
         nodes = torch.tensor([node for node, _ in step], device=device)
-        masks = (torch.tensor(mask, device=device) for mask in (reached, left))
-        found.append(Visit(nodes, *masks, any(reached), any(left)))
+        reached_B, left_B = (torch.tensor(mask, device=device) for mask in (reached, left))
+        found.append(Visit(nodes, reached_B, left_B, any(reached), any(left)))
     return tuple(found)
 
 

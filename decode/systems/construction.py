@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from decode.engine.decoder import Decoder
+from decode.captured.engine import CapturedEngine
+from decode.engine.decoder import Decoder, Engine
 from decode.proposers.adaptive import AdaptiveProposer
 from decode.proposers.autoregressive import AutoregressiveProposer
 from decode.proposers.base import Proposer
@@ -51,14 +52,22 @@ def assemble(method: Method, drafters: OpenDrafters, draft_tokens: int | None = 
         method = method.with_defaults({"draft_tokens": draft_tokens})
     system = method.system
     if not isinstance(system, registry.DraftingSystem):
-        return Decoder(target)
+        return Decoder(target, engine=_make_engine(drafters, None))
     proposer = _make_proposer(system, drafters)
     longest = proposer.draft_tokens
     if longest < (method.typed("draft_tokens") or 0):
         raise UserError(f"this drafter drafts at most {longest} tokens")
     if system.copying:
         proposer = CopyingProposer(proposer, *([asked, asked] if asked else []))
-    return Decoder(target, proposer, system.verifier_name)
+    return Decoder(target, proposer, system.verifier_name, _make_engine(drafters, proposer))
+
+
+def _make_engine(drafters: OpenDrafters, proposer: Proposer | None) -> Engine | None:
+    """The engine, None = eager. `auto`: captured on a GPU."""
+    captured = drafters.engine == "captured"
+    if drafters.engine == "auto":
+        captured = drafters.target.device.type == "cuda"
+    return CapturedEngine(drafters.target, proposer) if captured else None
 
 
 # the proposers that take the system's drafters, and its own options by name

@@ -14,7 +14,13 @@ from decode.systems import drafter_folders, registry
 from decode.systems.construction import assemble, build, check_options
 from decode.systems.drafter_folders import AUTO, NO_FOLDERS, check_there
 from decode.systems.opening import OpenDrafters, open_drafters
-from decode.systems.parsing import Method, check_drafters, format_method, read_method
+from decode.systems.parsing import (
+    Method,
+    check_drafters,
+    check_engine,
+    format_method,
+    read_method,
+)
 from decode.systems.registry import ANY, ORDERS, GivenDrafter
 from specalign.common.errors import UserError
 from specalign.common.text import say
@@ -41,6 +47,7 @@ def load(
     order: str = ORDERS[0],
     drafter_tokenizer: str | os.PathLike[str] | None = None,
     method: str | None = None,
+    engine: str = "auto",
     trust_remote_code: bool = False,
     template_kwargs: Mapping[str, Any] | None = None,
     system: str | None = None,
@@ -59,6 +66,8 @@ def load(
         steps, order: for standalone drafters: number of denoising passes, and the unmasking order.
         drafter_tokenizer: folder or hub id, for a standalone drafter of another vocabulary.
         method: a system such as `specdiff:steps=4`; `drafter` is then FOLDER or KIND=FOLDER,….
+        engine: eager; captured: rounds of fixed shapes, on a GPU as CUDA graphs; or auto: captured
+            on a GPU. What captured can't run, such as other drafters, falls back to eager.
         trust_remote_code: run Python code shipped with the models.
         template_kwargs, system: of the target's chat template.
 
@@ -66,6 +75,7 @@ def load(
         UserError: a file or model can't be found, read or combined, or an option is invalid.
     """
     spec = _spec_of(target)
+    check_engine(engine)
     drafter = _choose_drafter(drafter, spec, method)
     trained = drafter is not None and drafter not in NO_FOLDERS
     options = GivenDrafter(
@@ -86,6 +96,7 @@ def load(
     opened = OpenDrafters(target, {ANY: drafter})
     if drafter is None or isinstance(drafter, str):
         opened = open_drafters([chosen], folders, target, drafter_tokenizer)
+    opened.engine = engine
     return (assemble if method is None else build)(chosen, opened, draft_tokens)
 
 

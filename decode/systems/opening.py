@@ -33,10 +33,12 @@ class ForeignDrafter(NamedTuple):
 
 @dataclass
 class OpenDrafters:
-    """The target and the open drafters by kind; `ANY` is the first one unless it is among them."""
+    """The target and the open drafters by kind; `ANY` is the first one unless it is among them.
+    engine: what runs them, a name of `parsing.ENGINES`."""
 
     target: Target
     drafters: JsonObject = field(default_factory=dict)
+    engine: str = "eager"
 
     def __getitem__(self, kind: str) -> Any:
         if kind == ANY and ANY not in self.drafters:

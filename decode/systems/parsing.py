@@ -16,6 +16,14 @@ from decode.systems.registry import ANY, SYSTEMS, System
 from specalign.common.errors import UserError, nearest
 from specalign.common.schema import JsonObject
 
+ENGINES = ("auto", "eager", "captured")
+
+
+def check_engine(name: str) -> None:
+    """Raises UserError for no engine."""
+    if name not in ENGINES:
+        raise UserError(f"engine={name!r} is unknown{nearest(name, ENGINES)}")
+
 
 @dataclass(frozen=True)
 class Method:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
 from decode.speculation import drafts as drafts_module
-from decode.speculation import rules
+from decode.speculation import rules, tree
 from decode.speculation.rules import Drafts, Outcomes
 from decode.speculation.sampling import Sampling, probs
 from decode.speculation.tree import chain
@@ -267,16 +268,24 @@ MUTANTS: dict[str, Mutant] = {
     "traversal, last leaf first, without replacement": Mutant(
         tree_of(TWO, "without_replacement"),
         "traversal",
-        patched(
-            "visits", lambda parents: tuple((len(parents) - 1 - i, x) for i, x in _visits(parents))
-        ),
+        patched("visit_together", lambda *args: _visit_backwards(*args)),
         V=4,
     ),
     "hybrid that forgets the latest step": Mutant(
         lambda toy: unmasked(toy, chain(3)), slip(always_in_order), K=3
     ),
 }
-_visits = rules.visits
+
+
+def _visit_backwards(*args: Any) -> Any:
+    """`visit_together` of walks that visit siblings in reverse."""
+    visits = tree.visits
+
+    def backwards(parents: tuple[int, ...]) -> tuple[tuple[int, bool], ...]:
+        return tuple((len(parents) - 1 - i, leaving) for i, leaving in visits(parents))
+
+    with mock.patch.object(tree, "visits", backwards):
+        return tree.visit_together.__wrapped__(*args)
 
 
 def table() -> str:

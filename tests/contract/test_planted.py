@@ -30,7 +30,7 @@ from decode.speculation import drafts, rules, sampling, tree, tree_drafts, verif
 from decode.speculation import rounds as verification
 from decode.speculation.processors import History
 from decode.speculation.proposal import DraftProbs, Proposal
-from decode.speculation.rounds import Outcome, Round
+from decode.speculation.rounds import Round
 from decode.speculation.rules import Outcomes
 from decode.speculation.sampling import Sampling
 from decode.verification import end_to_end, self_test
@@ -358,13 +358,14 @@ def padding_removes_a_token() -> list[Patch]:
 
 
 def padding_is_visited() -> list[Patch]:
-    return [
-        (
-            rules,
-            "zip_longest",
-            lambda *walks, fillvalue: itertools.zip_longest(*walks, fillvalue=(0, True)),
-        )
-    ]
+    def visit_together(*args: Any) -> Any:
+        def zip_longest(*walks: Any, fillvalue: Any) -> Any:
+            return itertools.zip_longest(*walks, fillvalue=(0, True))
+
+        with mock.patch.object(tree, "zip_longest", zip_longest):
+            return tree.visit_together.__wrapped__(*args)
+
+    return [(rules, "visit_together", visit_together)]
 
 
 def kernel_reads_one_block() -> list[Patch]:
@@ -493,8 +494,8 @@ def one_seed_for_all() -> list[Patch]:
 def accepted_token_dropped() -> list[Patch]:
     original = RequestRunner._append
 
-    def commit(self: RequestRunner, outcome: Outcome) -> int:
-        return original(self, outcome._replace(accepted=outcome.accepted[1:]))
+    def commit(self: RequestRunner, tokens: list[int]) -> None:
+        original(self, tokens if len(tokens) == 1 else tokens[1:])
 
     return [(RequestRunner, "_append", commit)]
 
@@ -503,9 +504,9 @@ def first_end_alone() -> list[Patch]:
     """Of several end-of-sequence ids one alone ends the text."""
     original = RequestRunner._append
 
-    def commit(self: RequestRunner, outcome: Outcome) -> int:
+    def commit(self: RequestRunner, tokens: list[int]) -> None:
         self.eos = frozenset([max(self.eos)])
-        return original(self, outcome)
+        original(self, tokens)
 
     return [(RequestRunner, "_append", commit)]
 
@@ -513,10 +514,9 @@ def first_end_alone() -> list[Patch]:
 def one_token_too_many() -> list[Patch]:
     original = RequestRunner._append
 
-    def commit(self: RequestRunner, outcome: Outcome) -> int:
-        full = len(self.out.tokens) + len(outcome.accepted) + 1 >= self.limit
-        self.limit += full
-        return original(self, outcome)
+    def commit(self: RequestRunner, tokens: list[int]) -> None:
+        self.limit += len(self.out.tokens) + len(tokens) >= self.limit
+        original(self, tokens)
 
     return [(RequestRunner, "_append", commit)]
 
@@ -525,9 +525,9 @@ def other_reason() -> list[Patch]:
     """A text that fills the context finishes with `length`."""
     original = RequestRunner._append
 
-    def commit(self: RequestRunner, outcome: Outcome) -> int:
+    def commit(self: RequestRunner, tokens: list[int]) -> None:
         self.full = "length"
-        return original(self, outcome)
+        original(self, tokens)
 
     return [(RequestRunner, "_append", commit)]
 
