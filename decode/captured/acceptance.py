@@ -43,7 +43,8 @@ def verify(
         counts_BM = torch.cat((torch.ones_like(root_B1), draft.live_BN.long()), 1)
         drawn_B = torch.zeros_like(root_B1[:, 0]) if draft.drawn_B is None else draft.drawn_B
         at_BM = drawn_B[:, None] + (counts_BM.cumsum(1) - 1)
-        chosen_BM = draw_at(p_BMV, state.uniform(at_BM))
+        counted_BM = (counts_BM > 0) & state.active_B1
+        chosen_BM = draw_at(p_BMV, state.uniform(at_BM, counted_BM))
         path = accept_own_tokens(draft, see_BMM, depth_BM, chosen_BM)
         return path._replace(used_B=drawn_B + counts_BM.sum(1))
     return _accept_by_rule(state, verifier, draft, p_BMV)
@@ -65,5 +66,7 @@ def _accept_by_rule(state: RowState, verifier: str, draft: Draft, p_BMV: Tensor)
     # without a draft that counts, the token after the text takes the only number
     some_B = draft.live_BN.any(1)
     at_B2 = torch.stack((draft.drawn_B, draft.drawn_B + some_B), 1)
-    verdict: Verdict = resolve(rule(p_BMV, draft.as_drafts()), p_BMV, state.uniform(at_B2))
+    counted_B2 = torch.cat((some_B[:, None], state.active_B1), 1)
+    u_B2 = state.uniform(at_B2, counted_B2)
+    verdict: Verdict = resolve(rule(p_BMV, draft.as_drafts()), p_BMV, u_B2)
     return Path(*verdict, draft.drawn_B + 1 + some_B)

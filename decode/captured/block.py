@@ -68,8 +68,8 @@ class BlockContext:
         end_B: Tensor,
     ) -> None:
         dtype, rows_B1 = self.before_BD.dtype, state.rows_B1
-        # of a row that does not run too: nobody reads it
-        self.before_BD.copy_(hidden_BMD[rows_B1[:, 0], end_B].to(dtype))
+        before_BD = hidden_BMD[rows_B1[:, 0], end_B].to(dtype)
+        self.before_BD.copy_(torch.where(state.active_B1, before_BD, self.before_BD))
         if self.own is None:
             return
         assert taps_BMFD is not None
@@ -189,7 +189,7 @@ class BlockChain(BlockDrafting):
                 columns_B1 = best(logits_B1V, state.sampling, before, fixed=True)
             else:
                 q_B1V = probs(logits_B1V, state.sampling, before, fixed=True)
-                columns_B1 = draw_at(q_B1V, state.uniform(ahead))
+                columns_B1 = draw_at(q_B1V, state.uniform(ahead, depth_BN[:, k : k + 1] > 0))
                 rows.append(q_B1V)
             token_B1 = self._tokens(columns_B1)
             tokens.append(token_B1)
@@ -221,7 +221,9 @@ class DrawnTree(BlockDrafting):
                 logits_B1V = self._biased(logits_BKV, inputs_BKr, k, tokens[parent])
                 before = state.before(None, tokens[-1], ahead).columns(self.ids)
                 left[parent] = q[parent] = probs(logits_B1V, state.sampling, before, fixed=True)
-            columns_B1 = draw_at(left[parent], state.uniform(torch.full_like(tokens[-1], drawn)))
+            at_B1 = torch.full_like(tokens[-1], drawn)
+            counts_B1 = depth_BN[:, node : node + 1] > 0
+            columns_B1 = draw_at(left[parent], state.uniform(at_B1, counts_B1))
             if apart:
                 left[parent] = left[parent].scatter(2, columns_B1[..., None], 0.0)
             tokens[node] = self._tokens(columns_B1)

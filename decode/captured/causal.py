@@ -59,7 +59,7 @@ class CausalChain(Drafting):
                 token_B1 = best(logits_B1V, state.sampling, before, fixed=True)
             else:
                 q_B1V = probs(logits_B1V, state.sampling, before, fixed=True)
-                token_B1 = draw_at(q_B1V, state.uniform(ahead))
+                token_B1 = draw_at(q_B1V, state.uniform(ahead, depth_BN[:, i : i + 1] > 0))
                 q.append(q_B1V)
             tokens.append(token_B1)
             at_B1 = at_B1 + unread.shape[1]

@@ -121,6 +121,6 @@ class CopiedChain(Copied):
             above_BN,
             torch.where(copies_B1, depth_BN, F.pad(draft.depth_BN, (0, more))),
             q_BNV,
-            torch.where(copies_B1[:, 0], 0, draft.drawn_B),
+            draft.drawn_B,
             chain(self.nodes),
         )

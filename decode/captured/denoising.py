@@ -76,7 +76,8 @@ class PrefixContext:
         self._state, self._end, self._first = state, end + 2 * self.new, True
         self._length_B1 = state.counter("length")[:, None] + 1
         self._from_B1 = self.cached_B[:, None].clone()
-        self.cached_B.copy_(state.counter("length") + 1)
+        now_B = torch.where(state.active_B1[:, 0], state.counter("length") + 1, self.cached_B)
+        self.cached_B.copy_(now_B)
 
     def denoise(self, block_BK: Tensor) -> Tensor:
         drafter, network, state = self.drafter, self.drafter.network, self._state
@@ -152,7 +153,9 @@ class Denoised(Drafting):
             else:
                 q_BRV = probs(chosen_BRV, state.sampling, before, fixed=True)
                 used = torch.arange(nodes - left, nodes - left + count, device=at_BR.device)
-                tokens_BR = draw_at(q_BRV, state.uniform(used.expand_as(at_BR)))
+                counts_BR = (room_B > 0)[:, None].expand_as(at_BR)
+                u_BR = state.uniform(used.expand_as(at_BR), counts_BR)
+                tokens_BR = draw_at(q_BRV, u_BR)
                 q_BKV = q_BRV.new_zeros(logits_BKV.shape) if q_BKV is None else q_BKV
                 q_BKV = q_BKV.scatter(1, rows_BRV, q_BRV)
             block_BK = block_BK.scatter(1, at_BR, tokens_BR)

@@ -62,6 +62,11 @@ class RowState:
         return self.numbers_FB[_COUNTERS.index(name)]
 
     @property
+    def active_B1(self) -> Tensor:
+        """Bool: which rows run. The others, also while a graph is captured, must not change."""
+        return self.counter("active")[:, None] > 0
+
+    @property
     def room_B(self) -> Tensor:
         """How many drafts still fit before the last token of the output."""
         return (self.counter("limit") - self.counter("written") - 1).clamp(min=0)
@@ -77,9 +82,11 @@ class RowState:
     def stop_row(self, row: int) -> None:
         self.numbers_FB[:, row] = 0
 
-    def uniform(self, at_BR: Tensor) -> Tensor:
-        """Uniform numbers at places after those used, (B, R)."""
-        return self.u_BT.gather(1, self.counter("cursor")[:, None] + at_BR)
+    def uniform(self, at_BR: Tensor, counts_BR: Tensor) -> Tensor:
+        """Uniform numbers at places after those used, (B, R); −1 where a draw does not count, so
+        that no number serves two draws."""
+        u_BR = self.u_BT.gather(1, self.counter("cursor")[:, None] + at_BR)
+        return torch.where(counts_BR, u_BR, -1.0)
 
     def before(
         self, drafts_BMN: Tensor | None, tokens_BN: Tensor, depth_BM: Tensor
@@ -120,7 +127,8 @@ class RowState:
         counts_BM = at_M < count_B[:, None]
         place_BM = self.counter("length")[:, None] + 1 + at_M
         self.text_BS.scatter_(1, torch.where(counts_BM, place_BM, self.shape.capacity), tokens_BM)
-        index_BM = torch.where(counts_BM, tokens_BM, tokens_BM[:, :1])
+        # the last token is marked already
+        index_BM = torch.where(counts_BM, tokens_BM, self.counter("last")[:, None])
         for held_BV in (self.seen_BV, self.written_BV):
             if held_BV is not None:
                 held_BV.scatter_(1, index_BM, True)

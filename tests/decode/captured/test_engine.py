@@ -1,0 +1,234 @@
+"""The captured engine writes the eager engine's texts: every drafter, setting, batch and bucket; and its sampled text has p's law."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from decode.captured import acceptance, block, causal, denoising, engine
+from decode.captured.engine import CapturedEngine
+from decode.captured.graph import Backend, WaitsForDevice, forbid_waiting
+from decode.engine.decoder import Decoder
+from decode.proposers.autoregressive import AutoregressiveProposer
+from decode.proposers.base import Proposer
+from decode.proposers.block import BlockProposer
+from decode.proposers.diffusion import DiffusionProposer
+from decode.proposers.lookup import CopyingProposer, LookupProposer
+from decode.speculation import verifiers
+from decode.speculation.sampling import Sampling
+from decode.verification import proposals
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from tests.builders import block_network, diffusion_drafter, shallow_target
+from tests.exact_distribution import exact_law
+
+PROMPTS = [[4, 90, 17, 203, 90, 17], [5], [1, 90, 17, 2, 3, 1, 40, 0, 90], [9, 9, 9, 4, 3]]
+EVERYTHING = Sampling(
+    temperature=1.3, top_k=20, top_p=0.95, min_p=0.02, presence_penalty=0.4, repetition_penalty=1.2,
+    banned=(3, 9), min_new_tokens=6, seed=5,
+)  # fmt: skip
+SETTINGS = [
+    Sampling(repetition_penalty=1.4),
+    Sampling(temperature=1.0, seed=3),
+    Sampling(temperature=0.6, top_p=0.9, seed=4),
+    EVERYTHING,
+]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    """Without C kernels, which a trace does not see."""
+    target = load_target("debug", dtype="float32", device="cpu", fast=False)
+    target.eos_ids = (7, 30)
+    return target
+
+
+@pytest.fixture(autouse=True)
+def no_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(note: str) -> None:
+        raise AssertionError(note)
+
+    monkeypatch.setattr(engine, "say_once", fail)
+
+
+def make(target: Target, name: str) -> Proposer | None:
+    kind, *words = name.split()
+    if kind == "plain":
+        return None
+    if kind == "lookup":
+        return LookupProposer(5)
+    if kind == "copy":
+        return CopyingProposer(make(target, " ".join(words)))  # type: ignore[arg-type]
+    if kind == "autoregressive":
+        return AutoregressiveProposer(shallow_target(1), 3)
+    if kind in ("taps", "shared_kv"):
+        network = block_network(target, kind, int(words[0]))
+        siblings = words[2] if len(words) > 2 else None
+        return BlockProposer(network, 4, int(words[1]), siblings)  # type: ignore[arg-type]
+    drafter = diffusion_drafter(target, kind.replace("_full", ", full"))
+    return DiffusionProposer(drafter, 3, int(words[0]), words[1])
+
+
+DRAFTERS = [
+    "plain", "lookup", "taps 0 0", "taps 8 5", "shared_kv 8 0", "shared_kv 0 5", "copy shared_kv 8 5",
+    "shared_kv 8 6 without_replacement", "taps 0 6 iid", "autoregressive", "ddit 1 left_to_right",
+    "ddit 2 confidence", "ddit_full 2 left_to_right", "masked_lm 2 left_to_right", "masked_lm_full 1 left_to_right",
+]  # fmt: skip
+
+
+def compare(
+    target: Target,
+    proposer: Proposer | None,
+    sampling: Sampling,
+    backend: Backend = "eager",
+    size: int = 3,
+    **options: Any,
+) -> None:
+    """Requests of different lengths, more than there are rows, over several buckets."""
+    limits, given = [22, 9, 22, 14], {"batch_size": size, "sampling": sampling, **options}
+    captured = Decoder(target, proposer, engine=CapturedEngine(target, proposer, backend))
+    with mock.patch.object(engine, "BUCKETS", (16, 24, 32, 64)):
+        found = captured.generate_batch(PROMPTS, limits, **given)
+    wanted = Decoder(target, proposer).generate_batch(PROMPTS, limits, **given)
+    # near the end of an output, eager drafters draft less, and draw other numbers
+    same_numbers = sampling.greedy or proposer is None or isinstance(proposer, LookupProposer)
+    for one, other, limit in zip(found, wanted, limits, strict=True):
+        kept = limit if same_numbers else limit - 6
+        assert one.tokens[:kept] == other.tokens[:kept]
+        if one.tokens == other.tokens:
+            assert (one.finish, one.text) == (other.finish, other.text)
+        assert len(one.tokens) - 1 - sum(one.accepted) in (one.calls, one.calls - 1)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_text_is_the_eager_engines(target: Target, name: str) -> None:
+    proposer = make(target, name)
+    for sampling in SETTINGS[::3] if name.startswith("copy") else SETTINGS:
+        if not (name.startswith("copy") and not sampling.greedy):  # copies are of another length
+            compare(target, proposer, sampling)
+
+
+@pytest.mark.parametrize("name", DRAFTERS[:7] + DRAFTERS[9:12])
+def test_a_replayed_trace_writes_the_same(target: Target, name: str) -> None:
+    sampling = SETTINGS[0] if name.startswith("copy") else EVERYTHING
+    compare(target, make(target, name), sampling, "traced")
+
+
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_batches_and_ends(target: Target, size: int) -> None:
+    stop = target.detokenize([90, 17])
+    for name in ("taps 8 5", "shared_kv 8 0"):
+        compare(target, make(target, name), SETTINGS[0], size=size, stop=[stop])
+        compare(target, make(target, name), SETTINGS[1], size=size)
+
+
+def test_settings_of_each_request(target: Target) -> None:
+    settings = [SETTINGS[1], SETTINGS[0], EVERYTHING, SETTINGS[1]]
+    proposer = make(target, "shared_kv 8 0")
+    captured = Decoder(target, proposer, engine=CapturedEngine(target, proposer))
+    found = captured.generate_batch(PROMPTS, 12, sampling=settings, batch_size=2)
+    wanted = Decoder(target, proposer).generate_batch(PROMPTS, 12, sampling=settings, batch_size=2)
+    assert [x.tokens[:6] for x in found] == [x.tokens[:6] for x in wanted]
+
+
+def test_memory_keeps_its_addresses(target: Target) -> None:
+    proposer = make(target, "taps 8 5")
+    used = CapturedEngine(target, proposer)
+    decoder = Decoder(target, proposer, engine=used)
+    texts, addresses = [], []
+    for _ in range(2):
+        texts += [x.tokens for x in decoder.generate_batch(PROMPTS, 12, batch_size=2)]
+        [rows] = used._rows.values()
+        drafting: Any = rows.drafting
+        held = [*vars(rows.state).values(), *vars(drafting.context).values()]
+        addresses.append([t.data_ptr() for t in held if isinstance(t, Tensor)])
+        addresses[-1] += [slab.keys.data_ptr() for slab in rows.state.cache.slabs]
+    assert addresses[0] == addresses[1]
+    assert texts[:4] == texts[4:]
+
+
+class CountedChoices(proposals.Choices):
+    """Draws that do not count have the number −1."""
+
+    def draw_at(self, weights: Tensor, u: Tensor) -> Tensor:
+        found = torch.zeros(u.shape, dtype=torch.int64)
+        counted = u >= 0
+        if counted.any():
+            found[counted] = super().draw_at(weights[counted], u[counted])
+        return found
+
+
+@pytest.mark.parametrize(
+    ("name", "verifier"),
+    [
+        ("plain", "auto"), ("shared_kv 8 0", "token"), ("taps 8 0", "block"), ("taps 0 0", "point_mass"),
+        ("taps 8 3", "auto"), ("shared_kv 8 3 without_replacement", "recursive"),
+        ("taps 0 3 iid", "traversal"), ("taps 0 3 iid", "k_seq"), ("autoregressive", "auto"),
+        ("ddit 2 left_to_right", "auto"), ("ddit 2 confidence", "hybrid"),
+        ("copy shared_kv 8 0", "token"), ("copy taps 8 3", "auto"),
+    ],
+)  # fmt: skip
+def test_the_joint_law(target: Target, name: str, verifier: str) -> None:
+    """Over everything that may be drawn, each random number once."""
+    assert distance(target, name, verifier) < 1e-4
+
+
+def distance(target: Target, name: str, verifier: str) -> float:
+    """Total variation of the first tokens from p's law."""
+    sampling, prompt, length = Sampling(1.0, top_k=2), [4, 90, 4, 90], 3
+    proposer = make(target, name)
+    if isinstance(proposer, BlockProposer):
+        proposer.draft_tokens = 2
+    decoder = Decoder(target, proposer, verifier, CapturedEngine(target, proposer))
+
+    def run() -> tuple[int, ...]:
+        return tuple(decoder.generate(prompt, max_new_tokens=length, sampling=sampling).tokens)
+
+    run()  # captures
+    modules = (acceptance, block, causal, denoising)
+    found: dict[tuple[int, ...], float] = defaultdict(float)
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(proposals, "Choices", CountedChoices))
+        for module in modules:
+            stack.enter_context(mock.patch.object(module, "draw_at", _scripted))
+        for weight, tokens in proposals.every_outcome(run, 4000):
+            found[tokens] += weight
+    law = exact_law(target, prompt, length, sampling)
+    return sum(abs(found.get(x, 0.0) - law.get(x, 0.0)) for x in {*found, *law}) / 2
+
+
+def _scripted(weights: Tensor, u: Tensor) -> Tensor:
+    """The enumerating `draw_at` of the moment."""
+    return verifiers.draw_at(weights, u)
+
+
+def test_what_waits_for_the_device_is_refused() -> None:
+    x = torch.arange(4.0)
+    waits: list[Callable[[], object]] = [
+        lambda: float(x.sum()), lambda: x.nonzero(), lambda: x[x > 1], lambda: x.unique(),
+        lambda: x.masked_select(x > 1), lambda: bool((x > 1).any()),
+        lambda: x.index_put_((x > 1,), x[:2]), lambda: torch.equal(x, x),
+        lambda: x.to("meta"),
+    ]  # fmt: skip
+    with forbid_waiting(x.device):
+        for wait in waits:
+            with pytest.raises(WaitsForDevice):
+                wait()
+        x[1:3] = x.cumsum(0)[x.argsort()][1:3]
+
+
+def test_what_is_not_supported_falls_back(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(engine, "say_once", notes.append)
+    proposer = make(target, "ddit 2 random")
+    captured = Decoder(target, proposer, engine=CapturedEngine(target, proposer))
+    wanted = Decoder(target, proposer).generate(PROMPTS[0], 8).tokens
+    assert captured.generate(PROMPTS[0], 8).tokens == wanted
+    assert notes and "order=random" in notes[0]
