@@ -19,7 +19,7 @@ from torch import Tensor
 from decode.engine.detokenizer import TextStream, special_tokens_in
 from decode.engine.output import Generation, RoundTrace, Tree
 from decode.proposers.base import DraftSession, Proposer, Request
-from decode.speculation.processors import History
+from decode.speculation.history import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
 from decode.speculation.rounds import Outcome, Round, verify_rounds
 from decode.speculation.sampling import Sampling, make_generator, position_noise

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from decode.speculation.processors import History
+from decode.speculation.history import History
 from decode.speculation.proposal import Law, Proposal
 from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw, probs
 from specalign.lm.cache import KVCache

@@ -16,7 +16,7 @@ from decode.engine import loop as engine_module
 from decode.engine.decoder import Decoder
 from decode.evaluation.tokenized import tokenize_prompts
 from decode.speculation.sampling import Sampling
-from decode.verification import checks, end_to_end, proposals, rules
+from decode.verification import commit, end_to_end, proposals, randomness, rows, rules
 from decode.verification.batches import Asked, RequestBatch, Requests
 from decode.verification.cases import Cases, cases_of, drafts_so
 from decode.verification.pair import VerifyConfig
@@ -114,24 +114,24 @@ class VerificationRun:
         background = drafts_so(batch.decoder.drafter, "in_background")
         recorder = self._decode(batch, enumerate_drafts=not background)
         with self.tallies["rows"].measure_time() as tally:
-            checks.check_rows(recorder, self.reference, tally)
+            rows.check_rows(recorder, self.reference, tally)
         with self.tallies["proposals"].measure_time() as tally:
             if not background:
                 proposals.check_drafts(recorder, tally)
         with self.tallies["randomness"].measure_time() as tally:
-            checks.check_decisions(recorder, tally)
+            randomness.check_decisions(recorder, tally)
             if background:
                 what = "whose draft random numbers are not checked"
                 tally.counts[f"batches drafted in the background, {what}"] += 1
             else:
-                checks.check_randomness(recorder, tally)
+                randomness.check_randomness(recorder, tally)
             if background or drafts_so(batch.decoder.drafter, "by_clock"):
                 what = "not compared with requests alone"
                 tally.counts[f"batches whose drafts depend on timing, {what}"] += 1
             elif batch.size > 1:
                 self._check_company(recorder, batch, tally)
         with self.tallies["commit"].measure_time() as tally:
-            checks.check_commit(recorder, self.target, tally)
+            commit.check_commit(recorder, self.target, tally)
         room = RECORDED - len(self.recorded)
         self.recorded += [one for one in recorder.rounds if one.by_rule][:room]
         found = [x for name, n in started.items() for x in self.tallies[name].findings[n:]]

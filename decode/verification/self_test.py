@@ -16,7 +16,7 @@ from decode.engine.detokenizer import TextStream
 from decode.engine.loop import RequestRunner
 from decode.evaluation.tokenized import tokenize_prompts
 from decode.proposers import autoregressive, block, diffusion
-from decode.speculation import drafts, processors, rules, sampling, tree, verifiers
+from decode.speculation import drafts, history, rules, sampling, tree, verifiers
 from decode.speculation import rounds as verification
 from decode.speculation.proposal import DraftProbs
 from decode.speculation.rounds import Outcome, Round
@@ -134,7 +134,7 @@ def blind_tree() -> list[Patch]:
 
 def penalty_of_the_text_alone() -> list[Patch]:
     """The penalties of a node do not see the drafts on its path."""
-    return [(processors.History, "_with", staticmethod(lambda held_V, tokens_K, parents: held_V))]
+    return [(history.History, "_with", staticmethod(lambda held_V, tokens_K, parents: held_V))]
 
 
 def past_the_end() -> list[Patch]:

@@ -28,7 +28,7 @@ from decode.proposers.overlapped import OverlappedProposer
 from decode.proposers.specdiff2 import SpecDiff2Proposer
 from decode.speculation import drafts, rules, sampling, tree, tree_drafts, verifiers
 from decode.speculation import rounds as verification
-from decode.speculation.processors import History
+from decode.speculation.history import History
 from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.rounds import Outcome, Round
 from decode.speculation.rules import Outcomes

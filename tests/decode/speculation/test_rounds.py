@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from decode.speculation import rounds as verification
-from decode.speculation.processors import History
+from decode.speculation.history import History
 from decode.speculation.proposal import NO_DRAFTS
 from decode.speculation.rounds import Outcome, Round, verify_rounds
 from decode.speculation.sampling import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from decode.speculation.processors import History
+from decode.speculation.history import History
 from decode.speculation.sampling import ProcessorState, Sampling
 
 
