@@ -21,9 +21,10 @@ from decode.engine.output import Generation, RoundTrace, Tree
 from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation.history import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
-from decode.speculation.rounds import Outcome, Round, verify_rounds
+from decode.speculation.rounds import Round, verify_rounds
 from decode.speculation.sampling import Sampling, make_generator, position_noise
 from decode.speculation.tree import MOST_NODES, ancestors, depths
+from decode.speculation.verifiers import Outcome
 from specalign.common.errors import UserError
 from specalign.lm.model import Target, TargetOutput
 

@@ -2,7 +2,7 @@
 for which the output has exactly the target's distribution. The rules: decode/speculation/rules.py.
 
     greedy, point_mass   accept while the target's own token is the drafted one; exact however the
-        drafts were chosen (`decode.speculation.rounds.verify_greedy`)
+        drafts were chosen (`verify_greedy`)
     self_selection       point_mass on the one path that p expects most of: SpecDiff-2, arXiv
         2511.00606
     token                min(1, p/q), residual (p − q)₊: Leviathan et al., arXiv 2211.17192; Chen et
@@ -34,13 +34,32 @@ from decode.speculation.drafts import Drafts, pick_tokens, rows_at
 from decode.speculation.proposal import LAWS, SIBLINGS, Proposal
 from decode.speculation.rules import Outcomes, Rule
 from decode.speculation.sampling import draw_at, uniform
-from decode.speculation.tree import chain
+from decode.speculation.tree import chain, walk
 from specalign.common.errors import UserError, nearest
 from specalign.kernels import choice
 
 TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3
 """Medusa's own setting."""
 TOP_BETA = 3
+
+
+class Outcome(NamedTuple):
+    """A round's outcome on the host: the accepted drafts, the token after them, and the places of
+    those drafts in the proposal (ascending)."""
+
+    accepted: list[int]
+    following: int
+    path: list[int]
+
+    @property
+    def rows(self) -> list[int]:
+        """The rows of the forward pass along the path."""
+        return [0, *(i + 1 for i in self.path)]
+
+    @property
+    def straight(self) -> bool:
+        """Whether these are the first rows of the forward pass."""
+        return self.path == list(range(len(self.path)))
 
 
 class Verdict(NamedTuple):
@@ -76,6 +95,19 @@ class Verifier:
         return not proposal.branches or (
             bool(self.siblings) if proposal.siblings is None else proposal.siblings in self.siblings
         )
+
+
+def verify_greedy(
+    draft_tokens: Sequence[int], parents: tuple[int, ...], target_tokens: Sequence[int]
+) -> Outcome:
+    """Accept the drafts that equal the target's own choices: `target_tokens` (N + 1), after the
+    root and after each of the N drafts."""
+
+    def choose(nodes: list[tuple[int, int]]) -> list[int]:
+        return [target_tokens[node] for _, node in nodes]
+
+    [(path, following)] = walk([draft_tokens], [parents], choose)
+    return Outcome([draft_tokens[i] for i in path], following, path)
 
 
 def run_verifier(

@@ -27,8 +27,9 @@ from decode.speculation import rounds as verification
 from decode.speculation import sampling as sampling_module
 from decode.speculation import verifiers
 from decode.speculation.proposal import Proposal
-from decode.speculation.rounds import Outcome, Round
+from decode.speculation.rounds import Round
 from decode.speculation.tree import path_to
+from decode.speculation.verifiers import Outcome
 from decode.verification.batches import Asked
 
 Original = Callable[..., Any]  # the watched function, as it was

@@ -19,8 +19,9 @@ from decode.proposers import autoregressive, block, diffusion
 from decode.speculation import drafts, history, rules, sampling, tree, verifiers
 from decode.speculation import rounds as verification
 from decode.speculation.proposal import DraftProbs
-from decode.speculation.rounds import Outcome, Round
+from decode.speculation.rounds import Round
 from decode.speculation.sampling import ProcessorState
+from decode.speculation.verifiers import Outcome
 from decode.verification.cases import cases_of
 from decode.verification.pair import VerifyConfig
 from decode.verification.run import VerificationRun

@@ -30,9 +30,10 @@ from decode.speculation import drafts, rules, sampling, tree, tree_drafts, verif
 from decode.speculation import rounds as verification
 from decode.speculation.history import History
 from decode.speculation.proposal import DraftProbs, Proposal
-from decode.speculation.rounds import Outcome, Round
+from decode.speculation.rounds import Round
 from decode.speculation.rules import Outcomes
 from decode.speculation.sampling import Sampling
+from decode.speculation.verifiers import Outcome
 from decode.verification import end_to_end, self_test
 from decode.verification.batches import Asked, RequestBatch
 from decode.verification.cases import Cases

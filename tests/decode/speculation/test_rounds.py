@@ -15,7 +15,7 @@ import torch
 from decode.speculation import rounds as verification
 from decode.speculation.history import History
 from decode.speculation.proposal import NO_DRAFTS
-from decode.speculation.rounds import Outcome, Round, verify_rounds
+from decode.speculation.rounds import Round, verify_rounds
 from decode.speculation.sampling import (
     Sampling,
     best,
@@ -26,7 +26,7 @@ from decode.speculation.sampling import (
     uniform,
 )
 from decode.speculation.tree import depths, path_to, walk
-from decode.speculation.verifiers import VERIFIERS, run_verifier
+from decode.speculation.verifiers import VERIFIERS, Outcome, run_verifier
 from specalign.common.errors import UserError
 from tests.fakes import DRAFTERS, SETTINGS
 

@@ -10,9 +10,10 @@ from decode import Decoder, Sampling
 from decode.engine.loop import RequestRunner, prefill_batch
 from decode.evaluation.divergence import replay
 from decode.proposers.block import BlockProposer, BlockProposerSession
-from decode.speculation.rounds import Outcome, Round, verify_rounds
+from decode.speculation.rounds import Round, verify_rounds
 from decode.speculation.sampling import position_noise
 from decode.speculation.tree import ancestors
+from decode.speculation.verifiers import Outcome
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import BLOCK_VARIANTS as VARIANTS
