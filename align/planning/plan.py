@@ -128,7 +128,8 @@ def render_plan(plan: TrainingPlan, seconds: dict[str, float] | None = None) -> 
         f"drafter    {drafter.parameters / 1e6:,.1f}M parameters, {trained} ({drafter.kind}, "
         f"{drafter.drafted} tokens per draft)",
         f"text       {recipe.data.samples:,} samples ({plan.written:,} generated)",
-        f"training   {trainer.max_steps:,} steps of {plural(trainer.batch_size, 'row')}: {seen} text tokens",
+        f"training   {trainer.max_steps:,} steps of {plural(trainer.batch_size, 'row')}: "
+        f"{seen} text tokens",
         "",
         f"{'':<11}{'memory per device':>18}{'time':>10}   most of the memory",
     ]

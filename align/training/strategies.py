@@ -187,9 +187,8 @@ class Zero(DeepSpeedStrategy):
     """DeepSpeed's ZeRO, also with gloo on CPUs, which Lightning does not support."""
 
     def setup_environment(self) -> None:
-        DDPStrategy.setup_environment(
-            self
-        )  # Lightning's own refuses CPUs, and so does the next one
+        # Lightning's own refuses CPUs, and so does the next one
+        DDPStrategy.setup_environment(self)
 
     def setup_distributed(self) -> None:
         reset_seed()

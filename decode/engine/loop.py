@@ -22,10 +22,10 @@ from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation.history import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
 from decode.speculation.rounds import Round, verify_rounds
-from decode.speculation.sampling import Sampling, make_generator, position_noise
-from decode.speculation.tree import MOST_NODES, ancestors, depths
+from decode.speculation.sampling import make_generator, position_noise
+from decode.speculation.settings import MOST_NODES, Sampling
+from decode.speculation.tree import ancestors, depths
 from decode.speculation.verifiers import Outcome
-from specalign.common.errors import UserError
 from specalign.lm.model import Target, TargetOutput
 
 PREFILL_CHUNK = 2048
@@ -59,7 +59,7 @@ def run_rounds(runners: Sequence[RequestRunner], most: int = 1) -> Generator[Non
             outcomes = verify_rounds(rounds)
             for runner, output, outcome in zip(running, outputs, outcomes, strict=True):
                 runner.commit_round(output, outcome)
-                if runner.out.finish and most > 1:
+                if runner.out.finish and len(runners) > 1:  # room for the next ones
                     runner.free()
             running = [runner for runner in running if not runner.out.finish]
             yield
@@ -161,6 +161,7 @@ class RequestRunner:
             History(sampling, prompt, target.vocab_size, target.eos_ids, target.device),
             self._noise() if self.verifier == "gumbel" and not sampling.greedy else None,
         )
+        # the prefill and a round without drafts give one token each: up to two, no draft fits
         if drafter is not None and self.limit > 2:
             self.session = drafter.start(self.request)
         taps = self.session.taps if self.session is not None else ()
@@ -254,8 +255,7 @@ class RequestRunner:
         room = min(self.drafter.draft_tokens, self.limit - len(self.out.tokens) - 1)
         proposal = self.session.propose(room) if room > 0 else None
         if proposal is not None and self.target.chains_only and proposal.branches:
-            why = f"target {self.target.spec!r} {self.target.why_chains_only}"
-            raise UserError(f"{why}: drafts can't branch (use tree_nodes=0)")
+            raise self.target.branch_error()
         return NO_DRAFTS if proposal is None else proposal.cut(room)
 
     def _round(self, logits_MV: Tensor, proposal: Proposal) -> Round:

@@ -258,7 +258,7 @@ def _facts(summary: Summary) -> str:
 
 
 def compare_runs(folders: Sequence[Path]) -> str:
-    """A page that puts several measurements side by side. Raises UserError as `make_report` does."""
+    """A page that compares several measurements. Raises UserError as `make_report` does."""
     summaries = [make_report(folder)[0] for folder in folders]
     names = [folder.name for folder in folders]
     if len({*names}) < len(names):  # a/report and b/report

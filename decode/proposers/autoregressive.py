@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from decode.proposers.base import DraftSession, Proposer, Request, common_prefix_length
 from decode.speculation.proposal import DraftProbs, Law, Proposal
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from decode.speculation.tree import chain
 from specalign.common.errors import UserError
 from specalign.lm.model import Target

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from decode.speculation.history import History
 from decode.speculation.proposal import Law, Proposal
-from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw, probs
+from decode.speculation.sampling import ProcessorState, best, couple, draw, probs
+from decode.speculation.settings import Sampling
 from specalign.lm.cache import KVCache
 from specalign.lm.model import Target, TargetOutput
 

@@ -17,15 +17,8 @@ import torch
 from torch import Tensor
 
 from decode.speculation.proposal import Proposal
-from decode.speculation.sampling import (
-    ProcessorState,
-    Sampling,
-    best,
-    couple,
-    draw_at,
-    probs,
-    uniform,
-)
+from decode.speculation.sampling import ProcessorState, best, couple, draw_at, probs, uniform
+from decode.speculation.settings import Sampling
 from decode.speculation.tree import depths, path_to, walk
 from decode.speculation.verifiers import (
     Outcome,

@@ -82,13 +82,13 @@ class Verifier:
     state_only: bool = False  # among unmasked drafts, exact only for state-only orders
     lossy: bool = False  # the output does not have the target's distribution
 
-    def fits(self, law: str, temperature: float) -> bool:
+    def is_exact_for(self, law: str, temperature: float) -> bool:
         """Whether it is exact for chains of that law at that temperature."""
         return law in self.laws and (temperature == 0 or not self.greedy_only)
 
-    def accepts(self, proposal: Proposal, temperature: float) -> bool:
+    def is_exact_for_proposal(self, proposal: Proposal, temperature: float) -> bool:
         """Whether it is exact for this proposal."""
-        if not self.fits(proposal.law, temperature):
+        if not self.is_exact_for(proposal.law, temperature):
             return False
         if proposal.law == "unmasked" and self.state_only and not proposal.state_only:
             return False
@@ -134,7 +134,7 @@ def run_verifier(
         )
     assert verifier.rule is not None, "gumbel takes its noise from positions"
     u_B2 = torch.stack([uniform(2, g) for g in generators])
-    if verifier.rule is rules.block:
+    if verifier.rule is rules.block:  # `block` and `traversal`, which are the same on chains
         verdict = _chains_in_c(proposals, p_BMV, u_B2)
         if verdict is not None:
             return verdict
@@ -196,9 +196,11 @@ _SIBLINGS = frozenset(SIBLINGS)
 VERIFIERS: dict[str, Verifier] = {
     v.name: v
     for v in (
+        # in decoding these two compare tokens (`Round.by_rule`); `rules.point` states their law
         Verifier("greedy", rules.point, _ANY, _SIBLINGS, greedy_only=True),
         Verifier("point_mass", rules.point, _ANY, _SIBLINGS),
         Verifier("self_selection", rules.select_path, _ANY, _SIBLINGS),
+        # `rules.token` and `rules.block`: chains at once, trees by `recursive` and `traversal`
         Verifier("token", rules.token, _DRAWN),
         Verifier("block", rules.block, _DRAWN),
         Verifier("hybrid", rules.hybrid, _DRAWN | {"unmasked"}, state_only=True),
@@ -222,7 +224,7 @@ def find(name: str) -> Verifier:
 def check_pair(law: str, name: str, temperature: float) -> Verifier:
     """The verifier, if it is exact for chains of this law at this temperature, or lossy. Raises
     UserError with those that are exact."""
-    return _check(name, f"{law!r} drafts", temperature, lambda v: v.fits(law, temperature))
+    return _check(name, f"{law!r} drafts", temperature, lambda v: v.is_exact_for(law, temperature))
 
 
 def check_proposal(proposal: Proposal, name: str, temperature: float) -> Verifier:
@@ -232,7 +234,11 @@ def check_proposal(proposal: Proposal, name: str, temperature: float) -> Verifie
         drafts += f" that branch (siblings drawn: {proposal.siblings})"
     elif proposal.law == "unmasked" and not proposal.state_only:
         drafts += " whose order looked at drawn values"
-    return _check(name, drafts, temperature, lambda v: v.accepts(proposal, temperature))
+
+    def is_exact(verifier: Verifier) -> bool:
+        return verifier.is_exact_for_proposal(proposal, temperature)
+
+    return _check(name, drafts, temperature, is_exact)
 
 
 def _check(
@@ -254,4 +260,4 @@ def choose(law: str, temperature: float) -> str:
         return "greedy"
     if law == "unmasked":
         return "hybrid"
-    return "traversal" if VERIFIERS["traversal"].fits(law, temperature) else "point_mass"
+    return "traversal" if VERIFIERS["traversal"].is_exact_for(law, temperature) else "point_mass"

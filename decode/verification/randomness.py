@@ -1,4 +1,4 @@
-"""Check 4, randomness: each request uses its own random numbers, once, and they decide its rounds."""
+"""Check 4, randomness: a request uses its own random numbers, once, and they decide its rounds."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from decode.verification.recording import RecordedRound, Recorder
 from decode.verification.reference import (
     Reference,

@@ -15,7 +15,7 @@ import torch
 from decode.engine import loop as engine_module
 from decode.engine.decoder import Decoder
 from decode.evaluation.tokenized import tokenize_prompts
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from decode.verification import commit, end_to_end, proposals, randomness, rows, rules
 from decode.verification.batches import Asked, RequestBatch, Requests
 from decode.verification.cases import Cases, cases_of, drafts_so

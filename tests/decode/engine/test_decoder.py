@@ -10,7 +10,7 @@ import torch
 from decode.engine.decoder import Decoder
 from decode.proposers.block import BlockProposer
 from decode.proposers.lookup import CopyingProposer, LookupProposer
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
 from tests.builders import PROMPT

@@ -91,7 +91,8 @@ def test_coupled_drafts_use_the_noise_of_their_positions(target: Target, variant
         drafts = runner.session
         assert isinstance(drafts, BlockProposerSession)
         tree = drafts.propose(3)
-        tokens, hidden = runner.request.tokens, drafts.session.hidden(runner.request.tokens[-1])
+        tokens = runner.request.tokens
+        hidden = drafts.session.draft_hidden(tokens[-1])
         inputs = drafts.session.bias_inputs(hidden)
         ids = torch.arange(target.vocab_size) if net.draft_vocab is None else net.draft_vocab
         last = tokens[-1]
