@@ -165,7 +165,9 @@ def reported(judge: Callable[[], str], prefix: str = "") -> str:
 def refusal(error: str) -> str:
     """The reason in a few words, without names of classes and modules of one release."""
     why = error.partition("architecture ")[2].partition("' ")[2] or error
-    why = re.sub(r"^\([^)]*\) |^can't be run exactly: |^is not supported: | \(it is .*", "", why)
+    why = re.sub(
+        r"^\([^)]*\) |^failed the exactness check: |^is not supported: | \(it is .*", "", why
+    )
     return f"refused: {why.partition(':')[0].replace('|', '/')}"
 
 

@@ -72,13 +72,12 @@ class Recipe(Section):
         require(d.standalone or self.stage == "calibrate", kind)
         decay = f"objective.prefix_decay={self.objective.prefix_decay} needs drafter.kind=block"
         require(d.kind == "block" or self.objective.prefix_decay == 0, decay)
-        confidence = "objective.terms.confidence and drafter.confidence_head=true need each other"
-        require(d.confidence_head == ("confidence" in self.objective.terms), confidence)
+        both = "set both objective.terms.confidence and drafter.confidence_head=true, or neither"
+        require(d.confidence_head == ("confidence" in self.objective.terms), both)
         if t.optimizer == "muon":
-            muon = "trainer.optimizer=muon needs"
-            shards = f"whole matrices: launch.strategy={launch.strategy} shards them"
-            require(launch.strategy in ("auto", "ddp"), f"{muon} {shards}")
-            require(d.lora_rank == 0, f"{muon} drafter.lora_rank=0")
+            sharded = f"does not support launch.strategy={launch.strategy}; use auto or ddp"
+            require(launch.strategy in ("auto", "ddp"), f"trainer.optimizer=muon {sharded}")
+            require(d.lora_rank == 0, "trainer.optimizer=muon needs drafter.lora_rank=0")
         require(
             t.batch_size % (t.accumulate * self.processes) == 0,
             f"trainer.batch_size={t.batch_size} must be a multiple of trainer.accumulate="

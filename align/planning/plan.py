@@ -143,7 +143,8 @@ def render_plan(plan: TrainingPlan, seconds: dict[str, float] | None = None) -> 
     names = {"greedy": "greedy", "sampling": "temperature 1"}
     for how, tau in plan.tau.items():
         band = f"{tau.value:.2f} [{tau.low:.2f}, {tau.high:.2f}]"
-        runs = f"95% prediction interval; {tau.runs} of {tau.of} fitted runs are of this kind"
+        fitted = f"fitted to {tau.of} runs, {tau.runs} with this kind of drafter"
+        runs = f"95% prediction interval; {fitted}"
         guess = f"; a guess: {tau.guess}" if tau.guess else ""
         lines.append(f"expected τ {names[how]} {band} ({runs}{guess})")
     if not plan.tau:

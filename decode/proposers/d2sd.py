@@ -158,8 +158,9 @@ class D2SDProposer(Proposer):
         branches = range(self.draft_tokens, 0, -1)
         self.draft_nodes = self.draft_tokens + sum(branches[:boundaries])
         if self.draft_nodes > MOST_NODES:
-            size = f"a tree of {self.draft_nodes} nodes, more than {MOST_NODES}"
-            raise UserError(f"boundaries={boundaries} after {self.draft_tokens} tokens: {size}")
+            size = f"a tree of {self.draft_nodes} nodes (limit {MOST_NODES})"
+            given = f"boundaries={boundaries} with draft_tokens={self.draft_tokens}"
+            raise UserError(f"{given} gives {size}")
 
     def law(self, sampling: Sampling) -> Law:
         return "point" if sampling.greedy else "causal"

@@ -238,7 +238,7 @@ def verify(
     prompts = [tokens for _, tokens in fitting if len(tokens) <= room]
     if not prompts:
         why = refused[0] if refused else f"none leaves room for {config.max_new_tokens} new tokens"
-        raise UserError(f"no prompt can be answered: {why}")
+        raise UserError(f"every prompt was rejected: {why}")
     tallies = VerificationRun(config, cases, prompts, say, only=only).run()
     if not only and not tallies[-1].counts["tokens drafted"]:
         what = "nothing was drafted on these prompts, so there is nothing to verify"

@@ -126,7 +126,8 @@ def _first_exact(
     if getattr(model.config, "is_decoder", None) is False:
         reason += " (config.json: is_decoder=false)"
     name = model.config.model_type
-    raise UserError(f"target {source.spec!r}: architecture {name!r} can't be run exactly: {reason}")
+    what = f"architecture {name!r} failed the exactness check"
+    raise UserError(f"target {source.spec!r}: {what}: {reason}")
 
 
 def _name(model: PreTrainedModel) -> str:
