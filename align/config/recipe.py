@@ -29,7 +29,7 @@ class TargetConfig(Section):
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     revision: str | None = option(None, "hub revision: branch, tag or commit")
-    trust_remote_code: bool = option(False, "run modelling code that comes with the model")
+    trust_remote_code: bool = option(False, "run modeling code that comes with the model")
     parallel: Literal["replicate", "fsdp"] = option(
         "replicate", "in training: a copy in each process, or layers sharded over them (FSDP2)"
     )
@@ -50,7 +50,7 @@ class Recipe(Section):
         "calibrate",
         "pretrain = whole rows, finetune = blocks, calibrate = blocks, with distillation",
     )
-    seed: int = option(0, "seed of data, initialisation and order", low=0, high=2**32 - 1)
+    seed: int = option(0, "seed of data, initialization and order", low=0, high=2**32 - 1)
     output: str = option("", "output folder; default: runs/NAME")
     target: TargetConfig = field(default_factory=TargetConfig)
     data: DataConfig = field(default_factory=DataConfig)

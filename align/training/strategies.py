@@ -143,7 +143,7 @@ def shard_target(target: Target, device: torch.device) -> None:
     elif target.anatomy.apart:  # processes would run the layers a different number of times
         problem = "has absolute positions, so texts run one by one"
     elif any(not p.is_floating_point() for p in target.model.parameters()):
-        problem = "is quantised"
+        problem = "is quantized"
     if problem:
         given = f"target.parallel=fsdp: target {target.spec!r} {problem}"
         raise UserError(f"{given} (target.parallel=replicate)")

@@ -174,7 +174,7 @@ def _replay(replays: Sequence[JsonObject]) -> str:
     if not replays:
         return ""
     note = (
-        "Accepted drafts are coloured by their position in the round, rejected ones of the last "
+        "Accepted drafts are colored by their position in the round, rejected ones of the last "
         "round are struck through. The slider steps through the last method's rounds; the others "
         "show their output so far."
     )
