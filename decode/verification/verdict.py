@@ -31,10 +31,10 @@ TITLES = {
 SHOWN = 5
 """Differences of a check that the page lists."""
 NOT_COVERED = (
-    "systems that change the distribution on purpose; the random numbers of drafts made in the "
-    "background (everything else in their rounds is compared); draft lengths chosen by timing "
-    "(every length is exact, but a seed does not reproduce it); positions beyond the decoded "
-    "texts; devices, data types and versions other than those named above"
+    "systems that change the distribution on purpose; the proposals and random numbers of "
+    "drafts made in the background (the rest of their rounds is compared); draft lengths chosen "
+    "by timing (every length is exact, but a seed does not reproduce it); positions beyond the "
+    "decoded texts; devices, data types and versions other than those named above"
 )
 
 
