@@ -128,7 +128,7 @@ _CURRENT: ContextVar[Layout | Together | None] = ContextVar("layout", default=No
 
 
 @contextmanager
-def laid(layout: Layout | Together) -> Iterator[None]:
+def use_layout(layout: Layout | Together) -> Iterator[None]:
     """Context manager in which models with the attention of `specalign.lm.masks` use this
     layout."""
     token = _CURRENT.set(layout)

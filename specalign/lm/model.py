@@ -12,7 +12,7 @@ from specalign.common.errors import UserError
 from specalign.common.provenance import memory_bytes
 from specalign.lm.cache import KVCache, SharedCache
 from specalign.lm.frozen import FrozenModel
-from specalign.lm.masks import Layout, Together, laid
+from specalign.lm.masks import Layout, Together, use_layout
 from specalign.lm.recurrent import States, replaying
 
 
@@ -136,7 +136,7 @@ class Target(FrozenModel):
         found: dict[int, Tensor] = {}
         hooks = [self.layers[i].register_forward_hook(_tap(found, i)) for i in taps]
         try:
-            with laid(layout):
+            with use_layout(layout):
                 output = self.body(**self.anatomy.arguments(tokens_BL, positions_BL, cache))
         finally:
             for hook in hooks:
