@@ -155,7 +155,7 @@ def _rule(call: JsonObject) -> Rule | None:
     return None if rule is causal_mask_function else rule
 
 
-def attend_as_laid(
+def attention_forward(
     module: nn.Module,
     query: Tensor,
     key: Tensor | Parts,
@@ -194,7 +194,7 @@ def attend_as_laid(
 
 def register() -> str:
     """Register the function with transformers and return its name."""
-    AttentionInterface.register(NAME, attend_as_laid)
+    AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, _grouped_mask)
     AttentionMaskInterface.register(OWN, _own_mask)
     return NAME

@@ -71,4 +71,4 @@ def test_a_model_computes_what_it_did(kind: str) -> None:
 def test_a_tensor_that_is_not_known_is_refused() -> None:
     q = torch.zeros(1, 1, 2, 4)
     with pytest.raises(NotImplementedError, match="its attention takes 'position_bias'"):
-        masks.attend_as_laid(torch.nn.Identity(), q, q, q, None, position_bias=torch.zeros(1))
+        masks.attention_forward(torch.nn.Identity(), q, q, q, None, position_bias=torch.zeros(1))
