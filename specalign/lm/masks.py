@@ -108,7 +108,7 @@ class Layout:
 
 
 @dataclass
-class Together:
+class BatchLayout:
     """Several requests side by side in one row, each with its own layout."""
 
     parts: Sequence[Layout]
@@ -124,11 +124,11 @@ class Together:
         raise NotImplementedError("a model's own attention takes one request at a time")
 
 
-_CURRENT: ContextVar[Layout | Together | None] = ContextVar("layout", default=None)
+_CURRENT: ContextVar[Layout | BatchLayout | None] = ContextVar("layout", default=None)
 
 
 @contextmanager
-def use_layout(layout: Layout | Together) -> Iterator[None]:
+def use_layout(layout: Layout | BatchLayout) -> Iterator[None]:
     """Context manager in which models with the attention of `specalign.lm.masks` use this
     layout."""
     token = _CURRENT.set(layout)
