@@ -25,8 +25,8 @@ from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_ma
 from specalign.common.schema import JsonObject
 from specalign.lm.attention import (
     biased_attention,
+    expand_mask,
     grouped_attention,
-    laid_out,
     visible_mask,
 )
 from specalign.lm.cache import Parts
@@ -98,7 +98,7 @@ class Layout:
         see = self.visible(rule)
         if is_single:
             return None if bool(see.all()) else see
-        return see if self.mask is not None else laid_out(see[0, 0], self.groups, self.dtype)
+        return see if self.mask is not None else expand_mask(see[0, 0], self.groups, self.dtype)
 
     def for_eager(self, rule: Rule | None) -> Tensor:
         """An additive mask, (B or 1, 1, L, S), for a model's own attention."""
