@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from decode.engine.decoder import Decoder, Stream
     from decode.engine.output import Generation
-    from decode.speculation.sampling import Sampling
+    from decode.speculation.settings import Sampling
     from decode.systems.load import load
     from specalign.common.errors import UserError
     from specalign.rows.conversation import Conversation

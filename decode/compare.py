@@ -64,7 +64,7 @@ def compare(options: argparse.Namespace, console: PlainConsole) -> None:
         options.suite, options.prompts, options.data_dir, options.limit, options.prompts_column
     )
     for line in skipped:
-        console.say(f"left out: {line}", wrap=False)
+        console.say(f"skipped: {line}", wrap=False)
     # only now: torch and transformers take seconds to import
     from decode.evaluation import comparison
     from decode.evaluation.runner import GenerationSettings

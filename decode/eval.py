@@ -60,7 +60,7 @@ def measure_serving(servers: ServerConfig, config: EvalConfig, console: PlainCon
     from decode.evaluation.tables import plain_table
 
     suites, skipped = load_prompts(config)
-    for line in [*(suite.describe() for suite in suites), *(f"left out: {s}" for s in skipped)]:
+    for line in [*(suite.describe() for suite in suites), *(f"skipped: {s}" for s in skipped)]:
         console.say(line, wrap=False)
     limits = {suite.name: config.limit_of(suite.name) for suite in suites}
     with Claim(servers.out, "--out"):
@@ -109,11 +109,11 @@ def evaluate(config: EvalConfig, console: PlainConsole, typed: str = "") -> tupl
     for suite in suites:
         console.say(suite.describe())
     for line in skipped:
-        console.say(f"left out: {line}", wrap=False)
+        console.say(f"skipped: {line}", wrap=False)
     if config.tune is None:
         decoders, refused = make_all_decoders(config, plan)
         for line in refused:
-            console.say(f"left out: {line}", wrap=False)
+            console.say(f"skipped: {line}", wrap=False)
         skipped += refused
     else:
         try:

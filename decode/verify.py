@@ -1,7 +1,7 @@
 """`python -m decode.verify`: check that decoding is lossless with a target and a drafter on this
 machine.
 
-Runs six exact checks on recorded decoding rounds:
+Runs six checks on recorded decoding rounds:
 
     rows         the distribution used in verification equals that of a fresh forward pass without a
                  cache, processed by transformers
@@ -9,7 +9,7 @@ Runs six exact checks on recorded decoding rounds:
     rule         for any p and q, the verifier's output follows exactly p
     randomness   every random number comes from the request's own generator and is used once
     commit       the text consists of the prompt and each round's accepted path and next token, and
-                 ends where it must
+                 stops where the stopping rules say
     end_to_end   greedy outputs equal those of plain decoding and of transformers' generate; the
                  joint distribution of four sampled tokens is p's
 

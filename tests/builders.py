@@ -25,7 +25,7 @@ from decode.engine.loop import RequestRunner, prefill_batch
 from decode.proposers.autoregressive import AutoregressiveProposer, AutoregressiveSession
 from decode.proposers.diffusion import DiffusionProposer
 from decode.speculation.proposal import Proposal
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from specalign.common.batch import Anchors, Batch
 from specalign.common.hub import DEFAULT_TARGET
 from specalign.formats.block import save_drafter

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
 from decode.evaluation.divergence import BUG, explain_divergence
-from decode.speculation.sampling import Sampling, position_noise, probs
+from decode.speculation.sampling import position_noise, probs
+from decode.speculation.settings import Sampling
 
 COUPLED = 1.0
 """The temperature of coupled outputs."""

@@ -24,7 +24,7 @@ def read(
     session.observe(output.hidden_BLD, output.taps_BLFD, len(text) - 1)
     ids = torch.arange(target.vocab_size) if net.draft_vocab is None else net.draft_vocab
     block = ([text[-1], *shown] + [net.config.mask_token_id] * size)[:size]
-    return session, session.hidden_of_blocks(torch.tensor([block]))[0], ids
+    return session, session.draft_hidden_of_blocks(torch.tensor([block]))[0], ids
 
 
 def by_definition(drafts: D2SDSession, k: int) -> tuple[set[tuple[int, ...]], list[int]]:

@@ -10,7 +10,7 @@ import torch
 from decode.speculation.sampling import probs
 
 if TYPE_CHECKING:
-    from decode.speculation.sampling import Sampling
+    from decode.speculation.settings import Sampling
     from specalign.lm.model import Target
 
 Law = dict[tuple[int, ...], float]

@@ -16,7 +16,8 @@ from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
 from decode.proposers.base import Request
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
-from decode.speculation.sampling import Sampling, best, draw, probs
+from decode.speculation.sampling import best, draw, probs
+from decode.speculation.settings import Sampling
 from decode.speculation.tree import depths
 from specalign.lm.model import TargetOutput
 from tests.exact_distribution import chi_square, chi_square_tail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,12 @@ def headings(text: str) -> set[str]:
 )
 def test_what_a_page_names_is_there(page: Path) -> None:
     assert faults(page.read_text(encoding="utf-8"), page) == []
+
+
+def test_the_api_page_names_what_can_be_imported() -> None:
+    for name in re.findall(r"^::: ([\w.]+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE):
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(import_module(module), attribute), name
 
 
 def test_the_readme_is_read_in_minutes_and_leads_to_every_page() -> None:

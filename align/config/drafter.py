@@ -20,7 +20,8 @@ class DrafterConfig(Section):
     kind: Literal["block", "ddit", "masked_lm", "autoregressive"] = option(
         "block",
         "block reads the target; standalone: ddit = SEDD's and MDLM's network, masked_lm = a "
-        "decoder LM with another attention mask; autoregressive = target layers; auto = as drafter.init",
+        "decoder LM with another attention mask; autoregressive = target layers; auto = as "
+        "drafter.init",
     )
     context: Literal["shared_kv", "taps"] = option("shared_kv", "how a block reads the context")
     init: str | None = option(

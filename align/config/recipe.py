@@ -29,7 +29,7 @@ class TargetConfig(Section):
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     revision: str | None = option(None, "hub revision: branch, tag or commit")
-    trust_remote_code: bool = option(False, "run modelling code that comes with the model")
+    trust_remote_code: bool = option(False, "run modeling code that comes with the model")
     parallel: Literal["replicate", "fsdp"] = option(
         "replicate", "in training: a copy in each process, or layers sharded over them (FSDP2)"
     )
@@ -50,7 +50,7 @@ class Recipe(Section):
         "calibrate",
         "pretrain = whole rows, finetune = blocks, calibrate = blocks, with distillation",
     )
-    seed: int = option(0, "seed of data, initialisation and order", low=0, high=2**32 - 1)
+    seed: int = option(0, "seed of data, initialization and order", low=0, high=2**32 - 1)
     output: str = option("", "output folder; default: runs/NAME")
     target: TargetConfig = field(default_factory=TargetConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -72,13 +72,12 @@ class Recipe(Section):
         require(d.standalone or self.stage == "calibrate", kind)
         decay = f"objective.prefix_decay={self.objective.prefix_decay} needs drafter.kind=block"
         require(d.kind == "block" or self.objective.prefix_decay == 0, decay)
-        confidence = "objective.terms.confidence and drafter.confidence_head=true need each other"
-        require(d.confidence_head == ("confidence" in self.objective.terms), confidence)
+        both = "set both objective.terms.confidence and drafter.confidence_head=true, or neither"
+        require(d.confidence_head == ("confidence" in self.objective.terms), both)
         if t.optimizer == "muon":
-            muon = "trainer.optimizer=muon needs"
-            shards = f"whole matrices: launch.strategy={launch.strategy} shards them"
-            require(launch.strategy in ("auto", "ddp"), f"{muon} {shards}")
-            require(d.lora_rank == 0, f"{muon} drafter.lora_rank=0")
+            sharded = f"does not support launch.strategy={launch.strategy}; use auto or ddp"
+            require(launch.strategy in ("auto", "ddp"), f"trainer.optimizer=muon {sharded}")
+            require(d.lora_rank == 0, "trainer.optimizer=muon needs drafter.lora_rank=0")
         require(
             t.batch_size % (t.accumulate * self.processes) == 0,
             f"trainer.batch_size={t.batch_size} must be a multiple of trainer.accumulate="

@@ -144,6 +144,6 @@ def check_record(recipe: Recipe) -> None:
     if changes:
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise UserError(
-            f"output={output} holds a run with other settings ({'; '.join(changes[:3])}{more}): give "
-            "the same keys to resume it, trainer.resume=never to start over, or another output"
+            f"output={output} holds a run with other settings ({'; '.join(changes[:3])}{more}): "
+            "give the same keys to resume it, trainer.resume=never to start over, or another output"
         )

@@ -147,7 +147,7 @@ def synthesize(recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = F
             if not quiet and time.monotonic() - printed >= LINE_EVERY:
                 printed = time.monotonic()
                 rate = (manifest["tokens"] - written) / (printed - start)
-                say(f"{manifest['samples']}/{d.samples} samples, {rate:.0f} kept tokens/s")
+                say(f"{manifest['samples']}/{d.samples} samples, {rate:.0f} tokens/s kept")
     dropped = _list_counts(manifest["dropped"])
     if TOO_LONG in manifest["dropped"] and writing.prompts is not None:
         dropped += (
@@ -156,13 +156,13 @@ def synthesize(recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = F
         )
     if not manifest["samples"]:
         raise UserError(
-            f"{folder}: data.prompts={d.prompts!r} produced no samples (texts left out: {dropped})"
+            f"{folder}: data.prompts={d.prompts!r} produced no samples (dropped: {dropped})"
         )
     if not quiet:
         rate = (manifest["tokens"] - written) / max(time.monotonic() - start, 1e-9)
         say(
             f"{manifest['samples']} samples, {manifest['tokens']} tokens in {folder} "
-            f"({rate:.0f} kept tokens/s; texts left out: {dropped})"
+            f"({rate:.0f} tokens/s kept; samples dropped: {dropped})"
         )
         if manifest["samples"] < d.samples:
             say(f"note: there were prompts for only {manifest['samples']} of {d.samples} samples")

@@ -185,12 +185,12 @@ def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> Manif
     counts = [f"{count} {reason}" for reason, count in manifest["left_out"].items()]
     left_out = ", ".join(counts) or "nothing"
     if not manifest["samples"]:
-        raise UserError(f"data.text={list(recipe.data.text)}: no text in it ({left_out} left out)")
+        raise UserError(f"data.text={list(recipe.data.text)}: no text in it (skipped: {left_out})")
     manifest["finished"] = manifest["tokens"] >= wanted
     data.write_manifest(folder, manifest)  # last: text without it is read again
     if not quiet:
         sources = ", ".join(f"{s['source']} {s['tokens']}" for s in manifest["sources"])
         hint = " (data.text_column chooses the column)" if UNUSED_COLUMN in left_out else ""
         described = f"{manifest['tokens']} tokens of text in {folder} ({sources})"
-        say(f"{described}; left out: {left_out}{hint}")
+        say(f"{described}; skipped: {left_out}{hint}")
     return manifest

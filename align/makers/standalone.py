@@ -16,13 +16,13 @@ from align.config.drafter import DrafterConfig
 from align.makers.geometry import first_layers, mask_token, note_ignored
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
-from specalign.formats.masked_lm import ADAPTED, adapted_from
-from specalign.formats.opened import (
+from specalign.formats.equality import (
     check_served,
     first_tokens_logits,
     refusal_error,
     refuse_on_error,
 )
+from specalign.formats.masked_lm import ADAPTED, adapted_from
 from specalign.formats.standalone import architecture, load_standalone
 from specalign.lm.inspection.parts import TextModel, is_tied, text_model
 from specalign.lm.loading import load_target

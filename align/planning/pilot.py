@@ -39,7 +39,7 @@ def run_pilot(recipe: Recipe) -> tuple[float, float]:
         except Interrupted:
             raise KeyboardInterrupt from None
         except NonFiniteLoss as error:
-            raise UserError(f"in a trial of a few steps {error}") from None
+            raise UserError(f"trial run failed: {error}") from None
         return sample, seconds / STEPS
 
 

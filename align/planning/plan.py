@@ -128,7 +128,8 @@ def render_plan(plan: TrainingPlan, seconds: dict[str, float] | None = None) -> 
         f"drafter    {drafter.parameters / 1e6:,.1f}M parameters, {trained} ({drafter.kind}, "
         f"{drafter.drafted} tokens per draft)",
         f"text       {recipe.data.samples:,} samples ({plan.written:,} generated)",
-        f"training   {trainer.max_steps:,} steps of {plural(trainer.batch_size, 'row')}: {seen} text tokens",
+        f"training   {trainer.max_steps:,} steps of {plural(trainer.batch_size, 'row')}: "
+        f"{seen} text tokens",
         "",
         f"{'':<11}{'memory per device':>18}{'time':>10}   most of the memory",
     ]
@@ -142,7 +143,8 @@ def render_plan(plan: TrainingPlan, seconds: dict[str, float] | None = None) -> 
     names = {"greedy": "greedy", "sampling": "temperature 1"}
     for how, tau in plan.tau.items():
         band = f"{tau.value:.2f} [{tau.low:.2f}, {tau.high:.2f}]"
-        runs = f"95% prediction interval; {tau.runs} of {tau.of} fitted runs are of this kind"
+        fitted = f"fitted to {tau.of} runs, {tau.runs} with this kind of drafter"
+        runs = f"95% prediction interval; {fitted}"
         guess = f"; a guess: {tau.guess}" if tau.guess else ""
         lines.append(f"expected τ {names[how]} {band} ({runs}{guess})")
     if not plan.tau:

@@ -153,7 +153,7 @@ def find_resume(folder: Path, resume: str, target_sha256: str) -> Checkpoint | N
             hint = "auto, never, or a step-N.ckpt"
             raise UserError(f"trainer.resume={resume}: no complete checkpoint ({fault}); {hint}")
         if fault:
-            say(f"warning: {path} is {fault} and ignored", error=True)
+            say(f"warning: ignoring {path}: {fault}", error=True)
             continue
         found = read_seal(path)
         if found.target_sha256 != target_sha256:

@@ -48,7 +48,7 @@ def make_optimizer(trained: Mapping[str, nn.Parameter], t: TrainerConfig) -> tor
     matrices = [p for name, p in trained.items() if is_matrix(name, p)]
     others = [p for name, p in trained.items() if not is_matrix(name, p)]
     if not matrices:
-        raise UserError("trainer.optimizer=muon: drafter.train leaves no layer matrix to train")
+        raise UserError("drafter.train leaves no matrices for Muon; use trainer.optimizer=adamw")
     groups = [{"params": others, "muon": False}] if others else []
     groups.append({"params": matrices, "muon": True})
     return MuonAdamW(groups, target_dtype("auto", matrices[0].device), **options)

@@ -143,7 +143,7 @@ def shard_target(target: Target, device: torch.device) -> None:
     elif target.anatomy.apart:  # processes would run the layers a different number of times
         problem = "has absolute positions, so texts run one by one"
     elif any(not p.is_floating_point() for p in target.model.parameters()):
-        problem = "is quantised"
+        problem = "is quantized"
     if problem:
         given = f"target.parallel=fsdp: target {target.spec!r} {problem}"
         raise UserError(f"{given} (target.parallel=replicate)")
@@ -187,9 +187,8 @@ class Zero(DeepSpeedStrategy):
     """DeepSpeed's ZeRO, also with gloo on CPUs, which Lightning does not support."""
 
     def setup_environment(self) -> None:
-        DDPStrategy.setup_environment(
-            self
-        )  # Lightning's own refuses CPUs, and so does the next one
+        # Lightning's own refuses CPUs, and so does the next one
+        DDPStrategy.setup_environment(self)
 
     def setup_distributed(self) -> None:
         reset_seed()

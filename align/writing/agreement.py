@@ -44,7 +44,7 @@ def check_answers(
     share = near / total if total else 1.0
     if share < _LEAST_SHARE:
         raise UserError(
-            f"{who} is not target.name={target.spec!r}: the target would choose {share:.0%} of its "
-            f"greedy tokens, but at least {_LEAST_SHARE:.0%} are required"
+            f"{who} does not match target.name={target.spec!r}: only {share:.0%} of its greedy "
+            f"tokens agree ({_LEAST_SHARE:.0%} required)"
         )
     return share

@@ -81,8 +81,8 @@ class Server:
         limit = model.get("max_model_len")
         if isinstance(limit, int) and limit < capacity:
             raise UserError(
-                f"{self.url}: {self.model!r} accepts {limit} tokens, a sample can have {capacity} "
-                "(data.max_prompt_tokens, data.max_answer_tokens)"
+                f"{self.url}: {self.model!r} has a context of {limit} tokens, but samples can reach "
+                f"{capacity}; lower data.max_prompt_tokens or data.max_answer_tokens"
             )
         try:
             await self.continue_text(replace(probe, max_tokens=1))

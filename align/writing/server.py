@@ -49,7 +49,7 @@ class Served(Source):
         if isinstance(target, Target):
             answers = await asyncio.gather(*(_answer(server, probe) for probe in requests))
             if not any(answers):
-                raise UserError(f"{name} gave no usable answer")
+                raise UserError(f"{name} returned no usable completion")
             share = check_answers(target, prompts, answers, name)
             line += f"; {share:.0%} of its greedy tokens match the target's"
         if not self.quiet:

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from decode.captured.drafting import Draft, Drafting, Unsupported, fixed_shape, room_of
 from decode.captured.state import RowState
 from decode.proposers.autoregressive import AutoregressiveProposer, CausalContext
-from decode.speculation.sampling import Sampling, best, draw_at, probs
+from decode.speculation.sampling import best, draw_at, probs
+from decode.speculation.settings import Sampling
 from decode.speculation.tree import chain
 from specalign.lm.cache import KVCache, Slots
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from decode.captured.drafting import Draft, Drafting, fixed_shape, room_of
 from decode.captured.state import RowState
 from decode.proposers.diffusion import DiffusionProposer
-from decode.speculation.sampling import Sampling, best, draw_at, probs
+from decode.speculation.sampling import best, draw_at, probs
+from decode.speculation.settings import Sampling
 from decode.speculation.tree import chain
 from specalign.lm.cache import KVCache, Slots
 from specalign.models.standalone import DiffusionDrafter

@@ -27,7 +27,8 @@ from decode.proposers.block import BlockProposer
 from decode.proposers.diffusion import DiffusionProposer
 from decode.proposers.lookup import CopyingProposer, LookupProposer
 from decode.speculation.rounds import verify_rounds
-from decode.speculation.sampling import Sampling, uniform
+from decode.speculation.sampling import uniform
+from decode.speculation.settings import Sampling
 from decode.speculation.verifiers import find
 from specalign.common.text import say_once
 from specalign.lm.model import Target

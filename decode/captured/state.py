@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decode.speculation.sampling import ProcessorState, Sampling
+from decode.speculation.sampling import ProcessorState
+from decode.speculation.settings import Sampling
 from specalign.lm.cache import KVCache, Slots
 from specalign.lm.model import Target
 

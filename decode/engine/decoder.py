@@ -20,7 +20,7 @@ from decode.proposers.base import Proposer
 from decode.speculation.settings import Sampling, SamplingOptions, read_sampling
 from decode.speculation.verifiers import check_pair, choose, find
 from specalign.common.errors import UserError, nearest
-from specalign.common.text import short
+from specalign.common.text import plural, short
 from specalign.lm.model import Target
 from specalign.rows.conversation import is_message
 
@@ -184,7 +184,8 @@ class Decoder:
             limits = [limits] * len(rows)
         for name, each in (("sampling", settings), ("max_new_tokens", limits)):
             if len(each) != len(rows):
-                raise UserError(f"{name}: {len(each)} for {len(rows)} prompts")
+                values, wanted = plural(len(each), "value"), plural(len(rows), "prompt")
+                raise UserError(f"{name} has {values} for {wanted}")
         stops = _read_stops(options.get("stop"))
         runners = [
             self._make_runner(tokens, limit, sampling, stops, stream)
@@ -299,7 +300,7 @@ def _sampling_of_each(options: GenerateOptions, count: int) -> list[Sampling]:
     if not isinstance(sampling, list | tuple):
         return _give_seeds(read_sampling(sampling, fields), count)  # type: ignore[arg-type]
     if fields:
-        raise UserError(f"sampling for each prompt and {next(iter(fields))} for all: give one")
+        raise UserError(f"pass either a list of Sampling or {next(iter(fields))}=…, not both")
     return [_give_seeds(read_sampling(one, {}), 1)[0] for one in sampling]
 
 

@@ -19,12 +19,13 @@ from torch import Tensor
 from decode.engine.detokenizer import TextStream, special_tokens_in
 from decode.engine.output import Generation, RoundResult, RoundTrace, Tree
 from decode.proposers.base import DraftSession, Proposer, Request
-from decode.speculation.processors import History
+from decode.speculation.history import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
-from decode.speculation.rounds import Outcome, Round, verify_rounds
-from decode.speculation.sampling import Sampling, make_generator, position_noise
-from decode.speculation.tree import MOST_NODES, ancestors, depths
-from specalign.common.errors import UserError
+from decode.speculation.rounds import Round, verify_rounds
+from decode.speculation.sampling import make_generator, position_noise
+from decode.speculation.settings import MOST_NODES, Sampling
+from decode.speculation.tree import ancestors, depths
+from decode.speculation.verifiers import Outcome
 from specalign.lm.cache import KVCache
 from specalign.lm.model import Target, TargetOutput
 
@@ -61,7 +62,7 @@ def run_rounds(runners: Sequence[RequestRunner], most: int = 1) -> Generator[Non
             outcomes = verify_rounds(rounds)
             for runner, output, outcome in zip(running, outputs, outcomes, strict=True):
                 runner.commit_round(output, outcome)
-                if runner.out.finish and most > 1:
+                if runner.out.finish and len(runners) > 1:  # room for the next ones
                     runner.free()
             running = [runner for runner in running if not runner.out.finish]
             yield
@@ -157,7 +158,8 @@ class RequestRunner:
         # room for tree nodes that are rejected; a chain always fits into what may still be written
         spare = 0 if drafter is None else min(drafter.draft_nodes, MOST_NODES)
         self._open(target.new_cache(1, len(self.prompt) + self.limit + spare))
-        if drafter is None or self.limit <= 2:  # nothing fits between the first and the last token
+        # the prefill and a round without drafts give one token each: up to two, no draft fits
+        if drafter is None or self.limit <= 2:
             return self._read_prompt((), None)
         self.session = drafter.start(self.request)
         return self._read_prompt(self.session.taps, self.session.observe)
@@ -295,8 +297,7 @@ class RequestRunner:
         room = min(self.drafter.draft_tokens, self.limit - len(self.out.tokens) - 1)
         proposal = self.session.propose(room) if room > 0 else None
         if proposal is not None and self.target.chains_only and proposal.branches:
-            why = f"target {self.target.spec!r} {self.target.why_chains_only}"
-            raise UserError(f"{why}: drafts can't branch (use tree_nodes=0)")
+            raise self.target.branch_error()
         return NO_DRAFTS if proposal is None else proposal.cut(room)
 
     def _round(self, logits_MV: Tensor, proposal: Proposal) -> Round:

@@ -8,7 +8,7 @@ from math import ceil
 
 from decode.engine.decoder import Decoder
 from decode.engine.prompts import Prompt
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from decode.systems.construction import assemble
 from decode.systems.drafter_folders import NO_FOLDERS, check_there, kind_of, shipped_for
 from decode.systems.opening import open_drafters

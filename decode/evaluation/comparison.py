@@ -136,7 +136,7 @@ def train(candidates: Sequence[ComparedRecipe], console: PlainConsole) -> list[M
             line = f"{candidate.name}: its training ended before its last milestone"
             if not reached:
                 raise UserError(f"{line}: raise trainer.max_steps")
-            console.say(f"left out: {line}", wrap=False)
+            console.say(f"skipped: {line}", wrap=False)
         found += reached
     return found
 

@@ -174,7 +174,7 @@ def _replay(replays: Sequence[JsonObject]) -> str:
     if not replays:
         return ""
     note = (
-        "Accepted drafts are coloured by their position in the round, rejected ones of the last "
+        "Accepted drafts are colored by their position in the round, rejected ones of the last "
         "round are struck through. The slider steps through the last method's rounds; the others "
         "show their output so far."
     )
@@ -258,7 +258,7 @@ def _facts(summary: Summary) -> str:
 
 
 def compare_runs(folders: Sequence[Path]) -> str:
-    """A page that puts several measurements side by side. Raises UserError as `make_report` does."""
+    """A page that compares several measurements. Raises UserError as `make_report` does."""
     summaries = [make_report(folder)[0] for folder in folders]
     names = [folder.name for folder in folders]
     if len({*names}) < len(names):  # a/report and b/report

@@ -241,8 +241,8 @@ def check_out(folder: Path, recorded: JsonObject, resume: bool, tune: bool) -> N
         others = [name for name in names if not name.startswith(".") and name not in _OWN]
         if others:
             raise UserError(
-                f"--out={str(folder)!r} contains other files ({cut(others[0], 40)}): choose another "
-                "folder"
+                f"--out={str(folder)!r} contains other files ({cut(others[0], 40)}): "
+                "choose another folder"
             )
     elif not resume:
         if tune:

@@ -214,7 +214,7 @@ def reproduce(
 
 def _compare(cell: Cell, overall: Mapping[str, Figures], method: str) -> list[str]:
     figures = overall.get(method)
-    ours = ["left out", "", ""]
+    ours = ["skipped", "", ""]
     if figures is not None:
         tau = format_number(value_of(figures.tau))
         ours = [format_estimate(figures.speedup), tau, str(figures.prompts)]

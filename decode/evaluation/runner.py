@@ -14,7 +14,7 @@ from decode.engine.output import Generation
 from decode.evaluation.accuracy import score
 from decode.evaluation.divergence import explain_divergence
 from decode.evaluation.records import Record
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from decode.systems.registry import LOSSY, PLAIN
 from specalign.common.provenance import load_average
 from specalign.common.terminal import PlainConsole

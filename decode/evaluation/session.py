@@ -70,7 +70,7 @@ def measure(
             decoder.target.fix_date(choose_date(config))
     tokenized, refused = tokenize_suites(target, suites)
     for line in refused:
-        console.say(f"left out: {line}", wrap=False)
+        console.say(f"skipped: {line}", wrap=False)
     settings = describe_settings(config, plan, target, list(decoders), tokenized)
     run = Run(
         settings=settings,

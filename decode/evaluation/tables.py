@@ -204,7 +204,7 @@ def source_lines(summary: Summary) -> list[str]:
         f"{s['name']}: {plural(s['prompts'], 'prompt')} from {s['source']}"
         for s in summary.run.suites
     ]
-    return sources + [f"left out: {line}" for line in summary.run.skipped]
+    return sources + [f"skipped: {line}" for line in summary.run.skipped]
 
 
 def baseline_line(check: Mapping[str, Any] | None) -> str:

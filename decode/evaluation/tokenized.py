@@ -76,5 +76,5 @@ def tokenize_suites(
                 f"{suite.name}: {count} can't be used with this target; the first is {refused[0]}"
             )
     if not any(tokenized.values()):
-        raise UserError(f"no prompt can be answered: {lines[0]}")
+        raise UserError(f"every prompt was rejected: {lines[0]}")
     return tokenized, lines

@@ -207,7 +207,7 @@ def check_call(
             raise ValueError(f"{name}: only tokens and attention_mask are taken as input")
     cache = given.get("cache", given.get("past_key_values"))
     if cache is not None and ("Quantized" in type(cache).__name__ or cache.get_seq_length() > 0):
-        raise ValueError("past_key_values: must be empty and not quantised; leave it out")
+        raise ValueError("past_key_values: must be empty and not quantized; leave it out")
     mask, places = given.get("attention_mask"), given.get("position_ids")
     if len(input_ids) != 1 or (mask is not None and not bool(mask.all())):
         raise ValueError("input_ids: takes one text without padding")

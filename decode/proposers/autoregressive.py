@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from decode.proposers.base import DraftSession, Proposer, Request, common_prefix_length
 from decode.speculation.proposal import DraftProbs, Law, Proposal
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from decode.speculation.tree import chain
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
@@ -26,9 +26,8 @@ _READ_AT_ONCE = 2048
 
 def check_vocabulary(model: Target, target: Target) -> None:
     if model.vocab_size != target.vocab_size:
-        sizes = f"of {model.vocab_size}, target {target.spec!r} has {target.vocab_size}"
-        hint = "it needs its own tokenizer (--drafter-tokenizer)"
-        raise UserError(f"drafter {model.spec!r} has a vocabulary {sizes}: {hint}")
+        sizes = f"{model.spec!r} {model.vocab_size}, target {target.spec!r} {target.vocab_size}"
+        raise UserError(f"vocabulary mismatch: drafter {sizes}; pass --drafter-tokenizer")
 
 
 class CausalContext:

@@ -11,9 +11,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from decode.speculation.processors import History
+from decode.speculation.history import History
 from decode.speculation.proposal import Law, Proposal
-from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw, probs
+from decode.speculation.sampling import ProcessorState, best, couple, draw, probs
+from decode.speculation.settings import Sampling
 from specalign.lm.cache import KVCache
 from specalign.lm.model import Target, TargetOutput
 

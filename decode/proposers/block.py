@@ -17,17 +17,11 @@ from torch import Tensor
 
 from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings, point_proposal
-from decode.speculation.sampling import (
-    NOTHING,
-    ProcessorState,
-    Sampling,
-    apply_penalties,
-    probs,
-    uniform,
-)
+from decode.speculation.sampling import NOTHING, ProcessorState, apply_penalties, probs, uniform
+from decode.speculation.settings import Sampling
 from decode.speculation.tree_drafts import best_first, draw_tree, drawn_tree_parents
 from specalign.common.errors import UserError
-from specalign.kernels.tree import TreeHead
+from specalign.kernels.tree import DraftHead
 from specalign.lm.model import TargetOutput
 from specalign.models.block import BlockDrafter
 from specalign.models.block_session import BlockSession
@@ -52,7 +46,7 @@ class BlockProposerSession(DraftSession):
         self.session.observe(output.hidden_BLD, output.taps_BLFD, kept)
 
     def propose(self, k: int) -> Proposal:
-        hidden_KD = self.session.hidden(self.request.tokens[-1])[:k]
+        hidden_KD = self.session.draft_hidden(self.request.tokens[-1])[:k]
         nodes = self.proposer.nodes(self.request.sampling)
         if not nodes:
             return self._draft_chain(hidden_KD)
@@ -77,10 +71,10 @@ class BlockProposerSession(DraftSession):
         u_K = uniform(len(hidden_KD), self.request.generator)
         return head.chain(hidden_KD, self.request.tokens[-1], sampling.temperature, u_K)
 
-    def _head_in_c(self, levels: int) -> TreeHead | None:
+    def _head_in_c(self, levels: int) -> DraftHead | None:
         """The network's head as a C kernel; None without one, or where a token is penalised or
         barred now: where none is, none will be at later positions."""
-        head = self.network.tree
+        head = self.network.draft_head
         if head is None or not head.takes(levels):
             return None
         return head if self.request.history.ahead(0, 1) is NOTHING else None

@@ -24,8 +24,9 @@ from torch.nn import functional as F
 
 from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation.proposal import DraftProbs, Law, Proposal
-from decode.speculation.sampling import NOTHING, Sampling, apply_penalties, draw, probs
-from decode.speculation.tree import MOST_NODES, chain
+from decode.speculation.sampling import NOTHING, apply_penalties, draw, probs
+from decode.speculation.settings import MOST_NODES, Sampling
+from decode.speculation.tree import chain
 from decode.speculation.tree_drafts import concatenate_q, prefix_tree
 from specalign.common.errors import UserError
 from specalign.lm.model import TargetOutput
@@ -101,7 +102,7 @@ class D2SDSession(DraftSession):
         # anchor_first
         blocks_NR = F.pad(blocks_NJ, (0, size))[:, :size]
         shown_N = torch.tensor(shown, device=blocks_NJ.device)
-        hidden_NKD = session.hidden_of_blocks(network.mask_blocks(blocks_NR, shown_N))
+        hidden_NKD = session.draft_hidden_of_blocks(network.mask_blocks(blocks_NR, shown_N))
         open_blocks = {
             k: [n for n, i in enumerate(shown) if i <= k] for k in range(min(shown), count)
         }
@@ -157,8 +158,9 @@ class D2SDProposer(Proposer):
         branches = range(self.draft_tokens, 0, -1)
         self.draft_nodes = self.draft_tokens + sum(branches[:boundaries])
         if self.draft_nodes > MOST_NODES:
-            size = f"a tree of {self.draft_nodes} nodes, more than {MOST_NODES}"
-            raise UserError(f"boundaries={boundaries} after {self.draft_tokens} tokens: {size}")
+            size = f"a tree of {self.draft_nodes} nodes (limit {MOST_NODES})"
+            given = f"boundaries={boundaries} with draft_tokens={self.draft_tokens}"
+            raise UserError(f"{given} gives {size}")
 
     def law(self, sampling: Sampling) -> Law:
         return "point" if sampling.greedy else "causal"

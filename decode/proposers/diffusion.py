@@ -16,7 +16,8 @@ from torch import Tensor
 
 from decode.proposers.base import DraftSession, Proposer, Request, common_prefix_length
 from decode.speculation.proposal import DraftProbs, Law, Proposal
-from decode.speculation.sampling import ProcessorState, Sampling
+from decode.speculation.sampling import ProcessorState
+from decode.speculation.settings import Sampling
 from specalign.models.diffusion_context import DiffusionContext
 from specalign.models.standalone import DiffusionDrafter
 

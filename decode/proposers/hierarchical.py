@@ -16,9 +16,10 @@ from torch import Tensor
 from decode.proposers.autoregressive import CausalContext
 from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation.proposal import NO_DRAFTS, DraftProbs, Law, Proposal
-from decode.speculation.rounds import Outcome, Round, outcome_of, verify_rounds
-from decode.speculation.sampling import Sampling, probs
-from decode.speculation.verifiers import choose, run_verifier
+from decode.speculation.rounds import Round, outcome_of, verify_rounds
+from decode.speculation.sampling import probs
+from decode.speculation.settings import Sampling
+from decode.speculation.verifiers import Outcome, choose, run_verifier
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
 

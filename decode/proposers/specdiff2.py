@@ -14,8 +14,8 @@ import torch
 
 from decode.proposers.diffusion import DiffusionSession, StandaloneProposer
 from decode.speculation.proposal import DraftProbs, Law, Proposal
-from decode.speculation.sampling import Sampling, draw, probs
-from decode.speculation.tree import MOST_NODES
+from decode.speculation.sampling import draw, probs
+from decode.speculation.settings import MOST_NODES, Sampling
 from decode.speculation.tree_drafts import merge_chains, prefix_tree
 from specalign.common.errors import UserError
 from specalign.models.standalone import DiffusionDrafter

@@ -17,17 +17,16 @@ import torch
 from torch import Tensor
 
 from decode.speculation.proposal import Proposal
-from decode.speculation.sampling import (
-    ProcessorState,
-    Sampling,
-    best,
-    couple,
-    draw_at,
-    probs,
-    uniform,
-)
+from decode.speculation.sampling import ProcessorState, best, couple, draw_at, probs, uniform
+from decode.speculation.settings import Sampling
 from decode.speculation.tree import depths, path_to, walk
-from decode.speculation.verifiers import check_proposal, find, run_verifier
+from decode.speculation.verifiers import (
+    Outcome,
+    check_proposal,
+    find,
+    run_verifier,
+    verify_greedy,
+)
 
 SEEN_AT_ONCE = frozenset({"cpu"})
 """Devices whose values can be read without waiting."""
@@ -59,25 +58,6 @@ class Round(NamedTuple):
         return find(self.verifier).lossy or not (
             self.sampling.greedy or self.verifier in ("point_mass", "gumbel")
         )
-
-
-class Outcome(NamedTuple):
-    """A round's outcome on the host: the accepted drafts, the token after them, and the places of
-    those drafts in the proposal (ascending)."""
-
-    accepted: list[int]
-    following: int
-    path: list[int]
-
-    @property
-    def rows(self) -> list[int]:
-        """The rows of the forward pass along the path."""
-        return [0, *(i + 1 for i in self.path)]
-
-    @property
-    def straight(self) -> bool:
-        """Whether these are the first rows of the forward pass."""
-        return self.path == list(range(len(self.path)))
 
 
 PendingOutcome = tuple[Tensor, Callable[[list[int]], Outcome]]
@@ -176,19 +156,6 @@ def _path_outcome(proposal: Proposal, end_1: Tensor, following_1: Tensor) -> Pen
         return Outcome([tokens[i] for i in path], following, path)
 
     return torch.cat((end_1, following_1, proposal.tokens_K.to(end_1.device))), outcome
-
-
-def verify_greedy(
-    draft_tokens: Sequence[int], parents: tuple[int, ...], target_tokens: Sequence[int]
-) -> Outcome:
-    """Accept the drafts that equal the target's own choices: `target_tokens` (N + 1), after the
-    root and after each of the N drafts."""
-
-    def choose(nodes: list[tuple[int, int]]) -> list[int]:
-        return [target_tokens[node] for _, node in nodes]
-
-    [(path, following)] = walk([draft_tokens], [parents], choose)
-    return Outcome([draft_tokens[i] for i in path], following, path)
 
 
 def _choose_greedily(group: Sequence[Round]) -> list[PendingOutcome]:

@@ -144,7 +144,7 @@ def try_ratio(r_BV: Tensor, q_BV: Tensor, tokens_B: Tensor) -> tuple[Tensor, Ten
 
 
 def token(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """`recursive` on chains, all positions at once."""
+    """Token verification: chains all positions at once, trees by `recursive`."""
     if not drafts.chains:
         return recursive(p_BMV, drafts)
     tested_BN, sound_BNV, p_BN, q_BN = _on_chains(p_BMV, drafts)
@@ -157,9 +157,9 @@ def token(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 
 def block(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """`traversal` on chains, all positions at once: P_i = min(1, P_(i−1)·p/q), S_i = Σ (P_i·p − q)₊
-    of the next position, h_i = S_i / (S_i + 1 − P_i), at the last one P itself; the path ends at
-    the last i whose own test h_i holds."""
+    """Block verification: trees by `traversal`, chains all positions at once: P_i = min(1,
+    P_(i−1)·p/q), S_i = Σ (P_i·p − q)₊ of the next position, h_i = S_i / (S_i + 1 − P_i), at the
+    last one P itself; the path ends at the last i whose own test h_i holds."""
     if not drafts.chains:
         return traversal(p_BMV, drafts)
     tested_BN, sound_BNV, p_BN, q_BN = _on_chains(p_BMV, drafts)

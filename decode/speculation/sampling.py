@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from decode.speculation.settings import MIN_TEMPERATURE as MIN_TEMPERATURE
-from decode.speculation.settings import Sampling as Sampling
+from decode.speculation.settings import Sampling
 from specalign.kernels import choice
 
 _TOP_P_WIDTHS = (256, 4096)

@@ -113,8 +113,8 @@ def read_sampling(sampling: Sampling | None, options: Mapping[str, Any]) -> Samp
     (`temperature=0.7`). Raises UserError for both, or a value out of its range."""
     if sampling is not None:
         if options or not isinstance(sampling, Sampling):
-            given = short(sampling, 60)
-            raise UserError(f"sampling={given}: must be a decode.Sampling, or give its fields")
+            hint = "pass a decode.Sampling, or its fields as keyword arguments"
+            raise UserError(f"sampling={short(sampling, 60)}: {hint}")
         return sampling
     chosen = Sampling(**options)
     unused = [

@@ -14,8 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decode.speculation.settings import MOST_NODES as MOST_NODES
-
 Forest = tuple[tuple[int, ...], ...]
 """The parents of several requests' trees; smaller ones are padded up to the largest."""
 
@@ -126,7 +124,7 @@ def path_masks(forest: Forest, size: int, device: torch.device) -> Tensor:
 def walk(
     tokens: Sequence[Sequence[int]],
     forest: Sequence[tuple[int, ...]],
-    say: Callable[[list[tuple[int, int]]], Sequence[int]],
+    choose: Callable[[list[tuple[int, int]]], Sequence[int]],
 ) -> list[tuple[list[int], int]]:
     """The path of each tree that holds the target's own tokens, and the target's token after it.
 
@@ -136,8 +134,8 @@ def walk(
 
     Args:
         tokens: drafted tokens of each tree; among equal siblings the first counts.
-        say: nodes, (tree, 0 = the root or i + 1 = drafted token i) → the target's token after each:
-            its argmax at temperature 0, else a draw from p given exactly that prefix. It must not
+        choose: nodes, (tree, 0 = the root or i + 1 = drafted token i) → the target's token after
+            each: its argmax at temperature 0, else a draw from p given exactly that prefix. It must not
             depend on which other nodes are asked for.
     """
     children = [
@@ -149,8 +147,9 @@ def walk(
     asked = [(b, 0) for b in range(len(forest))]
     while asked:
         further = []
-        for (b, node), said in zip(asked, say(asked), strict=True):
-            last[b], child = said, children[b].get((node - 1, said))
+        for (b, node), token in zip(asked, choose(asked), strict=True):
+            last[b] = token
+            child = children[b].get((node - 1, token))
             if child is not None:
                 paths[b].append(child)
                 further.append((b, child + 1))

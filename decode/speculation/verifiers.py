@@ -2,7 +2,7 @@
 for which the output has exactly the target's distribution. The rules: decode/speculation/rules.py.
 
     greedy, point_mass   accept while the target's own token is the drafted one; exact however the
-        drafts were chosen (`decode.speculation.rounds.verify_greedy`)
+        drafts were chosen (`verify_greedy`)
     self_selection       point_mass on the one path that p expects most of: SpecDiff-2, arXiv
         2511.00606
     token                min(1, p/q), residual (p − q)₊: Leviathan et al., arXiv 2211.17192; Chen et
@@ -34,13 +34,32 @@ from decode.speculation.drafts import Drafts, pick_tokens, rows_at
 from decode.speculation.proposal import LAWS, SIBLINGS, Proposal
 from decode.speculation.rules import Outcomes, Rule
 from decode.speculation.sampling import draw_at, uniform
-from decode.speculation.tree import chain
+from decode.speculation.tree import chain, walk
 from specalign.common.errors import UserError, nearest
 from specalign.kernels import choice
 
 TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3
 """Medusa's own setting."""
 TOP_BETA = 3
+
+
+class Outcome(NamedTuple):
+    """A round's outcome on the host: the accepted drafts, the token after them, and the places of
+    those drafts in the proposal (ascending)."""
+
+    accepted: list[int]
+    following: int
+    path: list[int]
+
+    @property
+    def rows(self) -> list[int]:
+        """The rows of the forward pass along the path."""
+        return [0, *(i + 1 for i in self.path)]
+
+    @property
+    def straight(self) -> bool:
+        """Whether these are the first rows of the forward pass."""
+        return self.path == list(range(len(self.path)))
 
 
 class Verdict(NamedTuple):
@@ -63,19 +82,32 @@ class Verifier:
     state_only: bool = False  # among unmasked drafts, exact only for state-only orders
     lossy: bool = False  # the output does not have the target's distribution
 
-    def fits(self, law: str, temperature: float) -> bool:
+    def is_exact_for(self, law: str, temperature: float) -> bool:
         """Whether it is exact for chains of that law at that temperature."""
         return law in self.laws and (temperature == 0 or not self.greedy_only)
 
-    def accepts(self, proposal: Proposal, temperature: float) -> bool:
+    def is_exact_for_proposal(self, proposal: Proposal, temperature: float) -> bool:
         """Whether it is exact for this proposal."""
-        if not self.fits(proposal.law, temperature):
+        if not self.is_exact_for(proposal.law, temperature):
             return False
         if proposal.law == "unmasked" and self.state_only and not proposal.state_only:
             return False
         return not proposal.branches or (
             bool(self.siblings) if proposal.siblings is None else proposal.siblings in self.siblings
         )
+
+
+def verify_greedy(
+    draft_tokens: Sequence[int], parents: tuple[int, ...], target_tokens: Sequence[int]
+) -> Outcome:
+    """Accept the drafts that equal the target's own choices: `target_tokens` (N + 1), after the
+    root and after each of the N drafts."""
+
+    def choose(nodes: list[tuple[int, int]]) -> list[int]:
+        return [target_tokens[node] for _, node in nodes]
+
+    [(path, following)] = walk([draft_tokens], [parents], choose)
+    return Outcome([draft_tokens[i] for i in path], following, path)
 
 
 def run_verifier(
@@ -102,7 +134,7 @@ def run_verifier(
         )
     assert verifier.rule is not None, "gumbel takes its noise from positions"
     u_B2 = torch.stack([uniform(2, g) for g in generators])
-    if verifier.rule is rules.block:
+    if verifier.rule is rules.block:  # `block` and `traversal`, which are the same on chains
         verdict = _chains_in_c(proposals, p_BMV, u_B2)
         if verdict is not None:
             return verdict
@@ -164,9 +196,11 @@ _SIBLINGS = frozenset(SIBLINGS)
 VERIFIERS: dict[str, Verifier] = {
     v.name: v
     for v in (
+        # in decoding these two compare tokens (`Round.by_rule`); `rules.point` states their law
         Verifier("greedy", rules.point, _ANY, _SIBLINGS, greedy_only=True),
         Verifier("point_mass", rules.point, _ANY, _SIBLINGS),
         Verifier("self_selection", rules.select_path, _ANY, _SIBLINGS),
+        # `rules.token` and `rules.block`: chains at once, trees by `recursive` and `traversal`
         Verifier("token", rules.token, _DRAWN),
         Verifier("block", rules.block, _DRAWN),
         Verifier("hybrid", rules.hybrid, _DRAWN | {"unmasked"}, state_only=True),
@@ -190,7 +224,7 @@ def find(name: str) -> Verifier:
 def check_pair(law: str, name: str, temperature: float) -> Verifier:
     """The verifier, if it is exact for chains of this law at this temperature, or lossy. Raises
     UserError with those that are exact."""
-    return _check(name, f"{law!r} drafts", temperature, lambda v: v.fits(law, temperature))
+    return _check(name, f"{law!r} drafts", temperature, lambda v: v.is_exact_for(law, temperature))
 
 
 def check_proposal(proposal: Proposal, name: str, temperature: float) -> Verifier:
@@ -200,7 +234,11 @@ def check_proposal(proposal: Proposal, name: str, temperature: float) -> Verifie
         drafts += f" that branch (siblings drawn: {proposal.siblings})"
     elif proposal.law == "unmasked" and not proposal.state_only:
         drafts += " whose order looked at drawn values"
-    return _check(name, drafts, temperature, lambda v: v.accepts(proposal, temperature))
+
+    def is_exact(verifier: Verifier) -> bool:
+        return verifier.is_exact_for_proposal(proposal, temperature)
+
+    return _check(name, drafts, temperature, is_exact)
 
 
 def _check(
@@ -222,4 +260,4 @@ def choose(law: str, temperature: float) -> str:
         return "greedy"
     if law == "unmasked":
         return "hybrid"
-    return "traversal" if VERIFIERS["traversal"].fits(law, temperature) else "point_mass"
+    return "traversal" if VERIFIERS["traversal"].is_exact_for(law, temperature) else "point_mass"

@@ -47,7 +47,7 @@ def assemble(method: Method, drafters: OpenDrafters, draft_tokens: int | None = 
     """`build`, with errors that do not name the method."""
     target, asked = drafters.target, method.typed("draft_tokens") or draft_tokens
     if target.chains_only and method.branches:
-        raise UserError(f"target {target.spec!r} {target.why_chains_only}, so drafts can't branch")
+        raise target.branch_error()
     if draft_tokens is not None:
         method = method.with_defaults({"draft_tokens": draft_tokens})
     system = method.system

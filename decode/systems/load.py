@@ -85,14 +85,17 @@ def load(
     )  # fmt: skip
     chosen, folders = _choose_method(method, drafter, options)
     if drafter_tokenizer is not None and not (folders and ANY in chosen.needs):
-        raise UserError("drafter_tokenizer applies only to a drafter's folder")
+        needed = "a standalone drafter given as a folder or Hub id"
+        raise UserError(f"drafter_tokenizer requires {needed}")
     if not isinstance(target, Target):
         target = load_target(
             spec, str(dtype).removeprefix("torch."), str(device), decoding=True,
             trust_remote_code=trust_remote_code, template_kwargs=template_kwargs, system=system,
         )  # fmt: skip
     elif template_kwargs or system is not None:
-        raise UserError("pass template_kwargs and system to load_target: the target is loaded")
+        raise UserError(
+            "the target is already loaded; pass template_kwargs and system to load_target"
+        )
     opened = OpenDrafters(target, {ANY: drafter})
     if drafter is None or isinstance(drafter, str):
         opened = open_drafters([chosen], folders, target, drafter_tokenizer)

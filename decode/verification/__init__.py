@@ -1,2 +1,2 @@
-"""Checks losslessness: six exact checks on recorded decoding rounds, and where two outputs
+"""Checks losslessness: six checks on recorded decoding rounds, and where two outputs
 diverge."""

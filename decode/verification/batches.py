@@ -10,7 +10,7 @@ from itertools import islice, product
 from decode.engine.decoder import Decoder
 from decode.engine.detokenizer import UNFINISHED
 from decode.engine.loop import PREFILL_CHUNK
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from decode.verification.cases import Cases
 from specalign.common.schema import JsonObject
 from specalign.lm.model import Target

@@ -150,7 +150,7 @@ def of_methods(
     if not verified:
         raise UserError(f"--methods={names!r} names nothing to verify{nearest('', SYSTEMS)}")
     for line in left_out:
-        say(f"left out: {line}")
+        say(f"skipped: {line}")
     cases.compared = [Case(case.name, case.method) for case in verified]
     cases.drawn = verified
     return cases

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from decode.engine.decoder import Decoder
 from decode.proposers.base import common_prefix_length
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from decode.verification.proposals import ReusedNumber, TooMany, every_outcome
 from decode.verification.reference import Reference, law, scores
 from decode.verification.verdict import Tally

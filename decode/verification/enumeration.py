@@ -20,7 +20,8 @@ from torch.nn.functional import one_hot
 from decode.speculation import verifiers
 from decode.speculation.drafts import Drafts, normalise
 from decode.speculation.rules import Outcomes, fall_back_to_p
-from decode.speculation.sampling import Sampling, probs
+from decode.speculation.sampling import probs
+from decode.speculation.settings import Sampling
 from decode.speculation.tree import ancestors, chain
 from decode.speculation.verifiers import VERIFIERS, Verifier
 

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from decode.engine.loop import RequestRunner
-from decode.speculation import rounds as verification
+from decode.speculation import rounds, verifiers
 from decode.speculation import sampling as sampling_module
-from decode.speculation import verifiers
 from decode.speculation.proposal import Proposal
 from decode.verification.cases import drafts_so
 from decode.verification.recording import Recorder
@@ -89,7 +88,7 @@ def every_outcome(
     while True:
         choices = Choices(script)
         with ExitStack() as stack:
-            for module in (sampling_module, verification, verifiers):
+            for module in (sampling_module, rounds, verifiers):
                 stack.enter_context(mock.patch.object(module, "draw_at", choices.draw_at))
             stack.enter_context(mock.patch.object(verifiers, "_chains_in_c", lambda *_: None))
             result = run()

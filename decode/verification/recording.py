@@ -23,12 +23,12 @@ from torch import Tensor
 from decode.engine import loop as engine_module
 from decode.engine.decoder import Decoder
 from decode.engine.loop import RequestRunner
-from decode.speculation import rounds as verification
+from decode.speculation import rounds, verifiers
 from decode.speculation import sampling as sampling_module
-from decode.speculation import verifiers
 from decode.speculation.proposal import Proposal
-from decode.speculation.rounds import Outcome, Round
+from decode.speculation.rounds import Round
 from decode.speculation.tree import path_to
+from decode.speculation.verifiers import Outcome
 from decode.verification.batches import Asked
 
 Original = Callable[..., Any]  # the watched function, as it was
@@ -128,13 +128,13 @@ class Recorder:
             (RequestRunner, "make_round", self._make_round),
             (RequestRunner, "prefill", self._make_round),
             (engine_module, "verify_rounds", self._verify),
-            (verification, "run_verifier", self._run_verifier),
-            (verification, "_sampler", self._make_sampler),
-            (verification, "draw_at", self._draw_at),
+            (rounds, "run_verifier", self._run_verifier),
+            (rounds, "_sampler", self._make_sampler),
+            (rounds, "draw_at", self._draw_at),
             (verifiers, "draw_at", self._note_numbers),
             (sampling_module, "draw_at", self._note_numbers),
-            (verification, "_couple_token", self._couple),
-            (verification, "_known_outcome", self._choose),
+            (rounds, "_couple_token", self._couple),
+            (rounds, "_known_outcome", self._choose),
         ):
             self._replace(owner, name, watch)
         for name in RANDOM:

@@ -15,7 +15,7 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from specalign.common.schema import JsonObject
 from specalign.lm.inspection.own_output import positions
 from specalign.lm.model import Target

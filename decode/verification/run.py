@@ -15,8 +15,8 @@ import torch
 from decode.engine import loop as engine_module
 from decode.engine.decoder import Decoder
 from decode.evaluation.tokenized import tokenize_prompts
-from decode.speculation.sampling import Sampling
-from decode.verification import checks, end_to_end, proposals, rules
+from decode.speculation.settings import Sampling
+from decode.verification import commit, end_to_end, proposals, randomness, rows, rules
 from decode.verification.batches import Asked, RequestBatch, Requests
 from decode.verification.cases import Cases, cases_of, drafts_so
 from decode.verification.pair import VerifyConfig
@@ -114,24 +114,24 @@ class VerificationRun:
         background = drafts_so(batch.decoder.drafter, "in_background")
         recorder = self._decode(batch, enumerate_drafts=not background)
         with self.tallies["rows"].measure_time() as tally:
-            checks.check_rows(recorder, self.reference, tally)
+            rows.check_rows(recorder, self.reference, tally)
         with self.tallies["proposals"].measure_time() as tally:
             if not background:
                 proposals.check_drafts(recorder, tally)
         with self.tallies["randomness"].measure_time() as tally:
-            checks.check_decisions(recorder, tally)
+            randomness.check_decisions(recorder, tally)
             if background:
                 what = "whose draft random numbers are not checked"
                 tally.counts[f"batches drafted in the background, {what}"] += 1
             else:
-                checks.check_randomness(recorder, tally)
+                randomness.check_randomness(recorder, tally)
             if background or drafts_so(batch.decoder.drafter, "by_clock"):
                 what = "not compared with requests alone"
                 tally.counts[f"batches whose drafts depend on timing, {what}"] += 1
             elif batch.size > 1:
                 self._check_company(recorder, batch, tally)
         with self.tallies["commit"].measure_time() as tally:
-            checks.check_commit(recorder, self.target, tally)
+            commit.check_commit(recorder, self.target, tally)
         room = RECORDED - len(self.recorded)
         self.recorded += [one for one in recorder.rounds if one.by_rule][:room]
         found = [x for name, n in started.items() for x in self.tallies[name].findings[n:]]
@@ -238,7 +238,7 @@ def verify(
     prompts = [tokens for _, tokens in fitting if len(tokens) <= room]
     if not prompts:
         why = refused[0] if refused else f"none leaves room for {config.max_new_tokens} new tokens"
-        raise UserError(f"no prompt can be answered: {why}")
+        raise UserError(f"every prompt was rejected: {why}")
     tallies = VerificationRun(config, cases, prompts, say, only=only).run()
     if not only and not tallies[-1].counts["tokens drafted"]:
         what = "nothing was drafted on these prompts, so there is nothing to verify"

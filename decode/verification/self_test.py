@@ -16,11 +16,11 @@ from decode.engine.detokenizer import TextStream
 from decode.engine.loop import RequestRunner
 from decode.evaluation.tokenized import tokenize_prompts
 from decode.proposers import autoregressive, block, diffusion
-from decode.speculation import drafts, processors, rules, sampling, tree, verifiers
-from decode.speculation import rounds as verification
+from decode.speculation import drafts, history, rounds, rules, sampling, tree, verifiers
 from decode.speculation.proposal import DraftProbs
-from decode.speculation.rounds import Outcome, Round
+from decode.speculation.rounds import Round
 from decode.speculation.sampling import ProcessorState
+from decode.speculation.verifiers import Outcome
 from decode.verification.cases import cases_of
 from decode.verification.pair import VerifyConfig
 from decode.verification.run import VerificationRun
@@ -46,13 +46,13 @@ def reused_numbers() -> list[Patch]:
         return original(count, generator) if last is None else last.repeat(count)[:count]
 
     patches: list[Patch] = [(module, "uniform", remember) for module in (sampling, block)]
-    return patches + [(module, "uniform", reuse) for module in (verifiers, verification)]
+    return patches + [(module, "uniform", reuse) for module in (verifiers, rounds)]
 
 
 def _before_the_rules(change: Callable[[Round], Round]) -> list[Patch]:
     """The rules receive changed rounds."""
-    original = verification._apply_rule
-    return [(verification, "_apply_rule", lambda group: original([change(x) for x in group]))]
+    original = rounds._apply_rule
+    return [(rounds, "_apply_rule", lambda group: original([change(x) for x in group]))]
 
 
 def _sampled_otherwise(one: Round, **options: Any) -> Round:
@@ -134,7 +134,7 @@ def blind_tree() -> list[Patch]:
 
 def penalty_of_the_text_alone() -> list[Patch]:
     """The penalties of a node do not see the drafts on its path."""
-    return [(processors.History, "_with", staticmethod(lambda held_V, tokens_K, parents: held_V))]
+    return [(history.History, "_with", staticmethod(lambda held_V, tokens_K, parents: held_V))]
 
 
 def past_the_end() -> list[Patch]:
@@ -162,10 +162,10 @@ def lost_half() -> list[Patch]:
 
 def always_accepted() -> list[Patch]:
     """The first draft of a path is accepted whatever p says."""
-    original_walk, original_greedy = tree.walk, verification.verify_greedy
+    original_walk, original_greedy = tree.walk, verifiers.verify_greedy
 
-    def walk(tokens: Any, forest: Any, say: Any) -> object:
-        found = zip(original_walk(tokens, forest, say), tokens, strict=True)
+    def walk(tokens: Any, forest: Any, choose: Any) -> object:
+        found = zip(original_walk(tokens, forest, choose), tokens, strict=True)
         return [(path or [0][: len(own)], token) for (path, token), own in found]
 
     def verify_greedy(draft_tokens: Any, parents: Any, target_tokens: Any) -> Outcome:
@@ -173,7 +173,7 @@ def always_accepted() -> list[Patch]:
         first = Outcome(draft_tokens[:1], found.following, [0][: len(draft_tokens)])
         return found if found.path else first
 
-    return [(verification, "walk", walk), (verification, "verify_greedy", verify_greedy)]
+    return [(rounds, "walk", walk), (rounds, "verify_greedy", verify_greedy)]
 
 
 BUGS: dict[str, Callable[[], list[Patch]]] = {

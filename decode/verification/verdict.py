@@ -24,17 +24,17 @@ TITLES = {
     "rule": "For any p and q, the verifier's output follows exactly p",
     "randomness": "Every random number comes from the request's own generator and is used once",
     "commit": "The text consists of the prompt and each round's accepted path and next token, and "
-    "ends where it must",
+    "stops where the stopping rules say",
     "end_to_end": "Greedy outputs equal those of plain decoding and of transformers' generate",
 }
 """The six checks, in their order."""
 SHOWN = 5
 """Differences of a check that the page lists."""
 NOT_COVERED = (
-    "systems that change the distribution on purpose; the random numbers of drafts made in the "
-    "background (everything else in their rounds is compared); draft lengths chosen by timing "
-    "(every length is exact, but a seed does not reproduce it); positions beyond the decoded "
-    "texts; devices, data types and versions other than those named above"
+    "systems that change the distribution on purpose; the proposals and random numbers of "
+    "drafts made in the background (the rest of their rounds is compared); draft lengths chosen "
+    "by timing (every length is exact, but a seed does not reproduce it); positions beyond the "
+    "decoded texts; devices, data types and versions other than those named above"
 )
 
 
@@ -147,7 +147,7 @@ def page(
     what = f"{bad} of {len(tallies)} checks found a difference that rounding does not explain"
     versions = ", ".join(f"{name} {version}" for name, version in pair["versions"].items())
     weights = f" ({pair['weights']})" if pair["weights"] else ""
-    left_out = f", {pair['left_out']} left out because they are too long"
+    skipped = f", {pair['left_out']} skipped because they are too long"
     path = (
         f"{pair['dtype']} on {pair['device']}, {pair['engine']} engine, {pair['kernels']} kernels, "
         f"layers {pair['layers']}, attention {pair['attention']}, {pair['threads']} threads, "
@@ -158,7 +158,7 @@ def page(
         "",
         markdown_text(f"target {pair['target']}{weights}, drafter {pair['drafter']}"),
         markdown_text(path),
-        f"{pair['prompts']} prompts" + (left_out if pair["left_out"] else ""),
+        f"{pair['prompts']} prompts" + (skipped if pair["left_out"] else ""),
     ]
     for number, tally in enumerate(tallies, 1):
         lines += _section(number, tally)

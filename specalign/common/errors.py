@@ -28,7 +28,7 @@ class UserErrors(UserError):
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = [" ".join(problem.split()) for problem in problems]
-        lines = [f"{len(self.problems)} things are missing or can't be used:", *self.problems]
+        lines = [f"{len(self.problems)} problems:", *self.problems]
         super().__init__("\n  - ".join(lines))
 
 

@@ -51,7 +51,7 @@ def check_quantised(config: Mapping[str, object], what: str, device: str | None 
     from transformers.quantizers.auto import AutoHfQuantizer  # slow to import
 
     method = quantisation.get("quant_method")
-    with in_one_line(f"{what}: its weights are quantised (config.json: quant_method={method})"):
+    with in_one_line(f"{what}: its weights are quantized (config.json: quant_method={method})"):
         quantizer = AutoHfQuantizer.from_config(dict(quantisation), pre_quantized=True)
         quantizer.validate_environment(device_map=None if device is None else {"": device})
 

@@ -56,4 +56,4 @@ def note_ignored(target: Templated, conversation: Conversation) -> None:
     """Report, once, tools that the chat template does not read."""
     if conversation.tools and "tools" not in _source(target):
         where = "the chat template of target" if target.has_chat_template else "target"
-        say_once(f"note: {where} {target.spec!r} does not use tools: a prompt's are left out")
+        say_once(f"note: {where} {target.spec!r} does not use tools: a prompt's are ignored")

@@ -74,9 +74,8 @@ def first_ids(
         )
     _check_rows(tokenizer, [first], rows, where)
     say_once(
-        f"note: {where}: its tokenizer adds no token at the start of a text; whole texts for "
-        f"training begin with {tokenizer.convert_ids_to_tokens(first)!r}, because they need a "
-        "first token"
+        f"note: {where}: the tokenizer adds no BOS token; training documents start with "
+        f"{tokenizer.convert_ids_to_tokens(first)!r} instead"
     )
     return (first,)
 

@@ -86,9 +86,9 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
     # the last parts of the names: hashes differ by dtype, and a folder may have moved
     theirs, ours = (PurePath(n).name.casefold() for n in (drafter.config.target, target.spec))
     if theirs and theirs != ours:
-        made = f"{path} was made for {short(drafter.config.target)}; if {short(target.spec)}"
-        what = "has other weights, fewer drafts are accepted (outputs stay exact)"
-        say(f"note: drafter {made} {what}", error=True)
+        trained = f"{path} was trained for {short(drafter.config.target)}; if the weights of"
+        what = "differ, fewer drafts will be accepted (outputs are unaffected)"
+        say(f"note: drafter {trained} {short(target.spec)} {what}", error=True)
     return drafter
 
 

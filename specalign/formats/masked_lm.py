@@ -23,7 +23,7 @@ from specalign.common.errors import UserError, in_one_line, nearest
 from specalign.common.files import write_json
 from specalign.common.hub import model_folder
 from specalign.common.schema import JsonObject, read_config, read_object
-from specalign.formats.opened import check_opened, refuse_on_error
+from specalign.formats.equality import check_opened, refuse_on_error
 from specalign.formats.weights import check_shapes, read_folder, weight_files, write_weights
 from specalign.lm.inspection.parts import embedding_names
 from specalign.lm.masks import register

@@ -37,7 +37,8 @@ def read_rotary(
     positions = torch.tensor([[0, 1, 7, 90, min(1000, target.context_limit - 1)]])
     theirs = module(torch.zeros(1), positions)
     if theirs[0].shape[-1] != width:
-        raise UserError(f"rope_parameters rotate {theirs[0].shape[-1]} of {width} dims")
+        part = f"{theirs[0].shape[-1]} of {width} dims"
+        raise UserError(f"rope_parameters: partial rotary ({part}) is not supported")
     growing = kind in ("dynamic", "longrope")  # they differ in long texts only
     target_rope = getattr(target.config, "rope_parameters", None) or {}
     own = _target_tables(target, positions)

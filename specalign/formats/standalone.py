@@ -78,8 +78,8 @@ def load_standalone(
         config = convert(values, DiffusionConfig, "", RECORD)
         drafter = DiffusionDrafter(network, config, target, padded=vocab_size is not None)
         if vocab_size is None and config.vocab_size != target.vocab_size:
-            sizes = f"{config.vocab_size} tokens, target {target.spec!r} has {target.vocab_size}"
-            raise UserError(f"made for {sizes}: it needs its own tokenizer (--drafter-tokenizer)")
+            sizes = f"drafter {config.vocab_size}, target {target.spec!r} {target.vocab_size}"
+            raise UserError(f"vocabulary mismatch: {sizes}; pass --drafter-tokenizer")
     return drafter.to(target.device)
 
 

@@ -38,7 +38,7 @@ class MarkovWeights(NamedTuple):
     kind: str = "silu"
 
 
-class TreeHead:
+class DraftHead:
     """A block drafter's head, ready for `tree.c`.
 
     head: (Vd, D). ids_Vd: the tokens of its lines, None = all of the vocabulary. markov: None = the

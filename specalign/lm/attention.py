@@ -30,10 +30,10 @@ def block_mask(
 ) -> Tensor | None:
     """The mask of `length` tokens that attend to `past` earlier ones and, by `see_LL` (bool, itself
     included; None = causal), to each other, made once for all layers. None for one token, which
-    sees everything; else as `laid_out` makes it."""
+    sees everything; else as `expand_mask` makes it."""
     if length == 1:
         return None
-    return laid_out(visible_mask(see_LL, length, past, device), groups, dtype)
+    return expand_mask(visible_mask(see_LL, length, past, device), groups, dtype)
 
 
 def visible_mask(see_LL: Tensor | None, length: int, past: int, device: torch.device) -> Tensor:
@@ -46,7 +46,7 @@ def visible_mask(see_LL: Tensor | None, length: int, past: int, device: torch.de
     return see_LS
 
 
-def laid_out(see_LS: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+def expand_mask(see_LS: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     """A mask, bool (L, S), in the form that is fastest for `grouped_attention`: for few tokens
     additive, by its query rows, (1, 1, groups·L, S); else boolean, (1, 1, L, S)."""
     if groups == 1 or len(see_LS) > WIDE:

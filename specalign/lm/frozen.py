@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
 from specalign.folder.chat import chat_ids
 from specalign.folder.template_notes import note_readings, reads_clock
@@ -152,10 +153,11 @@ class FrozenModel:
             return "none"
         return "grouped" if self.anatomy.ours else "its own, eager"
 
-    @property
-    def why_chains_only(self) -> str:
-        """Why drafts cannot branch, where `chains_only`."""
-        return "has recurrent states" if self.anatomy.recurrent else "can't attend along branches"
+    def branch_error(self) -> UserError:
+        """The error for drafts that branch, where `chains_only`."""
+        why = "has recurrent states" if self.anatomy.recurrent else "can't attend along branches"
+        hint = "use tree_nodes=0, or a method that drafts chains"
+        return UserError(f"target {self.spec!r} {why}, so drafts can't branch: {hint}")
 
     @property
     def rope_theta(self) -> float:

@@ -20,7 +20,7 @@ from specalign.kernels.layers import LayerStack, Memory, Rows, Weights
 from specalign.kernels.linear import MOST_ROWS, RowsLinear, rows_library
 from specalign.kernels.replacing import gives_rows
 from specalign.lm.cache import KVCache, SharedCache
-from specalign.lm.masks import Layout, Together
+from specalign.lm.masks import BatchLayout, Layout
 
 Module = Any
 """A module whose parts have Llama's names."""
@@ -40,25 +40,25 @@ class FusedLayers:
         self._tables_2Sw: Tensor | None = None
 
     def takes(
-        self, tokens_BL: Tensor, layout: Layout | Together, cache: KVCache | SharedCache
+        self, tokens_BL: Tensor, layout: Layout | BatchLayout, cache: KVCache | SharedCache
     ) -> bool:
         """Whether it can run a forward pass: few rows of one-row caches, at positions from 0 on."""
         if len(tokens_BL) != 1 or not 0 < tokens_BL.shape[1] <= MOST_ROWS:
             return False
         caches = cache.caches if isinstance(cache, SharedCache) else [cache]
-        parts = layout.parts if isinstance(layout, Together) else [layout]
+        parts = layout.parts if isinstance(layout, BatchLayout) else [layout]
         return all(c.rows == 1 for c in caches) and all(map(_takes_layout, parts))
 
     def __call__(
         self,
         tokens_1L: Tensor,
-        layout: Layout | Together,
+        layout: Layout | BatchLayout,
         positions_1L: Tensor,
         cache: KVCache | SharedCache,
         taps: Sequence[int],
     ) -> tuple[Tensor, Tensor | None]:
         """Last hidden states (1, L, D), and the outputs of the layers `taps`, (1, L, F, D)."""
-        parts = layout.parts if isinstance(layout, Together) else [layout]
+        parts = layout.parts if isinstance(layout, BatchLayout) else [layout]
         caches = cache.caches if isinstance(cache, SharedCache) else [cache]
         rows = []
         for its_cache, part in zip(caches, parts, strict=True):

@@ -25,8 +25,8 @@ from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_ma
 from specalign.common.schema import JsonObject
 from specalign.lm.attention import (
     biased_attention,
+    expand_mask,
     grouped_attention,
-    laid_out,
     visible_mask,
 )
 from specalign.lm.cache import Parts, Slots
@@ -100,7 +100,7 @@ class Layout:
         see = self.visible(rule)
         if is_single:
             return None if bool(see.all()) else see
-        return see if self.mask is not None else laid_out(see[0, 0], self.groups, self.dtype)
+        return see if self.mask is not None else expand_mask(see[0, 0], self.groups, self.dtype)
 
     def for_eager(self, rule: Rule | None) -> Tensor:
         """An additive mask, (B or 1, 1, L, S), for a model's own attention."""
@@ -110,7 +110,7 @@ class Layout:
 
 
 @dataclass
-class Together:
+class BatchLayout:
     """Several requests side by side in one row, each with its own layout."""
 
     parts: Sequence[Layout]
@@ -126,11 +126,11 @@ class Together:
         raise NotImplementedError("a model's own attention takes one request at a time")
 
 
-_CURRENT: ContextVar[Layout | Together | None] = ContextVar("layout", default=None)
+_CURRENT: ContextVar[Layout | BatchLayout | None] = ContextVar("layout", default=None)
 
 
 @contextmanager
-def laid(layout: Layout | Together) -> Iterator[None]:
+def use_layout(layout: Layout | BatchLayout) -> Iterator[None]:
     """Context manager in which models with the attention of `specalign.lm.masks` use this
     layout."""
     token = _CURRENT.set(layout)
@@ -157,7 +157,7 @@ def _rule(call: JsonObject) -> Rule | None:
     return None if rule is causal_mask_function else rule
 
 
-def attend_as_laid(
+def attention_forward(
     module: nn.Module,
     query: Tensor,
     key: Tensor | Parts,
@@ -196,7 +196,7 @@ def attend_as_laid(
 
 def register() -> str:
     """Register the function with transformers and return its name."""
-    AttentionInterface.register(NAME, attend_as_laid)
+    AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, _grouped_mask)
     AttentionMaskInterface.register(OWN, _own_mask)
     return NAME

@@ -12,7 +12,7 @@ from specalign.common.errors import UserError
 from specalign.common.provenance import memory_bytes
 from specalign.lm.cache import KVCache, SharedCache
 from specalign.lm.frozen import FrozenModel
-from specalign.lm.masks import Layout, Together, laid
+from specalign.lm.masks import BatchLayout, Layout, use_layout
 from specalign.lm.recurrent import States, replaying
 
 
@@ -125,7 +125,7 @@ class Target(FrozenModel):
     def _run(
         self,
         tokens_BL: Tensor,
-        layout: Layout | Together,
+        layout: Layout | BatchLayout,
         positions_BL: Tensor,
         cache: KVCache | SharedCache | None,
         taps: Sequence[int],
@@ -136,7 +136,7 @@ class Target(FrozenModel):
         found: dict[int, Tensor] = {}
         hooks = [self.layers[i].register_forward_hook(_tap(found, i)) for i in taps]
         try:
-            with laid(layout):
+            with use_layout(layout):
                 output = self.body(**self.anatomy.arguments(tokens_BL, positions_BL, cache))
         finally:
             for hook in hooks:
@@ -168,7 +168,7 @@ class Target(FrozenModel):
             layouts.append(Layout(positions_1L, cache.length, self.groups, self.dtype, see_LL))
         hidden_BLD, taps_BLFD = self._run(
             torch.cat(list(tokens), dim=1),
-            Together(layouts),
+            BatchLayout(layouts),
             torch.cat([layout.positions_BL for layout in layouts], dim=1),
             SharedCache(caches, widths),
             taps,

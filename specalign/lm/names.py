@@ -96,8 +96,8 @@ def _check_no_drafter(spec: str, folder: Path) -> None:
     if found:
         what = "the output of a training run" if is_run else "a drafter"
         raise UserError(
-            f"target {spec!r}: that is {what}; use the model that it drafts for as the target, "
-            f"and pass --drafter {drafter}"
+            f"target {spec!r} is {what}, not a target; pass its base model as the target and add "
+            f"--drafter {drafter}"
         )
 
 

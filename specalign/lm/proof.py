@@ -67,8 +67,8 @@ def _check_supported(model: PreTrainedModel, spec: str) -> None:
         reason = f"its weights are {_name(model)}; only float32, bfloat16 and float16 are supported"
     elif any("quantized.dynamic" in type(part).__module__ for part in model.modules()):
         reason = (  # one scale for all rows of a pass
-            "it is quantised by torch.ao.quantization, so drafts would change the text; use the "
-            "unquantised model"
+            "it is quantized by torch.ao.quantization, so drafts would change the text; use the "
+            "unquantized model"
         )
     if reason:
         raise UserError(f"target {spec!r}: {reason}")
@@ -126,7 +126,8 @@ def _first_exact(
     if getattr(model.config, "is_decoder", None) is False:
         reason += " (config.json: is_decoder=false)"
     name = model.config.model_type
-    raise UserError(f"target {source.spec!r}: architecture {name!r} can't be run exactly: {reason}")
+    what = f"architecture {name!r} failed the exactness check"
+    raise UserError(f"target {source.spec!r}: {what}: {reason}")
 
 
 def _name(model: PreTrainedModel) -> str:

@@ -36,11 +36,11 @@ from specalign.kernels.linear import (
     round_weight,
 )
 from specalign.kernels.replacing import speed_up_linears
-from specalign.kernels.tree import TreeHead
+from specalign.kernels.tree import DraftHead
 from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
 from specalign.models.block_layers import BlockLayer, ConfidenceHead, KeysValues, RMSNorm
-from specalign.models.block_stack import draft_stack, tree_head
+from specalign.models.block_stack import draft_head, draft_stack
 from specalign.models.markov import MarkovHead
 from specalign.models.target_features import TargetFeatures
 
@@ -86,7 +86,7 @@ class BlockDrafter(nn.Module):
         self.places = nn.Parameter(torch.zeros(config.rows, width)) if config.places else None
         self._head: Tensor | None = None
         self.stack: LayerStack | None = None
-        self.tree: TreeHead | None = None
+        self.draft_head: DraftHead | None = None
         self.head_matrix: Matrix | None = None
         self.basis_matrix: Matrix | None = None
 
@@ -255,4 +255,4 @@ class BlockDrafter(nn.Module):
             basis = rest[0] if rest else None
         self.head_matrix, self.basis_matrix = head, basis
         self.stack = draft_stack(self)
-        self.tree = tree_head(self, head, basis)
+        self.draft_head = draft_head(self, head, basis)

@@ -21,7 +21,7 @@ class BlockSession:
     cache. Batch of one.
 
     Call `observe` after every target forward whose first `kept` tokens are committed and in the
-    cache; then `hidden` drafts after the cache's `length` positions.
+    cache; then `draft_hidden` drafts after the cache's `length` positions.
     """
 
     def __init__(self, drafter: BlockDrafter, cache: KVCache, capacity: int) -> None:
@@ -59,7 +59,7 @@ class BlockSession:
             self.own.advance(kept)
 
     @torch.no_grad()
-    def hidden(self, last_token: int) -> Tensor:
+    def draft_hidden(self, last_token: int) -> Tensor:
         """Hidden states (K, D) of the drafts after `last_token`, which is not in the cache yet."""
         drafter, device = self.drafter, self.drafter.target.device
         if self._block_1RD is None:
@@ -72,7 +72,7 @@ class BlockSession:
         return self._draft(torch.cat((last, self._block_1RD[:, 1:]), dim=1))[0]
 
     def _draft_in_one_call(self, last_token: int, block_1RD: Tensor) -> Tensor | None:
-        """`hidden` by a prepared call of the C kernel, for `shared_kv`; else None."""
+        """`draft_hidden` by a prepared call of the C kernel, for `shared_kv`; else None."""
         drafter, cache, call = self.drafter, self.cache, self._repeated
         fused, stack, size = drafter.target.fused, drafter.stack, drafter.config.rows
         special = drafter.places is not None or drafter.config.rotaries or cache.rows != 1
@@ -90,7 +90,7 @@ class BlockSession:
         return drafter.select_drafts(call(last_token, self.before, tables_2Sw, cache.length))
 
     @torch.no_grad()
-    def hidden_of_blocks(self, tokens_NR: Tensor) -> Tensor:
+    def draft_hidden_of_blocks(self, tokens_NR: Tensor) -> Tensor:
         """Hidden states (N, K, D) of the drafts of N blocks `tokens_NR`
         (`BlockDrafter.mask_blocks`) that all follow the cached context and do not see each other,
         in one pass."""

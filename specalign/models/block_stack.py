@@ -10,7 +10,7 @@ import torch
 from specalign.kernels.layers import Convolution, LayerStack
 from specalign.kernels.linear import Matrix, RowsLinear, rows_library
 from specalign.kernels.replacing import gives_rows
-from specalign.kernels.tree import MarkovWeights, TreeHead
+from specalign.kernels.tree import DraftHead, MarkovWeights
 from specalign.lm.fused import is_silu, layer_weights
 from specalign.models.block_layers import TwoTapConvolution
 
@@ -60,7 +60,7 @@ def _convolution(module: TwoTapConvolution | None) -> Convolution | None:
     return None if module is None else Convolution(module.delta.matrix, module.offset)
 
 
-def tree_head(drafter: BlockDrafter, head: Matrix, basis: Matrix | None) -> TreeHead | None:
+def draft_head(drafter: BlockDrafter, head: Matrix, basis: Matrix | None) -> DraftHead | None:
     """The head, with `basis` (Vd, r) for the bias, in one C call; None where it does not apply."""
     markov, weights = drafter.markov, None
     on_cpu = drafter.target.device.type == "cpu" and drafter.norm.weight.dtype == torch.float32
@@ -77,6 +77,6 @@ def tree_head(drafter: BlockDrafter, head: Matrix, basis: Matrix | None) -> Tree
             hidden, markov.previous.matrix, basis, embedding.weight, markov.kind
         )
     try:
-        return TreeHead(head, drafter.draft_vocab, weights)
+        return DraftHead(head, drafter.draft_vocab, weights)
     except ValueError:  # other types
         return None

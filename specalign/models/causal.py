@@ -16,7 +16,7 @@ from specalign.common.batch import Batch
 from specalign.common.schema import JsonObject
 from specalign.lm.inspection.anatomy import find_body
 from specalign.lm.inspection.parts import embedding_names
-from specalign.lm.masks import Layout, laid
+from specalign.lm.masks import Layout, use_layout
 from specalign.lm.model import Target
 
 
@@ -94,7 +94,7 @@ class CausalDrafter(nn.Module):
             inputs_BLD = inputs_BLD * scale.to(inputs_BLD)
         positions = {"position_ids": batch.positions_BL} if self._takes_positions else {}
         layout = Layout(batch.positions_BL, 0, 1, self.model.dtype, mask=batch.attention_mask())
-        with laid(layout):
+        with use_layout(layout):
             hidden: Tensor = self._body[0](
                 inputs_embeds=inputs_BLD,
                 attention_mask=torch.ones_like(batch.tokens_BL),

@@ -89,8 +89,8 @@ class DiffusionDrafter(nn.Module):
             raise UserError(f"mask_id={self.mask_id} is not within 0..{size - 1}")
         extra = size - config.vocab_size
         if extra not in (0, 1) and not (padded and extra > 0):
-            sizes = f"{size} tokens with its mask, the target {config.vocab_size} without"
-            raise UserError(f"the drafter has {sizes}; it needs its tokenizer, --drafter-tokenizer")
+            sizes = f"drafter {size} (with mask token), target {config.vocab_size}"
+            raise UserError(f"vocabulary mismatch: {sizes}; pass --drafter-tokenizer")
 
     @property
     def target(self) -> Target:

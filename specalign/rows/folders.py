@@ -39,7 +39,7 @@ def table_files(folder: Path, split: str, config: str | None, key: str) -> list[
     if others:
         listed = _list_names(folder, others)
         hint = "" if key.startswith("--") else f" ({key}_split)"
-        say(f"note: {key}={str(folder)!r}: left out: {listed}{hint}", error=True)
+        say(f"note: {key}={str(folder)!r}: skipped: {listed}{hint}", error=True)
     return chosen
 
 

@@ -65,7 +65,7 @@ def read_prompt_rows(
         notes.append(f"the final answers of {ending} are dropped: the target generates its own")
     if later_turns:
         turns = plural(later_turns, "later turn")
-        notes.append(f"{turns} left out (a list of messages keeps them)")
+        notes.append(f"{turns} skipped (a list of messages keeps them)")
     if unused:
         listed = _join_counts(unused, "{name} ({count})")
         notes.append(f"columns not used: {listed} ({column_key} chooses the column)")

@@ -36,7 +36,7 @@ def test_one_command_says_what_it_writes_and_refuses_other_keys_afterwards(
     out, err = capsys.readouterr()
     first = err.splitlines()[0]
     assert first.startswith(f"{output}/data lacks data: generating 2 samples, 2 at a time")
-    assert "(data.write=never fails instead)" in first and "texts left out: " in out
+    assert "(data.write=never fails instead)" in first and "samples dropped: " in out
     assert re.search(r"/python[\d.]* -m decode.eval --suite builtin --target debug --drafter ", out)
     before = (output / "recipe.yaml").read_bytes()
     with pytest.raises(SystemExit):

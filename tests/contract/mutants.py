@@ -18,7 +18,8 @@ from torch import Tensor
 from decode.speculation import drafts as drafts_module
 from decode.speculation import rules, tree
 from decode.speculation.rules import Drafts, Outcomes
-from decode.speculation.sampling import Sampling, probs
+from decode.speculation.sampling import probs
+from decode.speculation.settings import Sampling
 from decode.speculation.tree import chain
 from decode.speculation.verifiers import Verifier
 from decode.verification.enumeration import (

@@ -25,7 +25,7 @@ from align.training.run import train
 from decode.engine.loop import RequestRunner, run_batch
 from decode.proposers.block import BlockProposer
 from decode.proposers.diffusion import DiffusionProposer
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from specalign.common.batch import Step
 from specalign.formats.standalone import open_drafter
 from specalign.lm.loading import load_target

@@ -10,7 +10,7 @@ from decode.engine.decoder import Decoder
 from decode.proposers.base import Request
 from decode.proposers.lookup import LookupProposer
 from decode.speculation.proposal import Proposal
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from specalign.common.errors import UserError
 from tests.fakes import (
     DRAFTERS,

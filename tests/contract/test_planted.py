@@ -26,13 +26,12 @@ from decode.proposers.diffusion import DiffusionProposer
 from decode.proposers.lookup import CopyingProposer, CopyingSession
 from decode.proposers.overlapped import OverlappedProposer
 from decode.proposers.specdiff2 import SpecDiff2Proposer
-from decode.speculation import drafts, rules, sampling, tree, tree_drafts, verifiers
-from decode.speculation import rounds as verification
-from decode.speculation.processors import History
+from decode.speculation import drafts, rounds, rules, sampling, tree, tree_drafts, verifiers
+from decode.speculation.history import History
 from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.rounds import Round
 from decode.speculation.rules import Outcomes
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from decode.verification import end_to_end, self_test
 from decode.verification.batches import Asked, RequestBatch
 from decode.verification.cases import Cases
@@ -188,7 +187,7 @@ def banned_at_the_root_alone() -> list[Patch]:
 
 
 def _probs(change: Callable[..., Tensor]) -> list[Patch]:
-    return [(verification, "probs", change)]
+    return [(rounds, "probs", change)]
 
 
 def one_more_of_top_k() -> list[Patch]:
@@ -450,12 +449,12 @@ def larger_of_two() -> list[Patch]:
     def uniform(count: int, generator: torch.Generator) -> Tensor:
         return torch.maximum(original(count, generator), original(count, generator))
 
-    return [(verifiers, "uniform", uniform), (verification, "uniform", uniform)]
+    return [(verifiers, "uniform", uniform), (rounds, "uniform", uniform)]
 
 
 def noise_of_the_round() -> list[Patch]:
     """Coupled draws of a round share the noise of its first position."""
-    return [(verification, "depths", lambda parents: [0] * len(parents))]
+    return [(rounds, "depths", lambda parents: [0] * len(parents))]
 
 
 def seed_and_position_swapped() -> list[Patch]:
@@ -469,7 +468,7 @@ def number_of_another_node() -> list[Patch]:
     original = sampling.draw_at
     return [
         (
-            verification,
+            rounds,
             "draw_at",
             lambda p_RV, u_R: original(p_RV, u_R[:1].expand_as(u_R).flip(0) ** 2),
         )

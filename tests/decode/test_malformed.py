@@ -70,7 +70,7 @@ EVAL = [
     (["--prompts", "wide.csv"], "wide: 1 of 1 prompt can't be used with this target"),
     (["--prompts", "ok.txt", "--data-dir", "data"], "mutually exclusive"),
     (["--prompts", "ok.txt", "--threads", "100000"], "argument --threads: '100000' is more than"),
-    (["--prompts", "long.txt"], "no prompt can be answered"),
+    (["--prompts", "long.txt"], "every prompt was rejected"),
     (["--prompts", "ok.txt", "--suite", "a,b"], "--suite takes a single name"),
     (["--methods", "plain,lokup"], "unknown method 'lokup' (did you mean 'lookup'?)"),
     (["--methods", "drafter"], "method 'drafter' needs a drafter, and none is shipped"),

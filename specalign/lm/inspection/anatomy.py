@@ -21,7 +21,7 @@ from transformers.cache_utils import (
 )
 
 from specalign.folder.config import end_ids
-from specalign.lm.masks import Layout, laid
+from specalign.lm.masks import Layout, use_layout
 from specalign.lm.slabs import LayerShape
 
 UNLIMITED = 1 << 20
@@ -118,7 +118,7 @@ def inspect_model(model: PreTrainedModel, body: PreTrainedModel) -> Anatomy:
         raise NotImplementedError(f"its layers keep a {min(unknown)}, which can't be rolled back")
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     layout = Layout(token, 0, 1, model.dtype)
-    with laid(layout):
+    with use_layout(layout):
         body(**bare.arguments(token, token, cache))
     shapes = [_shape(layer) for layer in cache.layers]
     states = [isinstance(layer, LinearAttentionLayer) for layer in cache.layers]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from specalign.common.schema import JsonObject
-from specalign.lm.masks import Layout, laid
+from specalign.lm.masks import Layout, use_layout
 
 if TYPE_CHECKING:
     from specalign.lm.model import Target
@@ -164,7 +164,7 @@ def _run_layers(
     cache = target.anatomy.empty_cache()
 
     def run(tokens: Tensor, positions: Tensor, past: int) -> None:
-        with laid(Layout(positions, past, target.groups, target.dtype)):
+        with use_layout(Layout(positions, past, target.groups, target.dtype)):
             target.body(**target.anatomy.arguments(tokens, positions, cache))
 
     past = position if target.anatomy.by_place else 0

@@ -153,7 +153,7 @@ def text_model(target: Target) -> TextModel:
     weights are quantised, or transformers has no such class."""
     model, config = target.model, target.config
     if getattr(model.config, "quantization_config", None) is not None:
-        raise NotImplementedError("its layers are quantised")
+        raise NotImplementedError("its layers are quantized")
     if model.config is config:
         embedding, head = embedding_names(model)
         return TextModel(type(model).__name__, config, dict(model.state_dict()), embedding, head)

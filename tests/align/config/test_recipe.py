@@ -21,7 +21,10 @@ from tests.builders import write_recipe as write
         ("stage=finetune", "stage=finetune: drafter.kind=block needs stage=calibrate"),
         ("drafter.kind=masked_lm drafter.convolution=true", "needs drafter.kind=block"),
         ("drafter.kind=ddit drafter.lora_rank=4", "drafter.lora_rank needs drafter.kind=masked_lm"),
-        ("trainer.optimizer=muon launch.strategy=fsdp", "needs whole matrices"),
+        (
+            "trainer.optimizer=muon launch.strategy=fsdp",
+            "muon does not support launch.strategy=fsdp",
+        ),
         (
             "trainer.optimizer=muon drafter.kind=masked_lm drafter.lora_rank=4",
             "drafter.lora_rank=0",

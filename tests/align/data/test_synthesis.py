@@ -142,7 +142,7 @@ def test_long_prompts_are_left_out_or_cut(
     assert dropped["prompt too long"] == 1
     out = capsys.readouterr().out
     assert (
-        "texts left out: 1 prompt too long (of 3 prompts; the limit is data.max_prompt_tokens="
+        "samples dropped: 1 prompt too long (of 3 prompts; the limit is data.max_prompt_tokens="
         in out
     )
     cut = write(target, tmp_path / "b", *limit, "data.long_prompts=cut")

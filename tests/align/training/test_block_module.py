@@ -106,7 +106,7 @@ def test_training_graph_equals_drafting(
         block_K = torch.cat(
             (shown, torch.full((drafter.config.rows - len(shown),), drafter.config.mask_token_id))
         )
-        drafted = session.hidden_of_blocks(block_K[None])[0]
+        drafted = session.draft_hidden_of_blocks(block_K[None])[0]
         torch.testing.assert_close(drafted, hidden[b, a], atol=2e-4, rtol=1e-4)
         inputs = session.bias_inputs(drafted)
         if factors is not None and inputs is not None:

@@ -40,7 +40,7 @@ def test_damaged_and_foreign_checkpoints(
     flipped[len(flipped) // 2] ^= 1
     last.write_bytes(flipped)
     assert newest(folder, "auto", sha) == folder / "step-6.ckpt"
-    assert "step-12.ckpt is damaged (step-12.ckpt has changed" in capsys.readouterr().err
+    assert "step-12.ckpt: damaged (step-12.ckpt has changed" in capsys.readouterr().err
     with pytest.raises(UserError, match="damaged"):
         newest(folder, str(last), sha)
     last.write_bytes(b"torn")

@@ -138,8 +138,8 @@ def test_another_model_is_refused(tmp_path: Path, target: Target) -> None:
             write(server.url, target, tmp_path, "data.served_model=othr")
         write(server.url, target, tmp_path, "data.served_model=other", "data.samples=2")
     for other, limits, says in (
-        (load_target("debug-qwen2"), {}, "is not target.name='debug': the target would choose"),
-        (target, {"limit": 40}, "accepts 40 tokens, a sample"),
+        (load_target("debug-qwen2"), {}, "does not match target.name='debug': only"),
+        (target, {"limit": 40}, "has a context of 40 tokens, but samples"),
     ):
         with Loopback(other, **limits) as server, pytest.raises(UserError, match=says):
             write(server.url, target, tmp_path / "b")

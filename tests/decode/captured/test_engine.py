@@ -22,7 +22,7 @@ from decode.proposers.block import BlockProposer
 from decode.proposers.diffusion import DiffusionProposer
 from decode.proposers.lookup import CopyingProposer, LookupProposer
 from decode.speculation import verifiers
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from decode.verification import proposals
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target

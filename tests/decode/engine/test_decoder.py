@@ -10,7 +10,7 @@ import torch
 from decode.engine.decoder import Decoder
 from decode.proposers.block import BlockProposer
 from decode.proposers.lookup import CopyingProposer, LookupProposer
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
 from tests.builders import PROMPT
@@ -92,7 +92,7 @@ def test_bad_batches_are_refused(target: Target) -> None:
     for size in (0, True, 2.0):
         with pytest.raises(UserError, match=f"batch_size={size}"):
             decoder.generate_batch([[1]], batch_size=size)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="max_new_tokens: 1 for 2 prompts"):
+    with pytest.raises(UserError, match="max_new_tokens has 1 value for 2 prompts"):
         decoder.generate_batch([[1], [2]], max_new_tokens=[3])
     with pytest.raises(UserError, match=r"^prompts\[2\]: the prompt is empty$"):
         decoder.generate_batch(["one", [1], " "])
@@ -168,7 +168,7 @@ def test_malformed_prompts(endless: Target, prompt: Any, line: str) -> None:
         ({"temperature": -1}, "temperature=-1"),
         (
             {"temperature": 1, "sampling": Sampling()},
-            "must be a decode.Sampling, or give its fields",
+            "pass a decode.Sampling, or its fields",
         ),
     ],
 )
@@ -185,7 +185,7 @@ def test_sampling_by_its_fields(endless: Target) -> None:
     assert batch[0].tokens == named.tokens != batch[1].tokens  # which has seed 5
     with pytest.raises(UserError, match="unknown option 'stream'"):
         decoder.generate_batch([PROMPT], stream=print)
-    with pytest.raises(UserError, match="sampling for each prompt and seed for all"):
+    with pytest.raises(UserError, match="either a list of Sampling or seed=…, not both"):
         decoder.generate_batch([PROMPT], sampling=[Sampling()], seed=4)
 
 

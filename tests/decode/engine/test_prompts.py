@@ -111,7 +111,7 @@ def test_tools_that_the_template_leaves_out_are_noted_once(
     target.spec = "without tools"
     for _ in range(2):
         assert prompt_tokens(target, "A", tools=[WEATHER]) == prompt_tokens(target, "A")
-    note = "note: the chat template of target 'without tools' does not use tools: a prompt's are left out"
+    note = "note: the chat template of target 'without tools' does not use tools: a prompt's are ignored"
     assert capsys.readouterr().err.splitlines() == [note]
 
 

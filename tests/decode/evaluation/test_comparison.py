@@ -20,7 +20,7 @@ from decode.evaluation.comparison import (
     render_table,
 )
 from decode.proposers.block import BlockProposer
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from decode.systems.registry import PLAIN
 from specalign.common.errors import UserError
 from specalign.common.terminal import PlainConsole

@@ -13,7 +13,7 @@ import pytest
 import decode
 from decode.evaluation import runner as measure
 from decode.evaluation.records import read_records
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from specalign.lm.model import Target
 from specalign.suites.prompt import Prompt
 from tests.measurements import run_eval as run

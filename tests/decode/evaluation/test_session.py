@@ -30,7 +30,7 @@ def test_prompts_longer_than_the_context_are_left_out_and_named(
         [*QUIET, "--prompts", str(path), "--out", str(tmp_path / "o"), "--methods", "plain"]
     )
     summary, _ = eval.evaluate(config, PlainConsole(wide=True))
-    assert capsys.readouterr().out.count("left out: p: 1 of 2 prompts can't be used") == 1
+    assert capsys.readouterr().out.count("skipped: p: 1 of 2 prompts can't be used") == 1
     assert summary.overall["plain"].prompts == 1
     assert "context" in summary.run.skipped[0]
 

@@ -47,7 +47,7 @@ def test_the_table_fits_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture
         "Suite Z",
         "2.00× [2.00, 2.00]",
         "the baseline is strong",
-        "left out: math500: nowhere",
+        "skipped: math500: nowhere",
     ):
         assert part in " ".join(output.split()), part
 

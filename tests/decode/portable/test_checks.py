@@ -30,7 +30,7 @@ class QuantizedCache(DynamicCache):
         ({"token_type_ids": torch.zeros_like(IDS)}, "token_type_ids: only tokens"),  # GPT-2 adds a row for type 0
         ({"attention_mask": torch.tensor([[0, 1, 1, 1]])}, "one text without padding"),
         ({"position_ids": torch.arange(4).expand(3, 1, 4) * torch.tensor([1, 1, 2])[:, None, None]}, "position_ids"),
-        ({"cache": QuantizedCache()}, "must be empty and not quantised"),
+        ({"cache": QuantizedCache()}, "must be empty and not quantized"),
     ],
 )  # fmt: skip
 def test_inputs(model: Any, given: dict[str, Any], says: str) -> None:

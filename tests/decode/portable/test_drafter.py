@@ -122,7 +122,7 @@ def drafts_here(drafter: BlockDrafter, tokens: list[int]) -> list[int]:
     session = BlockSession(drafter, cache, len(tokens) + 16)
     out = target.forward(torch.tensor([tokens[:-1]]), cache=cache, taps=session.taps)
     session.observe(out.hidden_BLD, out.taps_BLFD, len(tokens) - 1)
-    hidden_KD, token, found = session.hidden(tokens[-1]), tokens[-1], list[int]()
+    hidden_KD, token, found = session.draft_hidden(tokens[-1]), tokens[-1], list[int]()
     inputs_Kr = session.bias_inputs(hidden_KD)
     for k, row in enumerate(drafter.logits(hidden_KD)):
         if inputs_Kr is not None:

@@ -42,7 +42,7 @@ def test_the_drafters_context_keeps_step_with_the_text(
     propose, seen = BlockProposerSession.propose, []
 
     def watched(self: BlockProposerSession, k: int) -> Any:
-        seen.append((list(self.request.tokens), self.session.hidden(self.request.tokens[-1])))
+        seen.append((list(self.request.tokens), self.session.draft_hidden(self.request.tokens[-1])))
         return propose(self, k)
 
     monkeypatch.setattr(BlockProposerSession, "propose", watched)
@@ -65,7 +65,7 @@ def test_the_drafters_context_keeps_step_with_the_text(
             torch.tensor([tokens[:-1]]), cache=cache, taps=session.taps, logits=False
         )
         session.observe(forward.hidden_BLD, forward.taps_BLFD, len(tokens) - 1)
-        torch.testing.assert_close(hidden, session.hidden(tokens[-1]), atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(hidden, session.draft_hidden(tokens[-1]), atol=1e-4, rtol=1e-3)
 
 
 def proposals(
@@ -87,7 +87,7 @@ def test_q_is_the_processed_softmax(target: Target, variant: str) -> None:
     drafts, found = proposals(target, net, sampling, 8)
     ids = torch.arange(target.vocab_size) if net.draft_vocab is None else net.draft_vocab
     seen = torch.tensor([int(t) in drafts.request.tokens for t in ids])
-    hidden = drafts.session.hidden(drafts.request.tokens[-1])
+    hidden = drafts.session.draft_hidden(drafts.request.tokens[-1])
     for proposal in found:
         assert proposal.law == ("causal" if net.markov else "independent") and len(proposal) == 3
         assert (proposal.q.ids is None) == (net.draft_vocab is None)
@@ -107,7 +107,7 @@ def test_a_draft_stops_where_its_confidence_ends(target: Target, variant: str) -
     """Before the first position, the first one aside, whose path so far is too unlikely to be accepted, and nowhere else."""
     net = network(target, **VARIANTS[variant])
     drafts, whole = proposals(target, net, Sampling(1.0, seed=1), 60)
-    last, hidden = drafts.request.tokens[-1], drafts.session.hidden(drafts.request.tokens[-1])
+    last, hidden = drafts.request.tokens[-1], drafts.session.draft_hidden(drafts.request.tokens[-1])
 
     def reach(tokens_K: torch.Tensor) -> torch.Tensor:
         """How probably a draft gets as far as each position, from the definition."""
@@ -135,7 +135,7 @@ def test_trees_in_one_call_are_those_built_level_by_level(
     """With penalties, a minimum length and banned tokens as well, which the one call does not know."""
     net = network(target, **VARIANTS[variant])
     net.prepare_for_drafting()
-    propose, calls, kept = BlockProposerSession.propose, [], net.tree
+    propose, calls, kept = BlockProposerSession.propose, [], net.draft_head
     assert (kept is None) == (net.config.markov_kind not in ("", *TREE_KINDS))
 
     def recorded(self: BlockProposerSession, k: int) -> Any:
@@ -152,7 +152,7 @@ def test_trees_in_one_call_are_those_built_level_by_level(
     ):
         seen = []
         for tree in (kept, None):
-            net.tree, calls = tree, []
+            net.draft_head, calls = tree, []
             decoder = Decoder(target, BlockProposer(net, tree_nodes=7))
             decoder.generate(PROMPT, max_new_tokens=20, sampling=settings)
             seen.append(calls)
@@ -165,15 +165,15 @@ def test_a_chain_in_one_call_is_that_drawn_token_by_token(target: Target, varian
     """The same tokens from the same numbers, and the same q; where more than a temperature is asked for, it is not taken."""
     net = network(target, **VARIANTS[variant])
     net.prepare_for_drafting()
-    kept = net.tree
+    kept = net.draft_head
     for sampling, whole in ((Sampling(0.8, seed=3), True), (Sampling(0.8, top_k=5, seed=3), False)):
         drafts, found = proposals(target, net, sampling, 8)
         assert (drafts._draw_chain_in_c(torch.zeros(3, target.hidden_size)) is not None) == (
             whole and kept is not None
         )
-        net.tree = None
+        net.draft_head = None
         _, expected = proposals(target, net, sampling, 8)
-        net.tree = kept
+        net.draft_head = kept
         for mine, theirs in zip(found, expected, strict=True):
             assert mine.tokens_K.tolist() == theirs.tokens_K.tolist() and mine.law == theirs.law
             torch.testing.assert_close(mine.q.probs, theirs.q.probs, atol=1e-5, rtol=1e-3)

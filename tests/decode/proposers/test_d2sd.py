@@ -139,7 +139,8 @@ def test_both_contexts_keep_step_with_the_text(
 
     def watched(self: D2SDSession, k: int) -> Proposal:
         last = self.request.tokens[-1]
-        seen.append((list(self.request.tokens), self.first.hidden(last), self.second.hidden(last)))
+        drafted = self.first.draft_hidden(last), self.second.draft_hidden(last)
+        seen.append((list(self.request.tokens), *drafted))
         return propose(self, k)
 
     monkeypatch.setattr(D2SDSession, "propose", watched)
@@ -162,4 +163,6 @@ def test_both_contexts_keep_step_with_the_text(
                 torch.tensor([tokens[:-1]]), cache=cache, taps=session.taps, logits=False
             )
             session.observe(output.hidden_BLD, output.taps_BLFD, len(tokens) - 1)
-            torch.testing.assert_close(hidden, session.hidden(tokens[-1]), atol=1e-4, rtol=1e-3)
+            torch.testing.assert_close(
+                hidden, session.draft_hidden(tokens[-1]), atol=1e-4, rtol=1e-3
+            )

@@ -14,7 +14,7 @@ from decode.proposers.autoregressive import AutoregressiveProposer
 from decode.proposers.base import Request
 from decode.proposers.hierarchical import HierarchicalProposer
 from decode.proposers.lookup import CopyingProposer, LookupProposer
-from decode.speculation.processors import History
+from decode.speculation.history import History
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import probs
 from specalign.lm.model import Target

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from decode.proposers.lookup import CopyingProposer, LookupProposer, LookupSession
-from decode.speculation.processors import History
+from decode.speculation.history import History
 from decode.speculation.proposal import Proposal
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from tests.fakes import DRAFTERS, ScriptedDrafter
 
 

@@ -12,21 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from decode.speculation import rounds as verification
-from decode.speculation.processors import History
+from decode.speculation import rounds as rounds_module
+from decode.speculation.history import History
 from decode.speculation.proposal import NO_DRAFTS
-from decode.speculation.rounds import Outcome, Round, verify_rounds
-from decode.speculation.sampling import (
-    Sampling,
-    best,
-    couple,
-    draw_at,
-    position_noise,
-    probs,
-    uniform,
-)
+from decode.speculation.rounds import Round, verify_rounds
+from decode.speculation.sampling import best, couple, draw_at, position_noise, probs, uniform
+from decode.speculation.settings import Sampling
 from decode.speculation.tree import depths, path_to, walk
-from decode.speculation.verifiers import VERIFIERS, run_verifier
+from decode.speculation.verifiers import VERIFIERS, Outcome, run_verifier
 from specalign.common.errors import UserError
 from tests.fakes import DRAFTERS, SETTINGS
 
@@ -49,7 +42,7 @@ def round_of(kind: str, verifier: str, sampling: Sampling, length: int, seed: in
         tokens=text, sampling=sampling, history=history, generator=generator, target=target
     )
     proposal = (DRAFTERS[kind][1](request, length) if length else None) or NO_DRAFTS
-    if not VERIFIERS[verifier].accepts(proposal, sampling.temperature):
+    if not VERIFIERS[verifier].is_exact_for_proposal(proposal, sampling.temperature):
         return None
     before = history.rows(proposal.tokens_K, proposal.tree)
     # of fp64 too: some targets' logits are
@@ -99,7 +92,7 @@ def test_every_outcome_is_the_one_alone(
     many: list[Round], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device != "CPU":  # there p is computed at all nodes, before anything is known of the path
-        monkeypatch.setattr(verification, "SEEN_AT_ONCE", frozenset())
+        monkeypatch.setattr(rounds_module, "SEEN_AT_ONCE", frozenset())
     alone, given = [twin(one) for one in many], [twin(one) for one in many]
     together = verify_rounds(given)
     monkeypatch.undo()
@@ -151,7 +144,7 @@ def test_without_a_rule_the_targets_own_tokens_are_followed(many: list[Round]) -
 
 def test_a_round_is_fetched_at_once(many: list[Round], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a transfer waits for the device, a round has one."""
-    monkeypatch.setattr(verification, "SEEN_AT_ONCE", frozenset())
+    monkeypatch.setattr(rounds_module, "SEEN_AT_ONCE", frozenset())
     monkeypatch.setattr(torch.Tensor, "tolist", counted := Counted(torch.Tensor.tolist))
     verify_rounds(
         [twin(one) for one in many[:150] if one.sampling.top_k == 0 and one.sampling.top_p == 1]

@@ -6,7 +6,6 @@ import torch
 
 from decode.speculation.sampling import (
     ProcessorState,
-    Sampling,
     best,
     draw,
     draw_at,
@@ -15,6 +14,7 @@ from decode.speculation.sampling import (
     probs,
     uniform,
 )
+from decode.speculation.settings import Sampling
 
 
 def logits(rows: int, V: int, seed: int = 0) -> torch.Tensor:

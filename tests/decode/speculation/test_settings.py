@@ -31,7 +31,7 @@ def test_by_their_names() -> None:
         1.0
     )
     assert read_sampling(None, {"temperature": 0.7, "banned": [3]}) == Sampling(0.7, banned=(3,))
-    with pytest.raises(UserError, match="must be a decode.Sampling"):
+    with pytest.raises(UserError, match="pass a decode.Sampling"):
         read_sampling(Sampling(), {"seed": 1})
 
 

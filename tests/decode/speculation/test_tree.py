@@ -10,9 +10,10 @@ from decode import Decoder, Sampling
 from decode.engine.loop import RequestRunner, prefill_batch
 from decode.evaluation.divergence import replay
 from decode.proposers.block import BlockProposer, BlockProposerSession
-from decode.speculation.rounds import Outcome, Round, verify_rounds
+from decode.speculation.rounds import Round, verify_rounds
 from decode.speculation.sampling import position_noise
 from decode.speculation.tree import ancestors
+from decode.speculation.verifiers import Outcome
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import BLOCK_VARIANTS as VARIANTS
@@ -90,7 +91,8 @@ def test_coupled_drafts_use_the_noise_of_their_positions(target: Target, variant
         drafts = runner.session
         assert isinstance(drafts, BlockProposerSession)
         tree = drafts.propose(3)
-        tokens, hidden = runner.request.tokens, drafts.session.hidden(runner.request.tokens[-1])
+        tokens = runner.request.tokens
+        hidden = drafts.session.draft_hidden(tokens[-1])
         inputs = drafts.session.bias_inputs(hidden)
         ids = torch.arange(target.vocab_size) if net.draft_vocab is None else net.draft_vocab
         last = tokens[-1]

@@ -93,7 +93,7 @@ def test_template_switches_and_system_prompt(target: Target, tmp_path: Path) -> 
         UserError, match="has no variable 'enable_thinkin'.*did you mean 'enable_thinking'"
     ):
         decode.load(folder, template_kwargs={"enable_thinkin": False})
-    with pytest.raises(UserError, match="to load_target: the target is loaded"):
+    with pytest.raises(UserError, match="the target is already loaded; pass .* to load_target"):
         decode.load(target, system="Be brief.")
 
 

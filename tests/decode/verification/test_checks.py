@@ -12,7 +12,7 @@ from decode.proposers.block import BlockProposer
 from decode.proposers.diffusion import DiffusionProposer
 from decode.proposers.lookup import LookupProposer
 from decode.speculation.proposal import DraftProbs, Proposal
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from decode.verification import end_to_end, rules
 from decode.verification.batches import Asked, RequestBatch
 from decode.verification.cases import Cases

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from decode.speculation.sampling import Sampling
+from decode.speculation.settings import Sampling
 from decode.systems.registry import SYSTEMS
 from decode.verification import end_to_end
 from decode.verification.cases import Cases, of_methods

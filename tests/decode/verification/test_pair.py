@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from decode.verification import batches, cases, checks, end_to_end, rules
+from decode.verification import batches, cases, end_to_end, rows, rules
 from decode.verify import main
 from specalign.formats.block import save_drafter
 from specalign.formats.causal import save_causal
@@ -92,7 +92,7 @@ def test_an_honest_pair_is_lossless(kind: str, drafter: str, dtype: str, tmp_pat
 
 
 def test_prompts_of_3000_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "ROUNDS", 1)
+    monkeypatch.setattr(rows, "ROUNDS", 1)
     target, out, prompts = str(tmp_path / "target"), tmp_path / "v", tmp_path / "p.jsonl"
     named = write_drafter("block", write_target("mistral", Path(target)), tmp_path / "drafter")
     words = " ".join(f"item {i * i % 997}" for i in range(290))

@@ -75,7 +75,7 @@ def test_a_whole_text_needs_a_first_token(capsys: pytest.CaptureFixture[str]) ->
     )
     assert (
         capsys.readouterr().err.count(
-            "m: its tokenizer adds no token at the start of a text; whole texts"
+            "m: the tokenizer adds no BOS token; training documents start"
         )
         == 1
     )

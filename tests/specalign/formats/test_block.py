@@ -50,7 +50,7 @@ def test_another_targets_name_is_said(
         (tmp_path / "SHA256SUMS").unlink(missing_ok=True)
         load_drafter(tmp_path, target)
         noted = capsys.readouterr().err
-        assert said in noted and ("was made for" in noted) == bool(said)
+        assert said in noted and ("was trained for" in noted) == bool(said)
 
 
 def fails(folder: Path, target: Target, says: str) -> None:

@@ -86,5 +86,5 @@ def test_a_broken_record_is_one_line(
 
 def test_another_vocabulary_is_refused(target: Target, tmp_path: Path) -> None:
     write_mdlm(tmp_path, 320, 270)
-    with pytest.raises(UserError, match="320 tokens with its mask"):
+    with pytest.raises(UserError, match="drafter 320 \\(with mask token\\)"):
         load_standalone(tmp_path, target)

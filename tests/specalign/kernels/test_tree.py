@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from decode.speculation.sampling import draw_at
 from specalign.kernels.linear import KINDS, Matrix, round_weight, rows_library
-from specalign.kernels.tree import MarkovWeights, TreeHead
+from specalign.kernels.tree import DraftHead, MarkovWeights
 
 pytestmark = pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
 
@@ -98,7 +98,7 @@ def test_the_tree_is_that_of_float64(
     head, ids, markov = weights(columns, width, rank, 2 * columns, dtype, kind)
     hidden = torch.randn(levels, width)
     wanted = plainly(hidden, 1, nodes, scale, head, ids, markov)
-    got = TreeHead(head, ids, markov)(hidden, 1, nodes, scale)
+    got = DraftHead(head, ids, markov)(hidden, 1, nodes, scale)
     assert got[:2] == wanted[:2]
     assert got[2] == pytest.approx(wanted[2], abs=1e-4)
 
@@ -109,8 +109,8 @@ def test_an_embedding_in_bf16_gives_the_same_bits(kind: str) -> None:
     assert markov is not None
     hidden, u_K = torch.randn(4, 33), torch.rand(4, dtype=torch.float64)
     kept = markov._replace(embedding_VD=markov.embedding_VD.bfloat16())
-    half = TreeHead(head, ids, kept)
-    whole = TreeHead(head, ids, kept._replace(embedding_VD=kept.embedding_VD.float()))
+    half = DraftHead(head, ids, kept)
+    whole = DraftHead(head, ids, kept._replace(embedding_VD=kept.embedding_VD.float()))
     for last in (0, 5, 899):
         assert half(hidden, last, 20, 1.0) == whole(hidden, last, 20, 1.0)
         one, two = (tree.chain(hidden, last, 1.0, u_K) for tree in (half, whole))
@@ -119,7 +119,7 @@ def test_an_embedding_in_bf16_gives_the_same_bits(kind: str) -> None:
 
 def test_one_thread_or_two_build_the_same_tree() -> None:
     head, ids, markov = weights(2100, 32, 12, 3000, torch.int8)
-    hidden, tree = torch.randn(4, 32), TreeHead(head, ids, markov)
+    hidden, tree = torch.randn(4, 32), DraftHead(head, ids, markov)
     threads, found = torch.get_num_threads(), []
     try:
         for count in (1, 2, 3):
@@ -132,14 +132,14 @@ def test_one_thread_or_two_build_the_same_tree() -> None:
 
 def test_equal_logits_are_taken_from_the_lowest_column_on() -> None:
     head = Matrix(torch.zeros(1030, 8))
-    tokens, parents, log_q = TreeHead(head, None, None)(torch.randn(2, 8), 0, 4, 1.0)
+    tokens, parents, log_q = DraftHead(head, None, None)(torch.randn(2, 8), 0, 4, 1.0)
     assert (tokens, parents) == ([0, 1, 2, 3], [-1] * 4)
     assert log_q == pytest.approx([-math.log(1030)] * 4)
 
 
 def test_numbers_that_are_none_do_no_harm() -> None:
     head, ids, markov = weights(600, 16, 4, 900, torch.float32)
-    tree = TreeHead(head, ids, markov)
+    tree = DraftHead(head, ids, markov)
     for wrong in (math.nan, math.inf, -math.inf):
         hidden = torch.randn(3, 16)
         hidden[1, 3] = wrong
@@ -158,7 +158,7 @@ def test_a_drawn_chain(
     """Each row of q is the softmax given the tokens drawn before, and each token stands where its number falls in that row."""
     round_rows(False)
     head, ids, m = weights(columns, 24, 8 if kind else 0, 2 * columns, dtype, kind)
-    drafts, drawn = TreeHead(head, ids, m), set()
+    drafts, drawn = DraftHead(head, ids, m), set()
     for seed in range(20):
         torch.manual_seed(seed)
         hidden_KD, u_K = torch.randn(4, 24), torch.rand(4, dtype=torch.float64)

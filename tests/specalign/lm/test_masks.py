@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specalign.lm import masks
-from specalign.lm.masks import Layout, laid
+from specalign.lm.masks import Layout, use_layout
 from tests.target_models import WINDOW, some_text, tiny_model, tiny_target
 
 LENGTH = 2 * WINDOW + 12
@@ -63,7 +63,7 @@ def test_a_model_computes_what_it_did(kind: str) -> None:
     with torch.no_grad():
         expected = model(tokens).logits
         masks.install(model)
-        with laid(Layout(torch.arange(36)[None], 0, 2, torch.float32)):
+        with use_layout(Layout(torch.arange(36)[None], 0, 2, torch.float32)):
             torch.testing.assert_close(model(tokens).logits, expected, atol=2e-5, rtol=2e-4)
     assert model.config._attn_implementation == masks.NAME
 
@@ -71,4 +71,4 @@ def test_a_model_computes_what_it_did(kind: str) -> None:
 def test_a_tensor_that_is_not_known_is_refused() -> None:
     q = torch.zeros(1, 1, 2, 4)
     with pytest.raises(NotImplementedError, match="its attention takes 'position_bias'"):
-        masks.attend_as_laid(torch.nn.Identity(), q, q, q, None, position_bias=torch.zeros(1))
+        masks.attention_forward(torch.nn.Identity(), q, q, q, None, position_bias=torch.zeros(1))

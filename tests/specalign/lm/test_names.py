@@ -36,11 +36,11 @@ def test_a_run_and_its_drafter_are_no_targets(
     for name, content in {"config.json": {}, **record}.items():
         (folder / name).write_text(json.dumps(content))
     with pytest.raises(
-        UserError, match="that is a drafter; use the model that it drafts for as the target"
+        UserError, match="is a drafter, not a target; pass its base model as the target"
     ):
         check_name(str(folder))
     with pytest.raises(
-        UserError, match=f"that is the output of a training run; .* --drafter {folder}"
+        UserError, match=f"is the output of a training run, not a target; .* --drafter {folder}"
     ):
         check_name(str(tmp_path))
     (folder / "drafter.json").write_text('{"kind": "autoregressive"}')

@@ -44,7 +44,9 @@ def test_a_state_that_no_cache_holds_is_refused_however_coarsely_it_rounds(
 ) -> None:
     """In 16 bits their differences from the model's own pass for rounding: 0.16 and 0.14 standard deviations."""
     model = tiny_model(kind, 260).to(dtype)
-    with pytest.raises(UserError, match=f"architecture '{kind}' can't be run exactly: {says}"):
+    with pytest.raises(
+        UserError, match=f"architecture '{kind}' failed the exactness check: {says}"
+    ):
         prove_target(model, debug_model("Llama")[1], ModelSource("mine"))
 
 
@@ -60,7 +62,7 @@ def test_a_model_that_scales_by_a_key_of_its_own_is_refused() -> None:
     model.forward = scaled
     with pytest.raises(
         UserError,
-        match="architecture 'granite' can't be run exactly: its logits are not its head's",
+        match="architecture 'granite' failed the exactness check: its logits are not its head's",
     ):
         prove_target(model, target.tokenizer, ModelSource("mine"))
 
@@ -103,7 +105,7 @@ def test_an_indexer_that_does_not_choose_so_few_is_made_to(monkeypatch: pytest.M
     ("kind", "reason"),
     [
         ("xlstm", "is not supported: it uses a custom cache class"),
-        ("bert", "can't be run exactly: its logits are not its head's output"),
+        ("bert", "failed the exactness check: its logits are not its head's output"),
     ],
 )
 def test_an_architecture_that_is_not_supported_is_refused_in_one_line(

@@ -72,7 +72,7 @@ def check_graphs(drafter: BlockDrafter, samples: data.Samples, anchors_a_row: in
                     output = target.forward(junk, cache=cache, taps=session.taps)
                     cache.length = cache.length - 2
                     session.observe(output.hidden_BLD, output.taps_BLFD, len(part))
-            drafted = session.hidden(int(text[-1]))
+            drafted = session.draft_hidden(int(text[-1]))
             torch.testing.assert_close(drafted, hidden[b, a], atol=2e-4, rtol=1e-4)
             checked += 1
     assert checked > anchors_a_row - 2
@@ -191,5 +191,5 @@ def test_both_layouts_read_one_block_and_number_its_rows_apart(
     for session in sessions:
         output = target.forward(torch.arange(5, 15)[None], cache=session.cache, taps=session.taps)
         session.observe(output.hidden_BLD, output.taps_BLFD, 10)
-    alone, whole = (session.hidden(7) for session in sessions)
+    alone, whole = (session.draft_hidden(7) for session in sessions)
     assert len(alone) == 4 and torch.equal(alone, whole[1:])

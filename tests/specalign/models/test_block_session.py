@@ -30,10 +30,10 @@ def test_blocks_in_one_pass_are_those_drafted_alone(
     blocks_NR = torch.tensor([[7, 9, 3, 3, 3], [7, 3, 3, 3, 3], [7, 9, 11, 12, 3]])[
         :, : drafter.config.rows
     ]
-    together = session.hidden_of_blocks(blocks_NR)
+    together = session.draft_hidden_of_blocks(blocks_NR)
     for block_R, hidden_KD in zip(blocks_NR, together, strict=True):
         torch.testing.assert_close(
-            session.hidden_of_blocks(block_R[None])[0], hidden_KD, atol=1e-4, rtol=1e-4
+            session.draft_hidden_of_blocks(block_R[None])[0], hidden_KD, atol=1e-4, rtol=1e-4
         )
 
 
@@ -52,11 +52,11 @@ def test_a_block_in_one_call_is_that_of_the_general_way(
         output = target.forward(tokens, cache=cache, taps=session.taps)
         cache.keep(cache.length - length, list(range(kept)))
         session.observe(output.hidden_BLD, output.taps_BLFD, kept)
-        found = session.hidden(token)
+        found = session.draft_hidden(token)
         assert (session._repeated is not None) == (drafter.config.context == "shared_kv")
         with monkeypatch.context() as general:
             general.setattr(session, "_draft_in_one_call", lambda *_: None)
-            assert torch.equal(found, session.hidden(token))
+            assert torch.equal(found, session.draft_hidden(token))
         for block in cache._blocks:  # the memory moves
             old, block.parts = block.parts, [part.clone() for part in block.parts]
             block._point()
@@ -89,16 +89,18 @@ def test_one_call_drafts_what_the_modules_draft(
         :, : drafter.config.rows
     ]
     blocks = drafter.mask_blocks(tokens, torch.tensor([0, 2, 1]))
-    got = [session.hidden(7), session.hidden_of_blocks(blocks)]
+    got = [session.draft_hidden(7), session.draft_hidden_of_blocks(blocks)]
     assert all(
         torch.equal(a, b)
         for a, b in zip(before, (t for s in cache.slabs for t in (s.keys, s.values)), strict=True)
     )
     drafter.stack = None
     for mine, wanted in zip(
-        got, [session.hidden(7), session.hidden_of_blocks(blocks)], strict=True
+        got, [session.draft_hidden(7), session.draft_hidden_of_blocks(blocks)], strict=True
     ):
         torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-4)
     drafter.stack = stack
     many = blocks.repeat(3, 1)  # 36 rows or more: more than one call takes
-    torch.testing.assert_close(session.hidden_of_blocks(many)[:3], got[1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        session.draft_hidden_of_blocks(many)[:3], got[1], rtol=1e-4, atol=1e-4
+    )

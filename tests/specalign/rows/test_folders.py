@@ -33,7 +33,7 @@ def test_by_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert choose(folder) == ["train-0.jsonl", "train-1.jsonl"]
     assert choose(folder, "test") == ["test-0.jsonl"]
-    assert "left out: test-0.jsonl (data.prompts_split)" in capsys.readouterr().err
+    assert "skipped: test-0.jsonl (data.prompts_split)" in capsys.readouterr().err
     for name in ("latest.jsonl", "train_test.jsonl"):
         assert choose(make(tmp_path / f"restrained {name}", name)) == [name]
         note = f"no clear split in the name of {name}: counted as train (data.prompts_split)"
@@ -47,7 +47,7 @@ def test_a_file_that_is_left_out_does_not_count_as_train(
 ) -> None:
     assert choose(make(tmp_path, "a.jsonl", "b.csv")) == ["a.jsonl"]
     notes = capsys.readouterr().err
-    assert "in the name of a.jsonl: counted as train" in notes and "left out: b.csv" in notes
+    assert "in the name of a.jsonl: counted as train" in notes and "skipped: b.csv" in notes
 
 
 def test_one_kind_is_read_and_the_others_are_named(
@@ -55,7 +55,7 @@ def test_one_kind_is_read_and_the_others_are_named(
 ) -> None:
     folder = make(tmp_path, "raw/train.jsonl", "data/train-0.parquet", "test.parquet", "notes.txt")
     assert choose(folder) == ["data/train-0.parquet"]
-    note = "left out: notes.txt, raw/train.jsonl, test.parquet (data.prompts_split)"
+    note = "skipped: notes.txt, raw/train.jsonl, test.parquet (data.prompts_split)"
     assert note in capsys.readouterr().err
     assert choose(make(tmp_path / "only", "train.jsonl", "test.parquet")) == ["train.jsonl"]
 

@@ -31,7 +31,7 @@ def test_one_note_counts_what_is_left_out(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err == (
         "note: data.prompts='f': 3 of 7 rows skipped (2 without a user's text, 1 with an unknown role, 'critic'); "
         "the final answers of 1 row are dropped: the target generates its own; "
-        "2 later turns left out (a list of messages keeps them); "
+        "2 later turns skipped (a list of messages keeps them); "
         "columns not used: answer (2), options (1) (data.prompts_column chooses the column)\n"
     )
     read([{"prompt": "a", "id": 1}])

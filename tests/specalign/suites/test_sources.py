@@ -130,7 +130,7 @@ def test_a_folder_of_prompts_gives_what_is_held_out(
     assert [p.content for p in load_prompts_file(tmp_path).prompts] == ["a"]
     write_lines(tmp_path / "part_test.jsonl", [{"prompt": "b"}])
     assert [p.content for p in load_prompts_file(tmp_path).prompts] == ["b"]
-    assert "left out: part_train.jsonl\n" in capsys.readouterr().err
+    assert "skipped: part_train.jsonl\n" in capsys.readouterr().err
 
 
 def test_limit_spreads_over_the_suite() -> None:

@@ -1,4 +1,5 @@
-"""The state of the processors at every node of a proposal."""
+"""What a text and its drafts hold, for the processors: penalties, banned tokens, minimum length.
+`sampling.py` applies them, and temperature, top-k, top-p and min-p."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from decode.speculation.sampling import NOTHING, ProcessorState, Sampling
+from decode.speculation.sampling import NOTHING, ProcessorState
+from decode.speculation.settings import Sampling
 from decode.speculation.tree import ancestors, depths
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from decode.speculation.processors import History
-from decode.speculation.sampling import ProcessorState, Sampling
+from decode.speculation.history import History
+from decode.speculation.sampling import ProcessorState
+from decode.speculation.settings import Sampling
 
 
 def test_history_holds_each_nodes_own_prefix() -> None:

@@ -1,0 +1,42 @@
+"""Check 5, commit and end: texts, rebuilt from their rounds."""
+
+from __future__ import annotations
+
+from decode.verification.recording import Recorder
+from decode.verification.reference import (
+    end_of,
+)
+from decode.verification.verdict import Tally
+from specalign.lm.model import Target
+
+
+def check_commit(recorder: Recorder, target: Target, tally: Tally) -> None:
+    """The text of each request, rebuilt from its rounds, and decoded as a whole."""
+    for request in recorder.requests:
+        asked, out, rounds = request.asked, request.runner.out, request.rounds
+        tokens: list[int] = []
+        for one in rounds:
+            tally.place = one.place
+            if one.text != [*asked.prompt, *tokens]:
+                tally.find("a round did not start from the committed text")
+            path = one.path(one.end.rows[-1])
+            if one.end.path != path or one.end.accepted != one.proposal.tokens_K[path].tolist():
+                tally.find("a round accepted tokens that are not a path of its drafts")
+            tokens += [*one.end.accepted, one.end.following]
+        tally.place = {"request": request.number}
+        context = target.context_limit if asked.context is None else asked.context
+        room = context - len(asked.prompt)
+        limit, full = (asked.new, "length") if asked.new <= room else (room, "context")
+        eos = target.eos_ids if asked.eos is None else asked.eos
+        count, finish, text = end_of(target, tokens, limit, full, eos, asked.stop)
+        tally.counts[f"ended by {finish or 'nothing'}"] += 1
+        what = f"the text has {len(out.tokens)} tokens, but its rounds produced {count}"
+        right = tally.expect("texts", out.tokens == tokens[:count], what)
+        if right and (out.finish, out.text) != (finish, text):
+            what = f"it should end by {finish!r} with {text[-40:]!r}"
+            tally.find(f"the text ends by {out.finish!r} with {out.text[-40:]!r}; {what}")
+        if request.pieces is not None and "".join(request.pieces) != text:
+            what = f"the text with {text[-40:]!r}"
+            tally.find(f"the streamed pieces end with {''.join(request.pieces)[-40:]!r}, {what}")
+        if rounds and len(tokens) - count >= len(rounds[-1].end.accepted) + 1:
+            tally.find("a round ran after the end of the text")
