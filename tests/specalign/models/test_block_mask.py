@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from align.data.shards import Samples
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 
@@ -13,6 +12,7 @@ from specalign.lm.model import Target
 from specalign.models import block
 from specalign.models.block_mask import see_context, sight_rule, sparse_mask
 from specalign.models.target_features import target_features
+from specalign.rows.shards import Samples
 from tests.builders import trained_block
 
 

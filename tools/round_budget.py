@@ -1,0 +1,135 @@
+"""What a decoding round costs on a GPU, counted without one: launches, host syncs, blocking uploads.
+
+    python -m tools.round_budget                # a table: debug target of four layers, block drafter
+    python -m tools.round_budget --json         # the same as JSON, as tests/golden/round_budget.json
+    python -m tools.round_budget "tree" 4       # one mode at one batch size, and the lines that wait
+
+The eager engine's counts are those of its most expensive round; the captured engine's include the
+read of the results, which does not wait for the round.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from align.config.drafter import DrafterConfig
+from align.makers.block import from_target
+from decode.captured.engine import CapturedEngine
+from decode.engine.decoder import Decoder
+from decode.proposers.base import Proposer
+from decode.proposers.block import BlockProposer
+from decode.proposers.lookup import CopyingProposer
+from decode.speculation.settings import Sampling
+from specalign.common.text import say
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
+from tests import elsewhere
+from tools.launches import OperatorCounter
+
+
+class Mode(NamedTuple):
+    """drafts: plain, chain or tree; with `copy`, copies as well."""
+
+    drafts: str
+    sampling: Sampling = Sampling()
+
+
+SAMPLED, NUCLEUS = Sampling(temperature=1.0, seed=1), Sampling(temperature=0.6, top_p=0.9, seed=1)
+PENALISED = Sampling(repetition_penalty=1.2)
+MODES = {
+    "plain": Mode("plain"),
+    "chain": Mode("chain"),
+    "chain, sampled": Mode("chain", SAMPLED),
+    "tree": Mode("tree"),
+    "tree, penalised": Mode("tree", PENALISED),
+    "tree and copies": Mode("tree copy"),
+    "plain, top-p": Mode("plain", NUCLEUS),
+    "tree, top-p": Mode("tree", NUCLEUS),
+    "chain, top-p": Mode("chain", NUCLEUS),
+}
+BATCHES = (1, 4, 32)
+NEW_TOKENS = 12
+
+
+class Counts(NamedTuple):
+    launches: int
+    syncs: int
+    uploads: int
+
+
+def make_proposer(network: BlockDrafter, drafts: str) -> Proposer | None:
+    if drafts == "plain":
+        return None
+    proposer = BlockProposer(network, 4, 5 if drafts.startswith("tree") else 0)
+    return CopyingProposer(proposer) if drafts.endswith("copy") else proposer
+
+
+def count_rounds(
+    target: Target, network: BlockDrafter, mode: Mode, batch: int, captured: bool
+) -> OperatorCounter:
+    """The most expensive round of `batch` requests side by side."""
+    proposer = make_proposer(network, mode.drafts)
+    engine = CapturedEngine(target, proposer) if captured else None
+    decoder = Decoder(target, proposer, engine=engine)
+    prompts = [[4 + i, 90, 17, 9, 4 + i, 90] for i in range(batch)]
+
+    def run() -> Iterator[None]:
+        options = {"sampling": mode.sampling}
+        runners = decoder._make_runners(prompts, NEW_TOKENS, None, options)  # type: ignore[arg-type]
+        return decoder.run_rounds(runners, batch)
+
+    if captured:
+        list(run())  # captures
+    counters: list[OperatorCounter] = []
+    rounds = run()
+    # the eager engine pauses after all prefills, the captured one after each
+    for _ in range(batch if captured else 1):
+        next(rounds)
+    for _ in range(3):
+        counter = OperatorCounter()
+        with counter:
+            next(rounds, None)
+        counters.append(counter)
+    return max(counters, key=lambda counter: (counter.syncs + counter.uploads, counter.launches))
+
+
+def count_all(target: Target, network: BlockDrafter) -> dict[str, dict[str, Counts]]:
+    """By mode and batch, of both engines."""
+    found: dict[str, dict[str, Counts]] = {}
+    for name, mode in MODES.items():
+        for batch in BATCHES:
+            row = {}
+            for engine in ("eager", "captured"):
+                one = count_rounds(target, network, mode, batch, engine == "captured")
+                row[engine] = Counts(one.launches, one.syncs, one.uploads)
+            found[f"{name}, batch {batch}"] = row
+    return found
+
+
+def main() -> None:
+    words = [word for word in sys.argv[1:] if word != "--json"]
+    with elsewhere.pretend():
+        target = load_target("debug", dtype="float32", device="auto", fast=False)
+        target.eos_ids = ()
+        options = DrafterConfig(context="shared_kv", taps=2, markov_rank=8)
+        network = from_target(target, options, None).eval()
+        if words:
+            for captured in (False, True):
+                say(str(count_rounds(target, network, MODES[words[0]], int(words[1]), captured)))
+            return
+        found = count_all(target, network)
+    if "--json" in sys.argv:
+        say(json.dumps(found))
+        return
+    say("| mode | eager: launches, syncs, uploads | captured |\n|---|---|---|")
+    for name, row in found.items():
+        cells = [" / ".join(map(str, row[engine])) for engine in ("eager", "captured")]
+        say(f"| {name} | {cells[0]} | {cells[1]} |")
+
+
+if __name__ == "__main__":
+    main()
