@@ -32,6 +32,8 @@ def test_a_command_runs_as_its_module_does(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    for module in (f"{package}.__main__", "decode.report"):  # as in a new process
+        monkeypatch.delitem(sys.modules, module, raising=False)
     missing, outputs = str(tmp_path / "missing"), []
     for module, words in ((package, ["report", missing]), ("decode.report", [missing])):
         monkeypatch.setattr(sys, "argv", [module, *words])
