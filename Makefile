@@ -1,6 +1,6 @@
 # make quickstart   set up, generate some data, calibrate the shipped drafter, measure, report
 # make test         set up, run the tests              (WORKERS=2 processes)
-# make test-fast    tests without the slow ones: about two minutes
+# make test-fast    tests without the slow ones: a minute and a half
 # make mutants      change the code in one place at a time and list the changes that no fast test catches (mutmut, hours; resumes)
 # make systems      train a drafter of every kind, then measure every system at its best setting (hours)
 # make serve-check  train a drafter if there is none (ten minutes), serve it with vLLM on the CPU and compare
@@ -91,8 +91,8 @@ systems: setup
 	    --methods specdiff2 --tune $(TUNE) --drafter $(SYSTEMS)/streak/drafter --out $(SYSTEMS)/specdiff2_$$temperature || exit; \
 	done
 
-# one thread each, as many processes as WORKERS; in one process where pytest-xdist is missing
-PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest --durations=20 $$($(PY) -c 'import xdist' 2>/dev/null && echo "--dist worksteal -n $(WORKERS)")
+# one thread each, as many processes as WORKERS; in one process where pytest-xdist is missing; compiled tests are kept for the next run
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest --durations=20 $$($(PY) -c 'import xdist' 2>/dev/null && echo "--dist worksteal -n $(WORKERS)")
 
 test: setup
 	$(PYTEST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -25,14 +26,21 @@ def test_every_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("package", ["specalign", "align", "decode"])
-def test_a_command_runs_as_its_module_does(package: str, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", package, "report", str(tmp_path / "missing")]
-    outputs = [
-        subprocess.run(command, capture_output=True, text=True)
-        for command in (words, [sys.executable, "-m", "decode.report", words[-1]])
-    ]
-    assert outputs[0].returncode == outputs[1].returncode == 2
-    assert outputs[0].stderr == outputs[1].stderr
+def test_a_command_runs_as_its_module_does(
+    package: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for module in (f"{package}.__main__", "decode.report"):  # as in a new process
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    missing, outputs = str(tmp_path / "missing"), []
+    for module, words in ((package, ["report", missing]), ("decode.report", [missing])):
+        monkeypatch.setattr(sys, "argv", [module, *words])
+        with pytest.raises(SystemExit) as stop:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        outputs.append((stop.value.code, capsys.readouterr().err))
+    assert outputs[0] == outputs[1] and outputs[0][0] == 2 and missing in outputs[0][1]
 
 
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,36 +16,39 @@ from specalign.common.errors import UserErrors
 TRAIN, WRITE = "align.train", "align.synthesize"
 
 
-@pytest.mark.parametrize(
-    ("module", "arguments", "message"),
-    [
+CHILD = """
+import contextlib, importlib, io, json, sys
+for module, words in json.loads(sys.argv[1]):
+    err, code = io.StringIO(), 0
+    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            importlib.import_module(module).main(words)
+        except SystemExit as stop:
+            code = stop.code
+    heavy = sorted({"torch", "transformers", "lightning", "datasets"} & set(sys.modules))
+    print(json.dumps([code, err.getvalue(), heavy]))
+"""
+
+
+def test_torch_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    cases = [
         (TRAIN, "recipe=gpt2xl_calib data.write=never", "no data yet, and data.write=never; "),
         (TRAIN, "recipe=debug_block drafter.init=nowhere", "'nowhere': no such folder"),
         (WRITE, "recipe=debug_block data.text=no/such/folder", "data.text='no/such/folder'"),
         (WRITE, "recipe=debug_block output=file", "output=file/data: can't be written"),
-        (WRITE, "recipe=debug_block --print", None),
-    ],
-)
-def test_torch_is_not_imported(
-    tmp_path: Path, module: str, arguments: str, message: str | None
-) -> None:
-    (tmp_path / "file").write_text("x")
-    code = f"""
-import sys
-from {module} import main
-try:
-    main({arguments.split()!r})
-except SystemExit as stop:
-    assert stop.code == {0 if message is None else 2}, stop.code
-assert not {{"torch", "transformers", "lightning", "datasets"}} & set(sys.modules)
-"""
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    assert message is None or message in run.stderr
-    lines = run.stderr.splitlines()
-    assert len(lines) <= 1 or all(line.startswith("  - ") for line in lines[1:])
+        (WRITE, "recipe=debug_block --print", ""),
+    ]
+    asked = json.dumps([(module, words.split()) for module, words, _ in cases])
+    command = [sys.executable, "-c", CHILD, asked]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(found) == len(cases), run.stderr
+    for (module, words, message), (code, said, heavy) in zip(cases, found, strict=True):
+        assert code == (2 if message else 0) and message in said, (module, words, said)
+        assert not heavy, (module, words, heavy)
+        lines = said.splitlines()
+        assert len(lines) <= 1 or all(line.startswith("  - ") for line in lines[1:])
     assert [path.name for path in tmp_path.iterdir()] == ["file"]  # nothing is made
 
 

@@ -20,7 +20,7 @@ from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6][: 2 + i % 7] + [i] for i in range(12)]
 
 
-LIMITS = [1, 2, 3, 30, 7, 24, 5, 1, 40, 12, 9, 18]
+LIMITS = [1, 2, 3, 15, 7, 12, 5, 1, 20, 6, 4, 9]
 
 
 DECODERS = {

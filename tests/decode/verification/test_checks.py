@@ -109,7 +109,11 @@ def test_right_rules_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["ratio", "block", "tree", "drawn pair", "lookup", "left", "confidence"]
+    "kind",
+    [  # the slow ones: block and specdiff in test_end_to_end.py, block and confidence here
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("ratio", "left")),
+        *("block", "tree", "drawn pair", "lookup", "confidence"),
+    ],
 )
 def test_the_joint_law(run: VerificationRun, kind: str) -> None:
     tally, reference = Tally("end_to_end"), Reference(run.target, run.reference.model)

@@ -55,21 +55,20 @@ def test_block_verification_is_the_rules(seed: int) -> None:
     rest_MV = rules.fall_back_to_p(rest_BMV[0], p_MV)
     assert proposal.q is not None
     q_KS, ids, ends = proposal.q.probs, proposal.q.ids, set()
-    draws = torch.rand(300, 2, dtype=torch.float64)
+    draws = torch.rand(150, 2, dtype=torch.float64)
     draws[:4] = torch.tensor(
         [[0.0, 0.0], [0.0, 1 - 2**-53], [1 - 2**-53, 0.0], [1 - 2**-53, 1 - 2**-53]]
     )
+    stops_M = []
     for u_2 in draws:
         found = choice.verified_chain(p_MV, q_KS, ids, proposal.tokens_K, u_2)
-        torch.testing.assert_close(
-            torch.tensor(found.stop, dtype=torch.float64), stop_BM[0], rtol=0, atol=2e-6
-        )
-        end = int(draw_at(torch.tensor(found.stop, dtype=torch.float64)[None], u_2[:1])[0])
+        stops_M.append(torch.tensor(found.stop, dtype=torch.float64))
+        end = int(draw_at(stops_M[-1][None], u_2[:1])[0])
         assert found.accepted == end
-        near = [
-            int(draw_at(rest_MV[end], (u_2[1] + by).clamp(0, 1 - 2**-53)))
-            for by in (-1e-6, 0.0, 1e-6)
-        ]
+        u_3 = (u_2[1] + torch.tensor([-1e-6, 0.0, 1e-6])).clamp(0, 1 - 2**-53)
+        near = draw_at(rest_MV[end].expand(3, -1), u_3).tolist()
         assert found.following in near and rest_MV[end, found.following] > 0
         ends.add(end)
+    expected_RM = stop_BM[0].expand(len(draws), -1)
+    torch.testing.assert_close(torch.stack(stops_M), expected_RM, rtol=0, atol=2e-6)
     assert len(ends) > 1 or float(stop_BM.max()) > 0.97
