@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
+from functools import partial
 from numbers import Integral
 from typing import Any, Protocol, Unpack
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from decode.engine.loop import RequestRunner, run_rounds
 from decode.engine.output import MAX_NEW_TOKENS, Generation
+from decode.engine.pace import DraftPace
 from decode.engine.prompts import Prompt, Tool, prompt_tokens
 from decode.proposers.base import Proposer
 from decode.speculation.settings import Sampling, SamplingOptions, read_sampling
@@ -63,7 +65,8 @@ class Decoder:
         if verifier != "auto":
             find(verifier)
         self.target, self.drafter, self.verifier = target, drafter, verifier
-        self.run_rounds = run_rounds if engine is None else engine.run_rounds
+        eager = partial(run_rounds, pace=DraftPace())
+        self.run_rounds = eager if engine is None else engine.run_rounds
 
     def __repr__(self) -> str:
         return f"<Decoder of {self.target.spec}: {self.name}, verifier {self.verifier}>"
@@ -141,7 +144,8 @@ class Decoder:
 
         Each output equals what `generate` returns for its prompt, sampling and seed, except for
         rounding in larger matrix products and for drafters that depend on timing. The times of a
-        request include forward passes that it shared with others.
+        request include forward passes that it shared with others. Greedy batches draft as many
+        tokens as pay off at their size, by measurement, down to none.
 
         Args:
             prompts, max_new_tokens and the options: as in `generate`; `max_new_tokens` and

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from decode.engine.detokenizer import TextStream, special_tokens_in
 from decode.engine.output import Generation, RoundResult, RoundTrace, Tree
+from decode.engine.pace import DraftPace
 from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation.history import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
@@ -42,9 +43,11 @@ def run_batch(runners: Sequence[RequestRunner], most: int = 1) -> None:
         pass
 
 
-def run_rounds(runners: Sequence[RequestRunner], most: int = 1) -> Generator[None, None, None]:
+def run_rounds(
+    runners: Sequence[RequestRunner], most: int = 1, pace: DraftPace | None = None
+) -> Generator[None, None, None]:
     """`run_batch` as an iterator that pauses after every prefill and round. Closing it ends the
-    drafters' sessions."""
+    drafters' sessions. pace: chooses how much greedy batches draft; None = all."""
     waiting = list(reversed(runners))
     running: list[RequestRunner] = []
     try:
@@ -56,12 +59,15 @@ def run_rounds(runners: Sequence[RequestRunner], most: int = 1) -> Generator[Non
                 yield
             if not running:
                 continue
-            drafts = [runner.draft() for runner in running]
-            outputs = forward_batch(running, drafts)
-            rounds = [runner.make_round(out) for runner, out in zip(running, outputs, strict=True)]
-            outcomes = verify_rounds(rounds)
-            for runner, output, outcome in zip(running, outputs, outcomes, strict=True):
-                runner.commit_round(output, outcome)
+            if pace is None or not can_pace(running):
+                run_round(running)
+            else:
+                trials, started = pace.of(len(running)), perf_counter()
+                size, before = trials.choose(), sum(runner.length for runner in running)
+                run_round(running, size)
+                tokens = sum(runner.length for runner in running) - before
+                trials.observe(size, tokens, perf_counter() - started)
+            for runner in running:
                 if runner.out.finish and len(runners) > 1:  # room for the next ones
                     runner.free()
             running = [runner for runner in running if not runner.out.finish]
@@ -69,6 +75,23 @@ def run_rounds(runners: Sequence[RequestRunner], most: int = 1) -> Generator[Non
     finally:
         for runner in runners:
             runner.close()
+
+
+def can_pace(running: Sequence[RequestRunner]) -> bool:
+    """Whether these are several requests whose text does not depend on what is drafted."""
+    return len(running) > 1 and all(
+        runner.drafter is not None and runner.verifier == "greedy" for runner in running
+    )
+
+
+def run_round(running: Sequence[RequestRunner], size: int | None = None) -> None:
+    """Draft → forward → verify → commit. size: the most drafts of a request; None = all."""
+    drafts = [runner.draft(size) for runner in running]
+    outputs = forward_batch(running, drafts)
+    rounds = [runner.make_round(out) for runner, out in zip(running, outputs, strict=True)]
+    outcomes = verify_rounds(rounds)
+    for runner, output, outcome in zip(running, outputs, outcomes, strict=True):
+        runner.commit_round(output, outcome)
 
 
 @torch.no_grad()
@@ -227,10 +250,11 @@ class RequestRunner:
         seed, size, device = self.sampling.fixed_seed, self.target.vocab_size, self.target.device
         return lru_cache(maxsize=64)(lambda position: position_noise(seed, position, size, device))
 
-    def draft(self) -> ForwardInput:
-        """Begin a round: draft, and return what the target has to run over."""
+    def draft(self, size: int | None = None) -> ForwardInput:
+        """Begin a round: draft, and return what the target has to run over. size: the most drafts,
+        of chosen ones alone."""
         started, device = perf_counter(), self.target.device
-        self.proposal = self._propose()
+        self.proposal = NO_DRAFTS if size == 0 else self._propose().first(size)
         parents, see_LL, depth_L = self.proposal.parents, None, None
         if parents is not None:
             see_LL = ancestors(parents).to(device)

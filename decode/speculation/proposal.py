@@ -162,6 +162,14 @@ class Proposal:
         """The number of drafted tokens on the longest path."""
         return len(self) if self.parents is None else max(depths(self.parents), default=0)
 
+    def first(self, count: int | None) -> Proposal:
+        """The first `count` tokens of chosen drafts, which stand before their children; None =
+        all."""
+        if count is None or count >= len(self):
+            return self
+        parents = None if self.parents is None else self.parents[:count]
+        return replace(self, tokens_K=self.tokens_K[:count], parents=parents)
+
     def cut(self, length: int) -> Proposal:
         """The first `length` tokens; of a tree, those of at most that depth. The law stays true if
         `length` was chosen without looking at the values drawn."""
