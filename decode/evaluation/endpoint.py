@@ -131,19 +131,27 @@ class Endpoint:
         else:
             stream = await client.chat.completions.create(**as_messages(prompt), **options)
         times: list[float] = []
+        ended = begun
         tokens = 0
         async for event in stream:
             if event.usage is not None:
                 tokens = event.usage.completion_tokens
             for choice in event.choices:
-                delta = getattr(choice, "delta", None)
-                piece = choice.text if delta is None else delta.content
-                if piece or getattr(delta, "reasoning_content", None):
-                    times.append(perf_counter())
-        ended = times[-1] if times else perf_counter()
+                ended = perf_counter()  # also of a chunk with the end of sequence alone
+                if has_text(choice):
+                    times.append(ended)
         gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
         first = (times[0] if times else ended) - begun
         return ServedRequest(suite, prompt.id, first, ended - begun, tokens or len(times), gaps)
+
+
+def has_text(choice: Any) -> bool:
+    """Whether a chunk of a stream carries what the model wrote: an answer, reasoning (servers name
+    it differently) or a tool call."""
+    delta = getattr(choice, "delta", None)
+    if delta is None:
+        return bool(choice.text)
+    return any(value for name, value in delta.model_dump().items() if name != "role")
 
 
 def as_messages(prompt: Prompt) -> dict[str, Any]:

@@ -3,6 +3,7 @@ the first token, time per token and per burst, by the number of requests in flig
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -14,17 +15,18 @@ import numpy as np
 
 from decode.evaluation import charts
 from decode.evaluation.config import ServerConfig
-from decode.evaluation.endpoint import Endpoint, ServedRequest
+from decode.evaluation.endpoint import Endpoint, ServedRequest, as_messages
 from decode.evaluation.page import fill_page, render_charts, render_table
+from decode.evaluation.records import check_same
 from decode.evaluation.statistics import Estimate, format_estimate, format_number, paired_ratio
 from specalign.common.errors import UserError
-from specalign.common.files import check_ordinary, naming, write_text
-from specalign.common.schema import convert, parse_json
+from specalign.common.files import check_ordinary, naming, write_json, write_text
+from specalign.common.schema import convert, parse_json, read_json
 from specalign.common.terminal import PlainConsole
 from specalign.suites.prompt import Prompt
 from specalign.suites.sources import Loaded
 
-ROUNDS, PAGE = "serving.jsonl", "serving.html"
+ROUNDS, PAGE, SETTINGS = "serving.jsonl", "serving.html", "serving.json"
 PLAIN, DRAFTED = "plain", "drafted"
 WARMUP_TOKENS = 16
 HEADER = (
@@ -60,12 +62,11 @@ def measure_servers(
     console: PlainConsole,
 ) -> tuple[list[ServedRound], Path]:
     """Run the rounds that are missing in `config.out`, servers in turn, and write the page. Raises
-    UserError for a server that does not answer."""
+    UserError for a server that does not answer, or a folder that holds another measurement."""
     addresses = {PLAIN: config.baseline, DRAFTED: config.url}
     servers = {name: Endpoint(url) for name, url in addresses.items() if url}
     prompts = [(s.name, prompt, limits[s.name]) for s in suites for prompt in s.prompts]
-    config.out.mkdir(parents=True, exist_ok=True)
-    done = read_rounds(config.out)
+    done = _open_folder(config, servers, prompts)
     known = {one.key for one in done}
     for concurrency in config.concurrency:
         warm = False
@@ -85,6 +86,29 @@ def measure_servers(
                 console.say(f"{concurrency} in flight, {name}: {speed:.1f} tokens/s")
     write_text(config.out / PAGE, serving_page(config, done))
     return done, config.out
+
+
+def _open_folder(
+    config: ServerConfig,
+    servers: dict[str, Endpoint],
+    prompts: Sequence[tuple[str, Prompt, int]],
+) -> list[ServedRound]:
+    """The rounds of `config.out`, measured under the same settings."""
+    asked = repr([(name, one.id, as_messages(one), limit) for name, one, limit in prompts])
+    settings = {
+        "servers": {name: [server.url, server.model] for name, server in servers.items()},
+        "temperature": config.temperature,
+        "prompts_hash": hashlib.sha256(asked.encode()).hexdigest(),
+    }
+    path = config.out / SETTINGS
+    if not config.resume:
+        for name in (SETTINGS, ROUNDS):
+            (config.out / name).unlink(missing_ok=True)
+    done = read_rounds(config.out)
+    if done:
+        check_same(config.out, read_json(path) if path.is_file() else {}, settings)
+    write_json(path, settings)
+    return done
 
 
 def _run_round(

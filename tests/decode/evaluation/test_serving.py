@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from decode import eval
+from decode.evaluation.endpoint import Endpoint
 from decode.evaluation.serving import DRAFTED, PLAIN, read_rounds, serving_rows, speed_up
+from specalign.suites.prompt import Prompt
 
 
 class StreamingServer(ThreadingHTTPServer):
@@ -24,6 +26,7 @@ class StreamingServer(ThreadingHTTPServer):
     def __init__(self, burst: int) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.burst, self.drafts, self.accepted = burst, 0, 0
+        self.kind, self.end_seconds = "content", 0.0
         self.asked: list[dict[str, Any]] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -48,12 +51,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         count = min(10, asked["max_tokens"])
+        self._event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
         for start in range(0, count, self.server.burst):
             time.sleep(0.01)
             size = min(self.server.burst, count - start)
             self.server.drafts += self.server.burst > 1
             self.server.accepted += size - 1
-            self._event({"choices": [{"index": 0, "delta": {"content": "x" * size}}]})
+            self._event({"choices": [{"index": 0, "delta": {self.server.kind: "x" * size}}]})
+        time.sleep(self.server.end_seconds)
+        end = {"index": 0, "delta": {"content": ""}, "finish_reason": "stop"}
+        self._event({"choices": [end]})
         self._event(
             {
                 "choices": [],
@@ -120,6 +127,23 @@ def test_servers_are_measured_in_turn_and_resumed(
     before = len(plain.asked)
     eval.main(words)
     assert len(plain.asked) == before and read_rounds(tmp_path / "o") == rounds
+    with pytest.raises(SystemExit):
+        eval.main([*words, "--max-new-tokens", "5"])
+    assert "prompts_hash" in capsys.readouterr().err
+    eval.main([*words, "--max-new-tokens", "5", "--no-resume"])
+    again = read_rounds(tmp_path / "o")
+    assert len(again) == len(rounds) and again[0].requests[0].tokens == 5
+
+
+@pytest.mark.parametrize("kind", ["content", "reasoning", "reasoning_content"])
+def test_times_run_from_the_first_text_to_the_end_of_sequence(
+    servers: tuple[StreamingServer, StreamingServer], kind: str
+) -> None:
+    plain, _ = servers
+    plain.kind, plain.end_seconds = kind, 0.3
+    (request,) = Endpoint(plain.url).send([("s", Prompt("p", "Hi"), 10)], 1, 0.0)
+    assert len(request.gaps) == 9 and request.tokens == 10
+    assert request.first_seconds < request.seconds - 0.3
 
 
 def test_wrong_servers(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,6 +153,12 @@ def test_wrong_servers(prompts: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (
             ["--server", "http://127.0.0.1:1", "--methods", "lookup"],
             "--methods can't be combined",
+        ),
+        (["--server", "http://127.0.0.1:1", "--system", "s"], "--system can't be combined"),
+        (["--server", "http://127.0.0.1:1", "--steps", "2"], "--steps can't be combined"),
+        (
+            ["--server", "http://127.0.0.1:1", "--temperature", "1", "--top-p", "0.9"],
+            "--top-p can't be combined",
         ),
     ):
         with pytest.raises(SystemExit) as exit:
