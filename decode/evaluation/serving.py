@@ -176,6 +176,27 @@ def speed_up(rounds: Sequence[ServedRound], concurrency: int) -> Estimate | None
     return paired_ratio(times(PLAIN), times(DRAFTED))
 
 
+def tau_of(rounds: Sequence[ServedRound]) -> float | None:
+    """τ by the server's counters; None = it counts no drafts."""
+    drafts = sum(one.drafts or 0.0 for one in rounds)
+    return 1 + sum(one.accepted or 0.0 for one in rounds) / drafts if drafts else None
+
+
+def doubts(rounds: Sequence[ServedRound]) -> list[str]:
+    """A line for each speed-up that drafting alone can't give."""
+    lines = []
+    for concurrency in dict.fromkeys(one.concurrency for one in rounds):
+        tau = tau_of([one for one in rounds if one.key[:2] == (DRAFTED, concurrency)])
+        gain = speed_up(rounds, concurrency)
+        if tau and gain and (gain.lo or gain.value) > tau:
+            lines.append(
+                f"NOTE: {concurrency} in flight: a speed-up of {format_estimate(gain)} above τ "
+                f"({tau:.2f}) can't come from drafting alone: the machine was busy, or the servers "
+                "differ in more than the drafter."
+            )
+    return lines
+
+
 def serving_rows(rounds: Sequence[ServedRound]) -> list[list[str]]:
     """Rows of `HEADER`; times as median and 99th percentile."""
     rows = []
@@ -186,8 +207,7 @@ def serving_rows(rounds: Sequence[ServedRound]) -> list[list[str]]:
                 continue
             requests = [request for one in mine for request in one.requests]
             speed = sum(r.tokens for r in requests) / sum(one.seconds for one in mine)
-            drafts = sum(one.drafts or 0.0 for one in mine)
-            accepted = sum(one.accepted or 0.0 for one in mine)
+            tau = tau_of(mine)
             gain = speed_up(rounds, concurrency) if name == DRAFTED else None
             rows.append([
                 str(concurrency),
@@ -197,7 +217,7 @@ def serving_rows(rounds: Sequence[ServedRound]) -> list[list[str]]:
                 _percentiles([r.first_seconds for r in requests]),
                 _percentiles([r.per_token for r in requests if r.per_token is not None]),
                 _percentiles([gap for r in requests for gap in r.gaps]),
-                format_number(1 + accepted / drafts) if drafts else "",
+                format_number(tau) if tau else "",
                 str(len(requests)),
             ])  # fmt: skip
     return rows
@@ -226,5 +246,6 @@ def serving_page(config: ServerConfig, rounds: Sequence[ServedRound]) -> str:
         + render_table(HEADER, rows)
         + "<p class='note'>Times: median and 99th percentile. ITL: time between two chunks "
         "of a stream. Speed-up: time per token after the first, in pairs of the same prompt.</p>"
+        + "".join(f"<p class='note'>{line}</p>" for line in doubts(rounds))
     )
     return fill_page("Speed of servers", body, {"charts": [asdict(chart)], "replays": []})

@@ -13,8 +13,16 @@ from typing import Any
 import pytest
 
 from decode import eval
-from decode.evaluation.endpoint import Endpoint
-from decode.evaluation.serving import DRAFTED, PLAIN, read_rounds, serving_rows, speed_up
+from decode.evaluation.endpoint import Endpoint, ServedRequest
+from decode.evaluation.serving import (
+    DRAFTED,
+    PLAIN,
+    ServedRound,
+    doubts,
+    read_rounds,
+    serving_rows,
+    speed_up,
+)
 from specalign.suites.prompt import Prompt
 
 
@@ -144,6 +152,19 @@ def test_times_run_from_the_first_text_to_the_end_of_sequence(
     (request,) = Endpoint(plain.url).send([("s", Prompt("p", "Hi"), 10)], 1, 0.0)
     assert len(request.gaps) == 9 and request.tokens == 10
     assert request.first_seconds < request.seconds - 0.3
+
+
+def test_a_speed_up_above_tau_is_doubted() -> None:
+    def measure(accepted: float) -> list[str]:
+        rounds = []
+        for name, seconds in ((PLAIN, 4.0), (DRAFTED, 2.0)):
+            requests = [ServedRequest("s", str(i), 0.0, seconds, 11, []) for i in range(5)]
+            rounds.append(ServedRound(name, 1, 0, 9.0, requests, 100.0, accepted))
+        return doubts(rounds)
+
+    assert measure(150.0) == []  # twice as fast at τ 2.5
+    (line,) = measure(4.0)
+    assert "2.00×" in line and "(1.04)" in line
 
 
 def test_wrong_servers(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
