@@ -66,6 +66,7 @@ def measure_servers(
     addresses = {PLAIN: config.baseline, DRAFTED: config.url}
     servers = {name: Endpoint(url) for name, url in addresses.items() if url}
     prompts = [(s.name, prompt, limits[s.name]) for s in suites for prompt in s.prompts]
+    shortest = sorted(prompts, key=lambda asked: len(str(asked[1].content)))  # fit any context
     done = _open_folder(config, servers, prompts)
     known = {one.key for one in done}
     for concurrency in config.concurrency:
@@ -77,7 +78,7 @@ def measure_servers(
                     continue
                 if not warm:
                     for server in servers.values():
-                        server.send(prompts[:concurrency], concurrency, 0.0, WARMUP_TOKENS)
+                        server.send(shortest[:concurrency], concurrency, 0.0, WARMUP_TOKENS)
                     warm = True
                 found = _run_round(servers[name], name, concurrency, repeat, prompts, config)
                 _append(config.out, found)

@@ -23,6 +23,7 @@ from decode.evaluation.serving import (
     serving_rows,
     speed_up,
 )
+from specalign.common.errors import UserError
 from specalign.suites.prompt import Prompt
 
 
@@ -55,6 +56,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(asked)
+        if "long" in asked["messages"][0]["content"]:
+            self.send_response(400)
+            self.end_headers()
+            self.wfile.write(b'{"error": {"message": "longer than the context"}}')
+            return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
@@ -152,6 +158,18 @@ def test_times_run_from_the_first_text_to_the_end_of_sequence(
     (request,) = Endpoint(plain.url).send([("s", Prompt("p", "Hi"), 10)], 1, 0.0)
     assert len(request.gaps) == 9 and request.tokens == 10
     assert request.first_seconds < request.seconds - 0.3
+
+
+def test_a_prompt_too_long_for_the_server_is_left_out(
+    servers: tuple[StreamingServer, StreamingServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, _ = servers
+    prompts = [("s", Prompt(text, text), 4) for text in ("Hi", "too long")]
+    (request,) = Endpoint(plain.url).send(prompts, 2, 0.0)
+    assert request.prompt == "Hi"
+    assert "left out: s: too long: " in capsys.readouterr().err
+    with pytest.raises(UserError, match="longer than the context"):
+        Endpoint(plain.url).send(prompts[1:], 2, 0.0)
 
 
 def test_a_speed_up_above_tau_is_doubted() -> None:
