@@ -163,6 +163,8 @@ def _load_from_folder(suite: Suite, data_dir: Path) -> Loaded:
     parts = (*place_of.parts, *place_of.files)
     have = {row[PART] for row in rows if isinstance(row, dict) and PART in row}
     partial = f" ({len(have)} of {len(parts)} parts)" if 0 < len(have) < len(parts) else ""
+    if suite.package_note and place == data_dir / place_of.member:
+        partial = f" ({suite.package_note})"
     return _read_suite(suite, rows, f"{place}{partial}")
 
 

@@ -146,6 +146,8 @@ def test_packages_unpacked_in_the_data_dir(tmp_path: Path) -> None:
         assert [p.id for p in load_suite(SUITES["humaneval"], tmp_path / name).prompts] == [
             "humaneval-0"
         ]
+    write_lines(tmp_path / SUITES["gsm8k"].place.member, [{"prompt": "1 + 1?"}])
+    assert load_suite(SUITES["gsm8k"], tmp_path).source.endswith("(100 of the 1319 test problems)")
     write_lines(tmp_path / "allenai/IFBench_test/IFBench_test.jsonl", [{"prompt": "Obey."}])
     assert (
         len(load_suite(SUITES["ifbench"], tmp_path).prompts) == 1
