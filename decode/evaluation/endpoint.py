@@ -88,9 +88,9 @@ class Endpoint:
         temperature: float,
         most_tokens: int | None = None,
     ) -> list[ServedRequest]:
-        """Send prompts (suite, prompt, length limit), at most `concurrency` at a time. A prompt that
-        the server refuses, because it is too long for its context, is left out, with a note. Raises
-        UserError for a request that fails otherwise, or if all are refused."""
+        """Send prompts (suite, prompt, length limit), at most `concurrency` at a time. A prompt
+        that the server refuses, because it is too long for its context, is left out, with a note.
+        Raises UserError for a request that fails otherwise, or if all are refused."""
         return asyncio.run(self._send_all(prompts, concurrency, temperature, most_tokens))
 
     async def _send_all(
