@@ -56,16 +56,20 @@ def run_reproduction(
 
 def measure_serving(servers: ServerConfig, config: EvalConfig, console: PlainConsole) -> None:
     """Measure servers and print their table."""
-    from decode.evaluation.serving import HEADER, PAGE, measure_servers, serving_rows
+    from decode.evaluation.serving import HEADER, PAGE, doubts, measure_servers, serving_rows
     from decode.evaluation.tables import plain_table
 
     suites, skipped = load_prompts(config)
     for line in [*(suite.describe() for suite in suites), *(f"skipped: {s}" for s in skipped)]:
         console.say(line, wrap=False)
+    if any(prompt.later for suite in suites for prompt in suite.prompts):
+        console.say("note: servers get only the first turn of each conversation")
     limits = {suite.name: config.limit_of(suite.name) for suite in suites}
     with Claim(servers.out, "--out"):
         rounds, folder = measure_servers(servers, suites, limits, console)
     console.print(plain_table("servers", HEADER, serving_rows(rounds)))
+    for line in doubts(rounds):
+        console.say(line)
     console.say(f"Report: {folder / PAGE}", wrap=False)
 
 

@@ -147,13 +147,9 @@ def servers_of(config: EvalConfig) -> ServerConfig | None:
         if config.baseline_server is not None:
             raise UserError("--baseline-server needs --server")
         return None
-    given = {
-        "methods": config.methods, "drafter": config.drafters, "sweep": config.sweep.words,
-        "tune": config.tune, "target": config.target, "training-data": config.training_data,
-    }  # fmt: skip
-    for name, value in given.items():
-        if value:
-            raise UserError(f"--{name} can't be combined with --server")
+    if given := _local_options(config):
+        option = {"drafters": "drafter", "batch_sizes": "batch-size"}.get(given[0], given[0])
+        raise UserError(f"--{option.replace('_', '-')} can't be combined with --server")
     return ServerConfig(
         config.server,
         config.baseline_server,
@@ -161,7 +157,22 @@ def servers_of(config: EvalConfig) -> ServerConfig | None:
         config.sampling.temperature,
         max(config.repeats, 2),
         config.out or Path("runs/eval/server"),
+        config.resume,
     )
+
+
+def _local_options(config: EvalConfig) -> list[str]:
+    """The options given that only decoding here reads."""
+    unset = EvalConfig()
+    names = (
+        "target", "drafters", "methods", "sweep", "tune", "drafter_tokenizer", "dtype", "device",
+        "trust_remote_code", "template_kwargs", "system", "batch_sizes", "execute_code", "threads",
+        "reproduce", "training_data",
+    )  # fmt: skip
+    found = [name for name in names if getattr(config, name) != getattr(unset, name)]
+    sampled = ("top_p", "top_k")
+    found += [n for n in sampled if getattr(config.sampling, n) != getattr(unset.sampling, n)]
+    return [*found, *config.drafting.given]
 
 
 def published_temperature(suites: str | None) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,10 +12,13 @@ from decode.evaluation.statistics import Estimate
 from decode.evaluation.summary import Figures, Summary, format_method, swept_points
 from decode.systems.registry import PLAIN
 from specalign.common.schema import JsonObject
+from specalign.common.text import cut
 
 COLOURS = ("#2a78b5", "#d1602f", "#4c9a52", "#8a5fb0", "#b8860b", "#7a7a7a")
 MANY = 6
 """Methods beyond which lines are unreadable: charts of lines show the first ones."""
+MOST_CATEGORIES, LABEL = 12, 24
+"""Categories, and characters of a name, that fit next to each other."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +115,9 @@ def _chart_positions(summary: Summary) -> Chart:
 
 
 def _chart_categories(summary: Summary, records: Sequence[Record]) -> Chart:
-    """τ by category of prompts, where there are several."""
-    names = list(dict.fromkeys(record.category for record in records if record.category))
+    """τ by category of prompts, where there are several; of many, those with the most prompts."""
+    counted = Counter(record.category for record in records if record.category)
+    names = [name for name, _ in counted.most_common(MOST_CATEGORIES)]
     if len(names) < 2:
         return Chart("categories", "", "", [])
     traces = []
@@ -121,9 +126,11 @@ def _chart_categories(summary: Summary, records: Sequence[Record]) -> Chart:
             stats.tau(stats.counts([r for r in records if r.category == category], name))
             for category in names
         ]
-        traces.append(_bars(names, found, title, i))
+        traces.append(_bars([cut(name, LABEL) for name in names], found, title, i))
     layout = {"barmode": "group", "yaxis": {"title": {"text": "τ"}}}
     note = "τ: tokens committed per forward pass of the target; bars: 95% intervals."
+    if len(names) < len(counted):
+        note += f" The {len(names)} largest of {len(counted)} categories."
     return Chart("categories", "τ by category", note, traces, layout)
 
 

@@ -117,7 +117,7 @@ class EvalConfig:
 @dataclass(frozen=True)
 class ServerConfig:
     """The servers, and how they are asked. baseline: the address of the same target without a
-    drafter; None = only the one with a drafter is measured."""
+    drafter; None = only the one with a drafter is measured. resume: False = measure again."""
 
     url: str
     baseline: str | None = None
@@ -125,3 +125,4 @@ class ServerConfig:
     temperature: float = 0.0
     repeats: int = 2
     out: Path = Path("runs/eval/server")
+    resume: bool = True

@@ -14,7 +14,7 @@ import httpx2
 
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject, parse_json
-from specalign.common.text import short
+from specalign.common.text import say_once, short
 from specalign.rows.conversation import Conversation
 from specalign.suites.prompt import Prompt
 
@@ -88,8 +88,9 @@ class Endpoint:
         temperature: float,
         most_tokens: int | None = None,
     ) -> list[ServedRequest]:
-        """Send prompts (suite, prompt, length limit), at most `concurrency` at a time. Raises
-        UserError for a request that fails."""
+        """Send prompts (suite, prompt, length limit), at most `concurrency` at a time. A prompt
+        that the server refuses, because it is too long for its context, is left out, with a note.
+        Raises UserError for a request that fails otherwise, or if all are refused."""
         return asyncio.run(self._send_all(prompts, concurrency, temperature, most_tokens))
 
     async def _send_all(
@@ -99,21 +100,31 @@ class Endpoint:
         temperature: float,
         most_tokens: int | None,
     ) -> list[ServedRequest]:
-        from openai import AsyncOpenAI, OpenAIError
+        from openai import AsyncOpenAI, BadRequestError, OpenAIError
 
+        refused: list[str] = []
         key = os.environ.get("SPECALIGN_API_KEY", "none")
         places = asyncio.Semaphore(concurrency)
         async with AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0) as client:
 
-            async def one(suite: str, prompt: Prompt, limit: int) -> ServedRequest:
+            async def one(suite: str, prompt: Prompt, limit: int) -> ServedRequest | None:
                 async with places:
                     limit = min(limit, most_tokens or limit)
-                    return await self._stream(client, suite, prompt, limit, temperature)
+                    try:
+                        return await self._stream(client, suite, prompt, limit, temperature)
+                    except BadRequestError as error:
+                        refused.append(f"{suite}: {prompt.id}: {short(str(error), 160)}")
+                        return None
 
             try:
-                return list(await asyncio.gather(*(one(*each) for each in prompts)))
+                found = await asyncio.gather(*(one(*each) for each in prompts))
             except OpenAIError as error:
                 raise UserError(f"{self.url}: {error}") from None
+        if prompts and len(refused) == len(prompts):
+            raise UserError(refused[0])
+        for line in refused:
+            say_once(f"left out: {line}")
+        return [request for request in found if request is not None]
 
     async def _stream(
         self, client: Any, suite: str, prompt: Prompt, limit: int, temperature: float
@@ -131,19 +142,27 @@ class Endpoint:
         else:
             stream = await client.chat.completions.create(**as_messages(prompt), **options)
         times: list[float] = []
+        ended = begun
         tokens = 0
         async for event in stream:
             if event.usage is not None:
                 tokens = event.usage.completion_tokens
             for choice in event.choices:
-                delta = getattr(choice, "delta", None)
-                piece = choice.text if delta is None else delta.content
-                if piece or getattr(delta, "reasoning_content", None):
-                    times.append(perf_counter())
-        ended = times[-1] if times else perf_counter()
+                ended = perf_counter()  # also of a chunk with the end of sequence alone
+                if has_text(choice):
+                    times.append(ended)
         gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
         first = (times[0] if times else ended) - begun
         return ServedRequest(suite, prompt.id, first, ended - begun, tokens or len(times), gaps)
+
+
+def has_text(choice: Any) -> bool:
+    """Whether a chunk of a stream carries what the model wrote: an answer, reasoning (servers name
+    it differently) or a tool call."""
+    delta = getattr(choice, "delta", None)
+    if delta is None:
+        return bool(choice.text)
+    return any(value for name, value in delta.model_dump().items() if name != "role")
 
 
 def as_messages(prompt: Prompt) -> dict[str, Any]:

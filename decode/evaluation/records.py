@@ -250,7 +250,7 @@ def check_out(folder: Path, recorded: JsonObject, resume: bool, tune: bool) -> N
     else:
         old = read_run(folder).settings
         now = recorded | {"git_commit": git_commit()}
-        _check_same(folder, {key: old.get(key) for key in now}, now)
+        check_same(folder, {key: old.get(key) for key in now}, now)
 
 
 def open_folder(folder: Path, run: Run, replace: bool) -> tuple[Run, list[Record]]:
@@ -260,7 +260,7 @@ def open_folder(folder: Path, run: Run, replace: bool) -> tuple[Run, list[Record
         _empty(folder)
     if (folder / RUN).is_file() or (folder / RECORDS).is_file():
         old = read_run(folder)
-        _check_same(folder, old.settings, run.settings)
+        check_same(folder, old.settings, run.settings)
         return old, read_records(folder, mend=True)
     write_run(folder, run)
     return run, []
@@ -271,7 +271,8 @@ def _empty(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Raises UserError for settings that differ from those of the folder's measurement."""
     changes = [
         f"{key}: {cut(str(old.get(key)), 40)} before, {cut(str(new.get(key)), 40)} now"
         for key in dict.fromkeys([*new, *old])

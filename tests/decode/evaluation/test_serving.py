@@ -13,7 +13,18 @@ from typing import Any
 import pytest
 
 from decode import eval
-from decode.evaluation.serving import DRAFTED, PLAIN, read_rounds, serving_rows, speed_up
+from decode.evaluation.endpoint import Endpoint, ServedRequest
+from decode.evaluation.serving import (
+    DRAFTED,
+    PLAIN,
+    ServedRound,
+    doubts,
+    read_rounds,
+    serving_rows,
+    speed_up,
+)
+from specalign.common.errors import UserError
+from specalign.suites.prompt import Prompt
 
 
 class StreamingServer(ThreadingHTTPServer):
@@ -24,6 +35,7 @@ class StreamingServer(ThreadingHTTPServer):
     def __init__(self, burst: int) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.burst, self.drafts, self.accepted = burst, 0, 0
+        self.kind, self.end_seconds = "content", 0.0
         self.asked: list[dict[str, Any]] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -44,16 +56,25 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(asked)
+        if "long" in asked["messages"][0]["content"]:
+            self.send_response(400)
+            self.end_headers()
+            self.wfile.write(b'{"error": {"message": "longer than the context"}}')
+            return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         count = min(10, asked["max_tokens"])
+        self._event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
         for start in range(0, count, self.server.burst):
             time.sleep(0.01)
             size = min(self.server.burst, count - start)
             self.server.drafts += self.server.burst > 1
             self.server.accepted += size - 1
-            self._event({"choices": [{"index": 0, "delta": {"content": "x" * size}}]})
+            self._event({"choices": [{"index": 0, "delta": {self.server.kind: "x" * size}}]})
+        time.sleep(self.server.end_seconds)
+        end = {"index": 0, "delta": {"content": ""}, "finish_reason": "stop"}
+        self._event({"choices": [end]})
         self._event(
             {
                 "choices": [],
@@ -120,6 +141,48 @@ def test_servers_are_measured_in_turn_and_resumed(
     before = len(plain.asked)
     eval.main(words)
     assert len(plain.asked) == before and read_rounds(tmp_path / "o") == rounds
+    with pytest.raises(SystemExit):
+        eval.main([*words, "--max-new-tokens", "5"])
+    assert "prompts_hash" in capsys.readouterr().err
+    eval.main([*words, "--max-new-tokens", "5", "--no-resume"])
+    again = read_rounds(tmp_path / "o")
+    assert len(again) == len(rounds) and again[0].requests[0].tokens == 5
+
+
+@pytest.mark.parametrize("kind", ["content", "reasoning", "reasoning_content"])
+def test_times_run_from_the_first_text_to_the_end_of_sequence(
+    servers: tuple[StreamingServer, StreamingServer], kind: str
+) -> None:
+    plain, _ = servers
+    plain.kind, plain.end_seconds = kind, 0.3
+    (request,) = Endpoint(plain.url).send([("s", Prompt("p", "Hi"), 10)], 1, 0.0)
+    assert len(request.gaps) == 9 and request.tokens == 10
+    assert request.first_seconds < request.seconds - 0.3
+
+
+def test_a_prompt_too_long_for_the_server_is_left_out(
+    servers: tuple[StreamingServer, StreamingServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, _ = servers
+    prompts = [("s", Prompt(text, text), 4) for text in ("Hi", "too long")]
+    (request,) = Endpoint(plain.url).send(prompts, 2, 0.0)
+    assert request.prompt == "Hi"
+    assert "left out: s: too long: " in capsys.readouterr().err
+    with pytest.raises(UserError, match="longer than the context"):
+        Endpoint(plain.url).send(prompts[1:], 2, 0.0)
+
+
+def test_a_speed_up_above_tau_is_doubted() -> None:
+    def measure(accepted: float) -> list[str]:
+        rounds = []
+        for name, seconds in ((PLAIN, 4.0), (DRAFTED, 2.0)):
+            requests = [ServedRequest("s", str(i), 0.0, seconds, 11, []) for i in range(5)]
+            rounds.append(ServedRound(name, 1, 0, 9.0, requests, 100.0, accepted))
+        return doubts(rounds)
+
+    assert measure(150.0) == []  # twice as fast at τ 2.5
+    (line,) = measure(4.0)
+    assert "2.00×" in line and "(1.04)" in line
 
 
 def test_wrong_servers(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,6 +192,12 @@ def test_wrong_servers(prompts: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (
             ["--server", "http://127.0.0.1:1", "--methods", "lookup"],
             "--methods can't be combined",
+        ),
+        (["--server", "http://127.0.0.1:1", "--system", "s"], "--system can't be combined"),
+        (["--server", "http://127.0.0.1:1", "--steps", "2"], "--steps can't be combined"),
+        (
+            ["--server", "http://127.0.0.1:1", "--temperature", "1", "--top-p", "0.9"],
+            "--top-p can't be combined",
         ),
     ):
         with pytest.raises(SystemExit) as exit:

