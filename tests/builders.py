@@ -21,7 +21,8 @@ from align.makers.standalone import make_causal, make_standalone
 from align.training.base_module import DrafterModule
 from align.training.run import train
 from decode.engine.decoder import Decoder
-from decode.engine.loop import RequestRunner, prefill_batch
+from decode.engine.loop import prefill_batch
+from decode.engine.request import RequestRunner
 from decode.proposers.autoregressive import AutoregressiveProposer, AutoregressiveSession
 from decode.proposers.diffusion import DiffusionProposer
 from decode.speculation.proposal import Proposal

@@ -30,7 +30,7 @@ def verify(
     state: RowState, verifier: str, draft: Draft, logits_BMV: Tensor, see_BMM: Tensor
 ) -> Path:
     """Accept a path of each request's drafts, and choose the token after it."""
-    root_B1 = torch.zeros_like(draft.depth_BN[:, :1]) if state.shape.nodes else state.rows_B1 * 0
+    root_B1 = torch.zeros_like(state.rows_B1)
     depth_BM = torch.cat((root_B1, draft.depth_BN), 1)
     before = state.before(see_BMM[..., 1:], draft.tokens_BN, depth_BM)
     sampling = state.sampling

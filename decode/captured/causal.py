@@ -22,6 +22,7 @@ class CausalChain(Drafting):
     model has not read besides the last one, so it begins with the last two tokens."""
 
     cache: KVCache
+    can_skip = False
 
     def __init__(self, proposer: AutoregressiveProposer, sampling: Sampling) -> None:
         self.model, self.nodes = proposer.model, proposer.draft_tokens

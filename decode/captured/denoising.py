@@ -121,6 +121,7 @@ class Denoised(Drafting):
     """K tokens of a standalone drafter, from left to right or where it is most confident."""
 
     context: WindowContext | PrefixContext
+    can_skip = False
 
     def __init__(self, proposer: DiffusionProposer, sampling: Sampling) -> None:
         self.drafter, self.nodes = proposer.drafter, proposer.draft_tokens

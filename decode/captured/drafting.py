@@ -60,10 +60,12 @@ class Drafting:
     """Drafts for the rows of a captured engine; this class: plain decoding.
 
     nodes: N. chains: its drafts never branch. taps: the target's layers that `observe` needs.
+    can_skip: whether it may be left out of some rounds.
     """
 
     nodes: int = 0
     chains: bool = True
+    can_skip: bool = True
     taps: tuple[int, ...] = ()
 
     def check(self, longest: int) -> None:
@@ -93,6 +95,13 @@ class Drafting:
     ) -> None:
         """A forward pass whose rows `path_BM`, up to row `end_B`, are now committed; called before
         the counters change."""
+
+
+class Skipped(Drafting):
+    """Rounds in which a drafter only observes."""
+
+    def __init__(self, inner: Drafting) -> None:
+        self.taps, self.observe = inner.taps, inner.observe  # type: ignore[method-assign]
 
 
 def room_of(state: RowState, most: int) -> Tensor:

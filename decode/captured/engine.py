@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Iterator, Sequence
 from dataclasses import replace
-
-import torch
-from torch import Tensor
+from time import perf_counter
 
 from decode.captured.acceptance import BY_RULE, BY_TARGET
 from decode.captured.block import BestPaths, BlockChain, DrawnTree
@@ -15,26 +13,24 @@ from decode.captured.causal import CausalChain
 from decode.captured.copying import CopiedBranch, CopiedChain
 from decode.captured.denoising import Denoised
 from decode.captured.drafting import Drafting, Unsupported
-from decode.captured.graph import Backend, Graph, WaitsForDevice, capture
-from decode.captured.round import read_result, run_round
-from decode.captured.state import RowState, Shape
+from decode.captured.graph import Backend, WaitsForDevice
+from decode.captured.rows import PendingResults, Rows
+from decode.captured.state import Shape
 from decode.engine import loop
-from decode.engine.loop import RequestRunner
-from decode.engine.output import RoundResult
+from decode.engine.pace import DraftPace, Trials
+from decode.engine.request import RequestRunner
 from decode.proposers.autoregressive import AutoregressiveProposer
 from decode.proposers.base import Proposer
 from decode.proposers.block import BlockProposer
 from decode.proposers.diffusion import DiffusionProposer
 from decode.proposers.lookup import CopyingProposer, LookupProposer
-from decode.speculation.rounds import verify_rounds
-from decode.speculation.sampling import uniform
 from decode.speculation.settings import Sampling
 from decode.speculation.verifiers import find
 from specalign.common.text import say_once
 from specalign.lm.model import Target
 
-BUCKETS = (256, 1024, 4096, 16384, 65536, 262144)
-"""Cache entries that a round reads, and the memory of a row, are rounded up to one of these."""
+MOST_OPEN = 2
+"""Sets of rows whose memory and graphs are kept."""
 
 
 def check_target(target: Target) -> None:
@@ -81,116 +77,18 @@ def make_drafting(proposer: Proposer | None, sampling: Sampling, verifier: str) 
     return DrawnTree(proposer, nodes, proposer.siblings)
 
 
-class Rows:
-    """Rows of memory, the round over them, and a graph of it for each bucket of the context. All
-    requests have the same settings, but for the seed."""
-
-    def __init__(
-        self,
-        target: Target,
-        drafting: Drafting,
-        verifier: str,
-        sampling: Sampling,
-        rows: int,
-        capacity: int,
-        backend: Backend,
-    ) -> None:
-        self.drafting = drafting
-        self.state = RowState(target, sampling, Shape(rows, capacity, drafting.nodes))
-        drafting.allocate(self.state)
-        self.verifier, self.backend = verifier, backend
-        self._graphs: dict[int, Graph] = {}
-        self._on_host = torch.zeros_like(
-            self.state.result_BX, device="cpu", pin_memory=target.device.type == "cuda"
-        )
-
-    def run(self, longest: int) -> None:
-        """Run a round; no row has more than `longest` cache entries before it."""
-        end = _bucket(longest + self.state.shape.nodes + 1)
-        end = min(end, self.state.shape.capacity)
-        if end not in self._graphs:
-            self._graphs[end] = self._capture(end)
-        self._graphs[end].replay()
-
-    def _capture(self, end: int) -> Graph:
-        state = self.state
-        running = state.counter("active").clone()
-        state.counter("active").zero_()  # while it is captured no row advances
-        graph = capture(
-            lambda: run_round(state, self.drafting, self.verifier, end),
-            self.backend,
-            state.target.device,
-        )
-        state.counter("active").copy_(running)
-        return graph
-
-    def join(self, row: int, runner: RequestRunner) -> None:
-        """Read a request's prompt into a row and choose its first token."""
-        state, drafting = self.state, self.drafting
-        opened = runner.prefill_into(
-            state.cache.row(row),
-            drafting.taps,
-            lambda output, kept: drafting.read_prompt(row, output),
-        )
-        runner.commit_prefill(verify_rounds([opened])[0])
-        if runner.out.finish:
-            return
-        request = runner.request
-        drafting.start(row, request.tokens)
-        if len(state.u_BT[row]):
-            state.u_BT[row] = uniform(state.u_BT.shape[1], request.generator)
-        history = request.history
-        for held_BV, its_V in (
-            (state.seen_BV, history.seen_V),
-            (state.written_BV, history.written_V),
-        ):
-            if held_BV is not None and its_V is not None:
-                held_BV[row] = its_V
-        if state.banned_BV is not None:
-            state.banned_BV[row] = False if history.banned_V is None else history.banned_V
-        state.start_row(row, request.tokens, runner.limit)
-
-    def leave(self, row: int) -> None:
-        """Stop a row, whose memory the next request takes."""
-        self.state.stop_row(row)
-
-    def read(self) -> PendingResults:
-        """Begin to copy the results of the round that ran last."""
-        if self.state.result_BX.device.type != "cuda":
-            return PendingResults(self.state.result_BX.cpu().clone(), self.state.shape.nodes)
-        copy = torch.empty_like(self._on_host, pin_memory=True)
-        copy.copy_(self.state.result_BX, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
-        return PendingResults(copy, self.state.shape.nodes, done)
-
-
-class PendingResults:
-    """Results of a round on their way to the host."""
-
-    def __init__(
-        self, numbers_BX: Tensor, nodes: int, done: torch.cuda.Event | None = None
-    ) -> None:
-        self._numbers_BX, self._nodes, self._done = numbers_BX, nodes, done
-
-    def wait(self) -> list[RoundResult]:
-        """The results of all rows."""
-        if self._done is not None:
-            self._done.synchronize()
-        return [read_result(row, self._nodes) for row in self._numbers_BX.tolist()]
-
-
-def _bucket(size: int) -> int:
-    return next((bucket for bucket in BUCKETS if bucket >= size), size)
-
-
 class CapturedEngine:
     """Runs requests in captured rounds. It keeps its memory and its graphs from call to call."""
 
     def __init__(
-        self, target: Target, proposer: Proposer | None, backend: Backend | None = None
+        self,
+        target: Target,
+        proposer: Proposer | None,
+        backend: Backend | None = None,
+        paced: bool = False,
     ) -> None:
         self.target, self.proposer = target, proposer
+        self.pace = DraftPace((None, 0)) if paced else None
         self.backend: Backend = backend or ("cuda" if target.device.type == "cuda" else "eager")
         self._rows: dict[Hashable, Rows] = {}
 
@@ -211,7 +109,7 @@ class CapturedEngine:
                 say_once(f"note: engine=captured does not run this: {error}; using engine=eager")
                 yield from loop.run_rounds(group, most)
             else:
-                yield from _run_group(rows, group)
+                yield from GroupRun(rows, group, self.pace).run()
 
     def _open(self, group: Sequence[RequestRunner], most: int) -> Rows:
         """Rows of memory for a group of equal settings, allocated before or now."""
@@ -221,60 +119,86 @@ class CapturedEngine:
         drafting = make_drafting(self.proposer, sampling, first.verifier)
         longest = max(len(runner.prompt) + runner.limit for runner in group)
         drafting.check(longest)
-        capacity = _bucket(longest + drafting.nodes + 1)
-        key = (sampling, first.verifier, count, capacity)
-        if key not in self._rows:
-            rows = Rows(
-                self.target, drafting, first.verifier, sampling, count, capacity, self.backend
-            )
+        capacity = 1 << (longest + drafting.nodes).bit_length()
+        new_tokens = 1 << max(runner.limit for runner in group).bit_length()
+        shape = Shape(count, capacity, new_tokens, drafting.nodes)
+        key = (sampling, first.verifier, shape)
+        rows = self._rows.pop(key, None)
+        if rows is None:
+            while len(self._rows) >= MOST_OPEN:  # the one that was used longest ago
+                self._rows.pop(next(iter(self._rows)))
+            rows = Rows(self.target, drafting, first.verifier, sampling, shape, self.backend)
             try:
                 rows.run(0)
             except WaitsForDevice as error:
                 raise Unsupported(f"a round waits for the device ({error})") from None
-            self._rows[key] = rows
-        return self._rows[key]
+        self._rows[key] = rows
+        return rows
 
 
-def _run_group(rows: Rows, group: Sequence[RequestRunner]) -> Iterator[None]:
-    waiting = list(reversed(group))
-    running: dict[int, RequestRunner] = {}
-    pending: tuple[PendingResults, dict[int, RequestRunner]] | None = None
-    try:
-        while waiting or running:
-            for row in range(rows.state.shape.rows):
-                if waiting and row not in running:
-                    runner = waiting.pop()
-                    rows.join(row, runner)
-                    if not runner.out.finish:
-                        running[row] = runner
-                    yield
-            if running:
-                # a round may be under way that the host has not read
-                ahead = 0 if pending is None else rows.state.shape.nodes + 1
-                rows.run(max(runner.length for runner in running.values()) + ahead)
-            latest = (rows.read(), dict(running)) if running else None
-            if pending is not None:
-                _commit(rows, running, *pending)
-            pending = latest
-            yield
-    finally:
-        for row in range(rows.state.shape.rows):
-            rows.leave(row)
+class GroupRun:
+    """Requests of equal settings, in the rows of an engine.
 
+    pending: the round that the host has not read, and the requests that ran in it. trials: of the
+    sizes of drafts, where they are measured.
+    """
 
-def _commit(
-    rows: Rows,
-    running: dict[int, RequestRunner],
-    pending: PendingResults,
-    then_running: dict[int, RequestRunner],
-) -> None:
-    """Commit the results of a round; a request that ends leaves its row."""
-    results = pending.wait()
-    for row, runner in then_running.items():
-        if runner.out.finish:
-            continue
-        runner.commit_result(results[row], rows.drafting.chains)
-        if runner.out.finish:
-            del running[row]
-            rows.leave(row)
-            runner.free()
+    def __init__(self, rows: Rows, group: Sequence[RequestRunner], pace: DraftPace | None) -> None:
+        self.rows, self.waiting = rows, list(reversed(group))
+        self.running: dict[int, RequestRunner] = {}
+        self.pending: tuple[PendingResults, dict[int, RequestRunner]] | None = None
+        greedy = rows.state.sampling.greedy and rows.drafting.nodes > 0 and rows.drafting.can_skip
+        self.trials: Trials | None = None
+        if pace is not None and greedy and rows.state.shape.rows > 1:
+            self.trials = pace.of(rows.state.shape.rows)
+        self._read_at = 0.0
+
+    def run(self) -> Iterator[None]:
+        """Run all requests; pauses after every prefill and round."""
+        try:
+            while self.waiting or self.running:
+                yield from self._join()
+                following = self._begin_round() if self.running else None
+                self._commit()
+                self.pending = following
+                yield
+        finally:
+            for row in range(self.rows.state.shape.rows):
+                self.rows.leave(row)
+
+    def _join(self) -> Iterator[None]:
+        for row in range(self.rows.state.shape.rows):
+            if self.waiting and row not in self.running:
+                self._read_at = 0.0  # the next interval is longer than a round
+                runner = self.waiting.pop()
+                self.rows.join(row, runner)
+                if not runner.out.finish:
+                    self.running[row] = runner
+                yield
+
+    def _begin_round(self) -> tuple[PendingResults, dict[int, RequestRunner]]:
+        # a round may be under way that the host has not read
+        ahead = 0 if self.pending is None else self.rows.state.shape.nodes + 1
+        longest = max(runner.length for runner in self.running.values()) + ahead
+        skip = self.trials is not None and self.trials.choose() == 0
+        return self.rows.run(longest, skip), dict(self.running)
+
+    def _commit(self) -> None:
+        """Commit the results of the round before; a request that ends leaves its row."""
+        if self.pending is None:
+            return
+        results, tokens = self.pending[0].wait(), 0
+        for row, runner in self.pending[1].items():
+            if runner.out.finish:
+                continue
+            runner.commit_result(results[row], self.rows.drafting.chains)
+            tokens += len(results[row].tokens)
+            if runner.out.finish:
+                del self.running[row]
+                self.rows.leave(row)
+                runner.free()
+        now = perf_counter()
+        if self.trials is not None and self._read_at:
+            size = None if self.pending[0].nodes else 0
+            self.trials.observe(size, tokens, now - self._read_at)
+        self._read_at = now if self.running else 0.0

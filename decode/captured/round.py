@@ -81,7 +81,8 @@ def _commit(
     path_depth_B = draft.depth_BN.amax(1) if draft.depth_BN.shape[1] else torch.zeros_like(count_B)
     numbers_B3 = torch.stack((count_B, torch.minimum(accepted_B, count_B), path_depth_B), 1)
     result = (numbers_B3, new_BM, path_BM, draft.tokens_BN, draft.above_BN)
-    state.result_BX.copy_(torch.cat(result, 1))  # as `read_result` takes it apart
+    numbers_BX = torch.cat(result, 1)  # as `read_result` takes it apart
+    state.result_BX[:, : numbers_BX.shape[1]].copy_(numbers_BX)
     state.counter("length").add_(count_B)
     state.counter("written").add_(count_B)
     state.counter("cursor").add_(path.used_B * active_B)

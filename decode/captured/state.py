@@ -16,11 +16,12 @@ _COUNTERS = ("length", "last", "written", "limit", "cursor", "active")
 
 
 class Shape(NamedTuple):
-    """rows: requests at a time. capacity: cache entries of each. nodes: N, drafted tokens of a
-    round."""
+    """rows: requests at a time. capacity, new_tokens: cache entries and output tokens of each, at
+    most. nodes: N, drafted tokens of a round."""
 
     rows: int
     capacity: int
+    new_tokens: int
     nodes: int
 
 
@@ -53,7 +54,7 @@ class RowState:
         self.eos_V = torch.zeros(size, dtype=torch.bool, device=device)
         self.eos_V[torch.tensor(target.eos_ids, dtype=torch.int64, device=device)] = True
         # every round commits a token; it uses a number for each draft and each node, or N + 2
-        used = 0 if sampling.greedy else shape.capacity * 2 * (shape.nodes + 1)
+        used = 0 if sampling.greedy else shape.new_tokens * 2 * (shape.nodes + 1)
         self.u_BT = torch.zeros(rows, used, dtype=torch.float64, device=device)
         width = 5 + 4 * shape.nodes
         self.result_BX = torch.zeros(rows, width, dtype=torch.int64, device=device)
@@ -152,4 +153,5 @@ class RowState:
             depth_BS = depth_BM.gather(1, behind_BS.clamp(0, len(at_M) - 1))
             keys_BS = length_B1 + torch.where(inside_BS, depth_BS, behind_BS)
         self.cache.slots = Slots(self.rows_B1, length_B1 + at_M, end, keys_BS)
-        return length_B1 + depth_BM, behind_BS
+        # drafts that do not count may lie behind the end of the context
+        return (length_B1 + depth_BM).clamp(max=self.target.context_limit - 1), behind_BS

@@ -6,18 +6,17 @@ import secrets
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
-from functools import partial
 from numbers import Integral
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from decode.engine.loop import RequestRunner, run_rounds
+from decode.engine.loop import run_rounds
 from decode.engine.output import MAX_NEW_TOKENS, Generation
-from decode.engine.pace import DraftPace
 from decode.engine.prompts import Prompt, Tool, prompt_tokens
+from decode.engine.request import Engine, RequestRunner
 from decode.proposers.base import Proposer
 from decode.speculation.settings import Sampling, SamplingOptions, read_sampling
 from decode.speculation.verifiers import check_pair, choose, find
@@ -33,14 +32,6 @@ class GenerateOptions(SamplingOptions, total=False):
     stop: str | Sequence[str] | None
     raw: bool
     trace: bool
-
-
-class Engine(Protocol):
-    """What runs requests; by default the eager loop (decode/engine/loop.py)."""
-
-    def run_rounds(
-        self, runners: Sequence[RequestRunner], most: int = 1
-    ) -> Generator[None, None, None]: ...
 
 
 class Decoder:
@@ -65,8 +56,7 @@ class Decoder:
         if verifier != "auto":
             find(verifier)
         self.target, self.drafter, self.verifier = target, drafter, verifier
-        eager = partial(run_rounds, pace=DraftPace())
-        self.run_rounds = eager if engine is None else engine.run_rounds
+        self.run_rounds = run_rounds if engine is None else engine.run_rounds
 
     def __repr__(self) -> str:
         return f"<Decoder of {self.target.spec}: {self.name}, verifier {self.verifier}>"
@@ -144,8 +134,7 @@ class Decoder:
 
         Each output equals what `generate` returns for its prompt, sampling and seed, except for
         rounding in larger matrix products and for drafters that depend on timing. The times of a
-        request include forward passes that it shared with others. Greedy batches draft as many
-        tokens as pay off at their size, by measurement, down to none.
+        request include forward passes that it shared with others.
 
         Args:
             prompts, max_new_tokens and the options: as in `generate`; `max_new_tokens` and

@@ -23,20 +23,23 @@ TRY_AGAIN = 32
 class Trials:
     """Rounds with one number of requests: tokens and seconds by size, recent ones weighing more."""
 
+    sizes: tuple[int | None, ...] = SIZES
     tokens: dict[int | None, float] = field(default_factory=dict)
     seconds: dict[int | None, float] = field(default_factory=dict)
     rounds: int = 0
 
     def choose(self) -> int | None:
         self.rounds += 1
-        for size in SIZES:
+        for size in self.sizes:
             if size not in self.seconds:
                 return size
         turn, remainder = divmod(self.rounds, TRY_AGAIN)
-        return SIZES[turn % len(SIZES)] if remainder == 0 else self._fastest()
+        if remainder == 0:
+            return self.sizes[turn % len(self.sizes)]
+        return self._fastest()
 
     def _fastest(self) -> int | None:
-        return max(SIZES, key=lambda size: self.tokens[size] / self.seconds[size])
+        return max(self.sizes, key=lambda size: self.tokens[size] / self.seconds[size])
 
     def observe(self, size: int | None, tokens: int, seconds: float) -> None:
         self.tokens[size] = KEEP * self.tokens.get(size, 0.0) + tokens
@@ -46,8 +49,9 @@ class Trials:
 class DraftPace:
     """Measured rounds of a decoder, by the number of requests (powers of two)."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: tuple[int | None, ...] = SIZES) -> None:
+        self.sizes = sizes
         self._trials: dict[int, Trials] = {}
 
     def of(self, requests: int) -> Trials:
-        return self._trials.setdefault((requests - 1).bit_length(), Trials())
+        return self._trials.setdefault((requests - 1).bit_length(), Trials(self.sizes))

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decode.engine.loop import PREFILL_CHUNK
 from decode.engine.output import Tree
+from decode.engine.request import PREFILL_CHUNK
 from decode.evaluation.records import Divergence
 from decode.proposers.base import common_prefix_length
 from decode.speculation.tree import ancestors

@@ -99,7 +99,7 @@ def make_decoders(
     )
     methods = [*plan.methods.values()]
     opened = open_drafters(methods, plan.drafters, target, config.drafter_tokenizer)
-    opened.engine = config.engine
+    opened.engine, opened.paced = config.engine, True
     decoders: dict[str, Decoder] = {}
     refused: dict[str, UserError] = {}
     for name, method in plan.methods.items():

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from decode.captured.engine import CapturedEngine
-from decode.engine.decoder import Decoder, Engine
+from decode.engine.decoder import Decoder
+from decode.engine.loop import PacedEngine
+from decode.engine.request import Engine
 from decode.proposers.adaptive import AdaptiveProposer
 from decode.proposers.autoregressive import AutoregressiveProposer
 from decode.proposers.base import Proposer
@@ -63,11 +65,13 @@ def assemble(method: Method, drafters: OpenDrafters, draft_tokens: int | None = 
 
 
 def _make_engine(drafters: OpenDrafters, proposer: Proposer | None) -> Engine | None:
-    """The engine, None = eager. `auto`: captured on a GPU."""
+    """The engine, None = the eager loop. `auto`: captured on a GPU."""
     captured = drafters.engine == "captured"
     if drafters.engine == "auto":
         captured = drafters.target.device.type == "cuda"
-    return CapturedEngine(drafters.target, proposer) if captured else None
+    if captured:
+        return CapturedEngine(drafters.target, proposer, paced=drafters.paced)
+    return PacedEngine() if drafters.paced else None
 
 
 # the proposers that take the system's drafters, and its own options by name

@@ -99,7 +99,7 @@ def load(
     opened = OpenDrafters(target, {ANY: drafter})
     if drafter is None or isinstance(drafter, str):
         opened = open_drafters([chosen], folders, target, drafter_tokenizer)
-    opened.engine = engine
+    opened.engine, opened.paced = engine, True
     return (assemble if method is None else build)(chosen, opened, draft_tokens)
 
 

@@ -34,11 +34,13 @@ class ForeignDrafter(NamedTuple):
 @dataclass
 class OpenDrafters:
     """The target and the open drafters by kind; `ANY` is the first one unless it is among them.
-    engine: what runs them, a name of `parsing.ENGINES`."""
+    engine: what runs them, a name of `parsing.ENGINES`. paced: whether greedy batches draft what
+    pays off, instead of what the method says."""
 
     target: Target
     drafters: JsonObject = field(default_factory=dict)
     engine: str = "eager"
+    paced: bool = False
 
     def __getitem__(self, kind: str) -> Any:
         if kind == ANY and ANY not in self.drafters:

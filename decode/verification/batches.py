@@ -9,7 +9,7 @@ from itertools import islice, product
 
 from decode.engine.decoder import Decoder
 from decode.engine.detokenizer import UNFINISHED
-from decode.engine.loop import PREFILL_CHUNK
+from decode.engine.request import PREFILL_CHUNK
 from decode.speculation.settings import Sampling
 from decode.verification.cases import Cases
 from specalign.common.schema import JsonObject

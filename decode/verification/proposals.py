@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from decode.engine.loop import RequestRunner
+from decode.engine.request import RequestRunner
 from decode.speculation import rounds, verifiers
 from decode.speculation import sampling as sampling_module
 from decode.speculation.proposal import Proposal

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from decode.engine import loop as engine_module
 from decode.engine.decoder import Decoder
-from decode.engine.loop import RequestRunner
+from decode.engine.request import RequestRunner
 from decode.speculation import rounds, verifiers
 from decode.speculation import sampling as sampling_module
 from decode.speculation.proposal import Proposal
@@ -171,14 +171,14 @@ class Recorder:
     def _of(self, runner: RequestRunner) -> RecordedRequest:
         return next(one for one in self.requests if one.runner is runner)
 
-    def _draft(self, original: Original, runner: RequestRunner) -> Any:
+    def _draft(self, original: Original, runner: RequestRunner, *size: int | None) -> Any:
         request = self._of(runner)
         calls, used = len(self.calls), len(self.used)
         self.before_draft(request)
         del self.calls[calls:], self.used[used:]  # its draws are not the request's
         self._drafting = request
         try:
-            return original(runner)
+            return original(runner, *size)
         finally:
             self._drafting = None
 

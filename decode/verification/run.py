@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 
-from decode.engine import loop as engine_module
+from decode.engine import request
 from decode.engine.decoder import Decoder
 from decode.evaluation.tokenized import tokenize_prompts
 from decode.speculation.settings import Sampling
@@ -158,7 +158,7 @@ class VerificationRun:
                     proposals.check_proposal_of(request.runner, tally, batch.name)
 
         recorder = Recorder(asked, before_draft)
-        with recorder, mock.patch.object(engine_module, "PREFILL_CHUNK", batch.chunk):
+        with recorder, mock.patch.object(request, "PREFILL_CHUNK", batch.chunk):
             for (eos, context, stop), together in groupby(asked, key=lambda one: one.ending):
                 group = list(together)
                 with self.target.overridden(eos, context):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from decode.engine.detokenizer import TextStream
-from decode.engine.loop import RequestRunner
+from decode.engine.request import RequestRunner
 from decode.evaluation.tokenized import tokenize_prompts
 from decode.proposers import autoregressive, block, diffusion
 from decode.speculation import drafts, history, rounds, rules, sampling, tree, verifiers
@@ -124,8 +124,8 @@ def blind_tree() -> list[Patch]:
     """Nodes of a tree attend to their siblings."""
     original = RequestRunner.draft
 
-    def draft(self: RequestRunner) -> object:
-        call = original(self)
+    def draft(self: RequestRunner, size: int | None = None) -> object:
+        call = original(self, size)
         see_LL = None if call.see_LL is None else torch.ones_like(call.see_LL).tril()
         return call._replace(see_LL=see_LL)
 

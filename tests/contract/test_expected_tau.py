@@ -22,7 +22,8 @@ from align.training.block_module import BlockDrafterModule
 from align.training.datamodule import make_batch
 from align.training.diffusion_module import DiffusionDrafterModule
 from align.training.run import train
-from decode.engine.loop import RequestRunner, run_batch
+from decode.engine.loop import run_batch
+from decode.engine.request import RequestRunner
 from decode.proposers.block import BlockProposer
 from decode.proposers.diffusion import DiffusionProposer
 from decode.speculation.settings import Sampling

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from decode.engine import decoder as decoder_module
 from decode.engine import loop as engine_module
+from decode.engine import request as request_module
 from decode.engine.decoder import Decoder
 from decode.engine.detokenizer import UNFINISHED, TextStream
-from decode.engine.loop import RequestRunner
+from decode.engine.request import RequestRunner
 from decode.proposers import base, block, specdiff2
 from decode.proposers.autoregressive import AutoregressiveProposer
 from decode.proposers.block import BlockProposer, BlockProposerSession
@@ -73,8 +74,8 @@ def positions_too_late() -> list[Patch]:
     """The tokens of a round are placed one position too late."""
     original = RequestRunner.draft
 
-    def draft(self: RequestRunner) -> Any:
-        call = original(self)
+    def draft(self: RequestRunner, size: int | None = None) -> Any:
+        call = original(self, size)
         return call._replace(depth_L=torch.arange(1, call.tokens_1L.shape[1] + 1))
 
     return [(RequestRunner, "draft", draft)]
@@ -93,19 +94,19 @@ def chunks_from_the_start() -> list[Patch]:
 
 
 def deep_nodes_without_the_root() -> list[Patch]:
-    original = engine_module.ancestors
+    original = request_module.ancestors
 
     def ancestors(parents: tuple[int, ...]) -> Tensor:
         see_MM = original(parents).clone()
         see_MM[[i + 1 for i, depth in enumerate(tree.depths(parents)) if depth > 2], 0] = False
         return see_MM
 
-    return [(engine_module, "ancestors", ancestors)]
+    return [(request_module, "ancestors", ancestors)]
 
 
 def positions_by_index() -> list[Patch]:
     """The nodes of a tree are placed one after the other, not by their depth."""
-    return [(engine_module, "depths", lambda parents: range(1, len(parents) + 1))]
+    return [(request_module, "depths", lambda parents: range(1, len(parents) + 1))]
 
 
 def row_lost() -> list[Patch]:
@@ -460,7 +461,7 @@ def noise_of_the_round() -> list[Patch]:
 def seed_and_position_swapped() -> list[Patch]:
     original = sampling.position_noise
     swapped = lambda seed, position, *more: original(position, seed, *more)  # noqa: E731
-    return [(engine_module, "position_noise", swapped)]
+    return [(request_module, "position_noise", swapped)]
 
 
 def number_of_another_node() -> list[Patch]:
@@ -569,7 +570,7 @@ def noise_of_64_positions() -> list[Patch]:
     """Coupled draws repeat their noise."""
     original = sampling.position_noise
     repeated = lambda seed, position, *more: original(seed, position % 64, *more)  # noqa: E731
-    return [(engine_module, "position_noise", repeated)]
+    return [(request_module, "position_noise", repeated)]
 
 
 def stop_within_a_token() -> list[Patch]:
@@ -586,7 +587,7 @@ def stop_within_a_token() -> list[Patch]:
 
 def special_tokens_alone() -> list[Patch]:
     """A stop string that is a special token is not found."""
-    return [(engine_module, "special_tokens_in", lambda stops, tokenizer: frozenset())]
+    return [(request_module, "special_tokens_in", lambda stops, tokenizer: frozenset())]
 
 
 def half_lost_at_the_end() -> list[Patch]:

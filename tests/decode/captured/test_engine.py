@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from decode.captured import acceptance, block, causal, denoising, engine
+from decode.captured import acceptance, block, causal, denoising, engine, rows
 from decode.captured.engine import CapturedEngine
 from decode.captured.graph import Backend, WaitsForDevice, forbid_waiting
 from decode.engine.decoder import Decoder
@@ -94,7 +94,7 @@ def compare(
     """Requests of different lengths, more than there are rows, over several buckets."""
     limits, given = [22, 9, 22, 14], {"batch_size": size, "sampling": sampling, **options}
     captured = Decoder(target, proposer, engine=CapturedEngine(target, proposer, backend))
-    with mock.patch.object(engine, "BUCKETS", (16, 24, 32, 64)):
+    with mock.patch.object(rows, "BUCKETS", (16, 24, 32, 64)):
         found = captured.generate_batch(PROMPTS, limits, **given)
     wanted = Decoder(target, proposer).generate_batch(PROMPTS, limits, **given)
     # near the end of an output, eager drafters draft less, and draw other numbers
@@ -145,11 +145,11 @@ def test_memory_keeps_its_addresses(target: Target) -> None:
     texts, addresses = [], []
     for _ in range(2):
         texts += [x.tokens for x in decoder.generate_batch(PROMPTS, 12, batch_size=2)]
-        [rows] = used._rows.values()
-        drafting: Any = rows.drafting
-        held = [*vars(rows.state).values(), *vars(drafting.context).values()]
+        [opened] = used._rows.values()
+        drafting: Any = opened.drafting
+        held = [*vars(opened.state).values(), *vars(drafting.context).values()]
         addresses.append([t.data_ptr() for t in held if isinstance(t, Tensor)])
-        addresses[-1] += [slab.keys.data_ptr() for slab in rows.state.cache.slabs]
+        addresses[-1] += [slab.keys.data_ptr() for slab in opened.state.cache.slabs]
     assert addresses[0] == addresses[1]
     assert texts[:4] == texts[4:]
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from decode.engine.decoder import Decoder
-from decode.engine.loop import RequestRunner, run_batch
+from decode.engine.loop import run_batch, run_request
 from decode.engine.output import Generation, Tree
+from decode.engine.request import RequestRunner
 from decode.proposers.base import Proposer, Request
 from decode.proposers.lookup import LookupProposer
 from decode.speculation.proposal import Proposal
@@ -190,7 +191,7 @@ def test_the_cache_after_rollbacks_is_that_of_a_fresh_forward(target: Target) ->
     for name, drafter in drafters(script).items():
         verifier = "greedy"
         runner = RequestRunner(target, PROMPT, 25, VARIED, drafter, verifier)
-        out = runner.run()
+        out = run_request(runner)
         used, cache = runner.request.tokens, runner.request.cache
         assert used == PROMPT + out.tokens
         fresh = target.new_cache(1, len(used))
@@ -231,7 +232,7 @@ def test_a_long_prompt_goes_through_in_chunks(
 ) -> None:
     prompt = [5 + i * 7 % 200 for i in range(50)]
     expected = Decoder(target).generate(prompt, max_new_tokens=10).tokens
-    monkeypatch.setattr("decode.engine.loop.PREFILL_CHUNK", 16)
+    monkeypatch.setattr("decode.engine.request.PREFILL_CHUNK", 16)
     drafter = ScriptedDrafter("point", oracle(prompt + expected), K)
     assert Decoder(target, drafter).generate(prompt, max_new_tokens=10).tokens == expected
     assert drafter.observed[:4] == [16, 16, 16, 2]
@@ -256,7 +257,7 @@ def test_figures_of_a_generation() -> None:
 def test_times_of_all_rounds_are_added(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that advances by one whenever it is read."""
     clock = itertools.count()
-    monkeypatch.setattr("decode.engine.loop.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("decode.engine.request.perf_counter", lambda: float(next(clock)))
     out = Decoder(target, LookupProposer(3)).generate(PROMPT, 20)
     assert out.calls > 2
     assert (out.draft_seconds, out.verify_seconds) == (2.0 * out.calls, 1.0 * out.calls)

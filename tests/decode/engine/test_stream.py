@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from decode.engine.decoder import Decoder
-from decode.engine.loop import RequestRunner
+from decode.engine.request import RequestRunner
 from decode.proposers.block import BlockProposer
 from decode.proposers.lookup import LookupProposer
 from specalign.common.errors import UserError

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from decode import Decoder, Sampling
-from decode.engine.loop import RequestRunner, prefill_batch
+from decode.engine.loop import prefill_batch, run_request
+from decode.engine.request import RequestRunner
 from decode.proposers.block import BlockProposer, BlockProposerSession
 from decode.speculation.sampling import ProcessorState, probs
 from specalign.common.errors import UserError
@@ -53,7 +54,7 @@ def test_the_drafters_context_keeps_step_with_the_text(
         accepting = Sampling(1.0, top_k=40, seed=seed)
         drafter, verifier = BlockProposer(net, tree_nodes=nodes), "point_mass" if nodes else "token"
         accepted += sum(
-            RequestRunner(target, PROMPT, 24, accepting, drafter, verifier).run().accepted
+            run_request(RequestRunner(target, PROMPT, 24, accepting, drafter, verifier)).accepted
         )
         if accepted > 3:
             break

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from decode import Sampling
-from decode.engine.loop import RequestRunner, prefill_batch
+from decode.engine.loop import prefill_batch, run_request
+from decode.engine.request import RequestRunner
 from decode.proposers.d2sd import D2SDProposer, D2SDSession
 from decode.speculation.proposal import Proposal
 from decode.speculation.tree import chain
@@ -150,7 +151,7 @@ def test_both_contexts_keep_step_with_the_text(
     ):  # a random drafter's acceptance is small and differs from machine to machine
         sampling = Sampling(1.0, top_k=2, seed=seed)
         accepted += sum(
-            RequestRunner(target, PROMPT, 8, sampling, drafter, "point_mass").run().accepted
+            run_request(RequestRunner(target, PROMPT, 8, sampling, drafter, "point_mass")).accepted
         )
         if accepted > 3 and len(seen) > 5:
             break

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from decode import Sampling
-from decode.engine.loop import RequestRunner, prefill_batch
+from decode.engine.loop import prefill_batch
+from decode.engine.request import RequestRunner
 from decode.proposers.diffusion import DiffusionProposer
 from decode.systems.registry import ORDERS
 from specalign.lm.model import Target

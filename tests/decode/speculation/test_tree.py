@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from decode import Decoder, Sampling
-from decode.engine.loop import RequestRunner, prefill_batch
+from decode.engine.loop import prefill_batch
+from decode.engine.request import RequestRunner
 from decode.evaluation.divergence import replay
 from decode.proposers.block import BlockProposer, BlockProposerSession
 from decode.speculation.rounds import Round, verify_rounds

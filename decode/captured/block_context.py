@@ -1,0 +1,105 @@
+"""What a block drafter reads in captured rounds, of all requests at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from decode.captured.state import RowState
+from specalign.lm.cache import KVCache, Slots
+from specalign.lm.model import TargetOutput
+from specalign.lm.slabs import LayerShape
+from specalign.models.block import BlockDrafter
+
+
+class BlockContext:
+    """What a block drafter reads of all requests: the target's last hidden state before each block,
+    and for `taps` its own keys and values of the text."""
+
+    def __init__(self, network: BlockDrafter, state: RowState) -> None:
+        config, weight = network.config, network.norm.weight
+        rows, device = state.shape.rows, weight.device
+        self.network = network
+        self.before_BD = torch.zeros(rows, config.hidden_size, dtype=weight.dtype, device=device)
+        self.own: KVCache | None = None
+        if config.context == "taps":
+            value = config.value_dim or config.head_dim
+            shapes = [LayerShape(config.num_key_value_heads, config.head_dim, value)]
+            shapes *= len(network.blocks)
+            self.own = KVCache(shapes, rows, state.shape.capacity, weight.dtype, device)
+        # not the C kernels' own matrices: their products are invisible to a graph
+        self.head_VdD = network.head_weight_VdD.to(weight.dtype)
+        self.basis_Vr = None if network.markov is None else network.markov.basis_Vr()
+        self._reading: dict[int, KVCache] = {}
+
+    def read_prompt(self, row: int, output: TargetOutput) -> None:
+        dtype = self.before_BD.dtype
+        self.before_BD[row] = output.hidden_BLD[0, -1].to(dtype)
+        if self.own is not None:
+            assert output.taps_BLFD is not None
+            if row not in self._reading:
+                self._reading[row] = self.own.row(row)
+            view = self._reading[row]
+            count = output.taps_BLFD.shape[1]
+            positions = torch.arange(view.length, view.length + count, device=self.before_BD.device)
+            pairs = self.network.context_keys_values(output.taps_BLFD.to(dtype), positions[None])
+            for layer, (k, v) in zip(view.slabs, pairs, strict=True):
+                layer.update(k, v)
+            view.advance(count)
+
+    def start(self, row: int) -> None:
+        self._reading.pop(row, None)
+
+    def observe(
+        self,
+        state: RowState,
+        hidden_BMD: Tensor,
+        taps_BMFD: Tensor | None,
+        path_BM: Tensor,
+        end_B: Tensor,
+    ) -> None:
+        dtype, rows_B1 = self.before_BD.dtype, state.rows_B1
+        before_BD = hidden_BMD[rows_B1[:, 0], end_B].to(dtype)
+        self.before_BD.copy_(torch.where(state.active_B1, before_BD, self.before_BD))
+        if self.own is None:
+            return
+        assert taps_BMFD is not None
+        at_M = torch.arange(path_BM.shape[1], device=end_B.device)
+        positions_BM = state.counter("length")[:, None] + at_M
+        on_path = taps_BMFD[rows_B1, path_BM].to(dtype)
+        pairs = self.network.context_keys_values(on_path, positions_BM)
+        self.own.slots = Slots(rows_B1, positions_BM, state.shape.capacity)
+        for layer, (k, v) in zip(self.own.slabs, pairs, strict=True):
+            layer.update(k, v)
+
+    def hidden_BKD(self, state: RowState, end: int) -> Tensor:
+        """Hidden states of the drafts of all rows, (B, K, D)."""
+        network, length_B1 = self.network, state.counter("length")[:, None]
+        size = network.config.rows
+        masks_BR = torch.full_like(length_B1, network.config.mask_token_id).expand(-1, size - 1)
+        tokens_BR = torch.cat((state.counter("last")[:, None], masks_BR), 1)
+        x_BRD = network.add_places(network.target.embed(tokens_BR))
+        x_BRD = network.add_state(x_BRD, self.before_BD)
+        positions_BR = length_B1 + torch.arange(size, device=length_B1.device)
+        cos, sin = (t[:, None] for t in network.rotary_tables(x_BRD, positions_BR))
+        see_B1S = (torch.arange(end, device=length_B1.device) < length_B1)[:, None]
+        cache = state.cache if self.own is None else self.own
+        layers = range(len(network.blocks))
+        ids = network.config.target_layer_ids if self.own is None else layers
+        contexts = [
+            (cache.slabs[i].keys[:, :, :end], cache.slabs[i].values[:, :, :end]) for i in ids
+        ]
+        hidden_BARD = network.run_layers(x_BRD[:, None], cos, sin, contexts, see_B1S)
+        return network.select_drafts(hidden_BARD[:, 0])
+
+    def bias_inputs(self, hidden_BKD: Tensor) -> Tensor | None:
+        markov = self.network.markov
+        return None if markov is None else markov.inputs(hidden_BKD)
+
+    def bias(self, inputs: Tensor, previous: Tensor) -> Tensor:
+        """The Markov bias after the tokens `previous` (…), (…, Vd)."""
+        markov = self.network.markov
+        assert markov is not None and self.basis_Vr is not None
+        z = markov.finish(markov.mix(inputs, previous, self.network.target.embed))
+        return F.linear(z, self.basis_Vr).float()

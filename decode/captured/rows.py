@@ -1,0 +1,122 @@
+"""Rows of fixed memory in which requests run, and graphs of the round over them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from decode.captured.drafting import Drafting, Skipped
+from decode.captured.graph import Backend, Graph, capture
+from decode.captured.round import read_result, run_round
+from decode.captured.state import RowState, Shape
+from decode.engine.output import RoundResult
+from decode.engine.request import RequestRunner
+from decode.speculation.rounds import verify_rounds
+from decode.speculation.sampling import uniform
+from decode.speculation.settings import Sampling
+from specalign.lm.model import Target
+
+BUCKETS = (256, 1024, 4096, 16384, 65536, 262144)
+"""The cache entries that a round reads are rounded up to one of these."""
+
+
+class Rows:
+    """Rows of memory, the round over them, and a graph of it for each bucket of the context. All
+    requests have the same settings, but for the seed."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafting: Drafting,
+        verifier: str,
+        sampling: Sampling,
+        shape: Shape,
+        backend: Backend,
+    ) -> None:
+        self.drafting, self.skipped = drafting, Skipped(drafting)
+        self.state = RowState(target, sampling, shape)
+        drafting.allocate(self.state)
+        self.verifier, self.backend = verifier, backend
+        self._graphs: dict[tuple[int, bool], Graph] = {}
+
+    def run(self, longest: int, skip: bool = False) -> PendingResults:
+        """Run a round; no row has more than `longest` cache entries before it. skip: without
+        drafts."""
+        end = _bucket(longest + self.state.shape.nodes + 1)
+        end = min(end, self.state.shape.capacity)
+        if (end, skip) not in self._graphs:
+            self._graphs[end, skip] = self._capture(end, skip)
+        self._graphs[end, skip].replay()
+        return self._read(skip)
+
+    def _capture(self, end: int, skip: bool) -> Graph:
+        state, drafting = self.state, self.skipped if skip else self.drafting
+        running = state.counter("active").clone()
+        state.counter("active").zero_()  # while it is captured no row advances
+        graph = capture(
+            lambda: run_round(state, drafting, self.verifier, end),
+            self.backend,
+            state.target.device,
+        )
+        state.counter("active").copy_(running)
+        return graph
+
+    def join(self, row: int, runner: RequestRunner) -> None:
+        """Read a request's prompt into a row and choose its first token."""
+        state, drafting = self.state, self.drafting
+        opened = runner.prefill_into(
+            state.cache.row(row),
+            drafting.taps,
+            lambda output, kept: drafting.read_prompt(row, output),
+        )
+        runner.commit_prefill(verify_rounds([opened])[0])
+        if runner.out.finish:
+            return
+        request = runner.request
+        drafting.start(row, request.tokens)
+        if len(state.u_BT[row]):
+            state.u_BT[row] = uniform(state.u_BT.shape[1], request.generator)
+        history = request.history
+        for held_BV, its_V in (
+            (state.seen_BV, history.seen_V),
+            (state.written_BV, history.written_V),
+        ):
+            if held_BV is not None and its_V is not None:
+                held_BV[row] = its_V
+        if state.banned_BV is not None:
+            state.banned_BV[row] = False if history.banned_V is None else history.banned_V
+        state.start_row(row, request.tokens, runner.limit)
+
+    def leave(self, row: int) -> None:
+        """Stop a row, whose memory the next request takes."""
+        self.state.stop_row(row)
+
+    def _read(self, skip: bool) -> PendingResults:
+        """Begin to copy the results of the round that ran last."""
+        nodes = 0 if skip else self.drafting.nodes
+        if self.state.result_BX.device.type != "cuda":
+            return PendingResults(self.state.result_BX.cpu().clone(), nodes)
+        copy = torch.empty_like(self.state.result_BX, device="cpu", pin_memory=True)
+        copy.copy_(self.state.result_BX, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return PendingResults(copy, nodes, done)
+
+
+class PendingResults:
+    """Results of a round on their way to the host. nodes: drafted tokens of each row."""
+
+    def __init__(
+        self, numbers_BX: Tensor, nodes: int, done: torch.cuda.Event | None = None
+    ) -> None:
+        self.nodes, self._numbers_BX, self._done = nodes, numbers_BX, done
+
+    def wait(self) -> list[RoundResult]:
+        """The results of all rows."""
+        if self._done is not None:
+            self._done.synchronize()
+        return [read_result(row, self.nodes) for row in self._numbers_BX.tolist()]
+
+
+def _bucket(size: int) -> int:
+    return next((bucket for bucket in BUCKETS if bucket >= size), size)

@@ -1,0 +1,261 @@
+"""One request as the loop runs it: prompt, prefill, rounds, and the output with its counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
+from time import perf_counter
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from decode.engine.detokenizer import TextStream, special_tokens_in
+from decode.engine.output import Generation, RoundResult, RoundTrace, Tree
+from decode.proposers.base import DraftSession, Proposer, Request
+from decode.speculation.history import History
+from decode.speculation.proposal import NO_DRAFTS, Proposal
+from decode.speculation.rounds import Round
+from decode.speculation.sampling import make_generator, position_noise
+from decode.speculation.settings import MOST_NODES, Sampling
+from decode.speculation.tree import ancestors, depths
+from decode.speculation.verifiers import Outcome
+from specalign.lm.cache import KVCache
+from specalign.lm.model import Target, TargetOutput
+
+PREFILL_CHUNK = 2048
+Observe = Callable[[TargetOutput, int], None]
+"""Of a drafter: a forward pass of the target, and how many of its tokens count."""
+
+
+class ForwardInput(NamedTuple):
+    """The target's input in a round: the last token and the drafts; for a tree also their attention
+    mask (bool) and depths."""
+
+    tokens_1L: Tensor
+    see_LL: Tensor | None
+    depth_L: Tensor | None
+
+
+def list_rejected(
+    tokens: Sequence[int], parents: Sequence[int], path: Sequence[int]
+) -> tuple[int, ...]:
+    """The drafts after the accepted path, each time the first that was drafted there."""
+    last = path[-1] if path else -1
+    rejected = []
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if parent == last and node not in path:
+            rejected.append(token)
+            last = node
+    return tuple(rejected)
+
+
+class RequestRunner:
+    """Runs one request that `Decoder` has checked; without a drafter, plain decoding."""
+
+    def __init__(
+        self,
+        target: Target,
+        prompt: list[int],
+        max_new_tokens: int,
+        sampling: Sampling,
+        drafter: Proposer | None = None,
+        verifier: str = "greedy",
+        stop: Sequence[str] = (),
+        stream: Callable[[str], object] | None = None,
+    ) -> None:
+        self.target, self.prompt, self.sampling, self.verifier = target, prompt, sampling, verifier
+        self.drafter = drafter
+        self.limit = min(max_new_tokens, target.context_limit - len(prompt))
+        self.full = "length" if self.limit == max_new_tokens else "context"
+        self.eos = frozenset(target.eos_ids)
+        self.text: TextStream | None = None
+        if stop or stream is not None:
+            special = special_tokens_in(stop, target.tokenizer)
+            self.text = TextStream(target.detokenize, stop, stream, special)
+        self.session: DraftSession | None = None
+        self.tracing = False
+        self.out = Generation([], "", len(prompt), finish="")
+        self.out.seed = None if sampling.greedy else sampling.fixed_seed
+
+    def prefill(self) -> Round:
+        """Run the target over the prompt; returns the round that chooses the first token."""
+        target, drafter = self.target, self.drafter
+        self.started = perf_counter()
+        # room for tree nodes that are rejected; a chain always fits into what may still be written
+        spare = 0 if drafter is None else min(drafter.draft_nodes, MOST_NODES)
+        self._open(target.new_cache(1, len(self.prompt) + self.limit + spare))
+        # the prefill and a round without drafts give one token each: up to two, no draft fits
+        if drafter is None or self.limit <= 2:
+            return self._read_prompt((), None)
+        self.session = drafter.start(self.request)
+        return self._read_prompt(self.session.taps, self.session.observe)
+
+    def prefill_into(self, cache: KVCache, taps: Sequence[int], observe: Observe) -> Round:
+        """`prefill` into a given cache, for a drafter that reads what `observe` gets."""
+        self.started = perf_counter()
+        self._open(cache)
+        return self._read_prompt(taps, observe)
+
+    def _open(self, cache: KVCache) -> None:
+        target, prompt, sampling = self.target, self.prompt, self.sampling
+        self.request = Request(
+            target,
+            list(prompt),
+            cache,
+            sampling,
+            make_generator(sampling.fixed_seed, target.device),
+            History(sampling, prompt, target.vocab_size, target.eos_ids, target.device),
+            self._noise() if self.verifier == "gumbel" and not sampling.greedy else None,
+        )
+
+    def _read_prompt(self, taps: Sequence[int], observe: Observe | None) -> Round:
+        target, prompt = self.target, self.prompt
+        for start in range(0, len(prompt), PREFILL_CHUNK):
+            chunk = torch.tensor([prompt[start : start + PREFILL_CHUNK]], device=target.device)
+            output = target.forward(chunk, cache=self.request.cache, taps=taps, logits=False)
+            if observe is not None:
+                observe(output, chunk.shape[1])
+        return self._round(target.head(output.hidden_BLD[:, -1:])[0], NO_DRAFTS)
+
+    def commit_prefill(self, outcome: Outcome) -> None:
+        self._append([*outcome.accepted, outcome.following])
+        self.prefilled = perf_counter()
+        self._record_end()
+
+    def close(self) -> None:
+        """End the drafter's session."""
+        if self.session is not None:
+            self.session.close()
+
+    def free(self) -> None:
+        """Free the memory of an ended request for the next ones."""
+        self.close()
+        self.session = None
+        del self.request
+
+    def cancel(self) -> None:
+        """End an output that is not complete; what was committed stays."""
+        if not self.out.finish:
+            self.out.finish = "closed"
+            if self.out.tokens:
+                self._record_end()
+
+    def _record_end(self) -> None:
+        """Record the text and the times of an output that has ended."""
+        out, text = self.out, self.text
+        if out.finish:
+            out.prefill_seconds = self.prefilled - self.started
+            out.seconds = perf_counter() - self.prefilled
+            out.text = self.target.detokenize(out.tokens) if text is None else text.finish()
+
+    def _noise(self) -> Callable[[int], Tensor]:
+        """Position → its noise, cached because drafter and target both ask for it."""
+        seed, size, device = self.sampling.fixed_seed, self.target.vocab_size, self.target.device
+        return lru_cache(maxsize=64)(lambda position: position_noise(seed, position, size, device))
+
+    def draft(self, size: int | None = None) -> ForwardInput:
+        """Begin a round: draft, and return what the target has to run over. size: the most drafts,
+        of chosen ones alone."""
+        started, device = perf_counter(), self.target.device
+        self.proposal = NO_DRAFTS if size == 0 else self._propose().first(size)
+        parents, see_LL, depth_L = self.proposal.parents, None, None
+        if parents is not None:
+            see_LL = ancestors(parents).to(device)
+            depth_L = torch.tensor([0, *depths(parents)], device=device)
+        self.drafted = perf_counter()
+        self.out.draft_seconds += self.drafted - started
+        last = torch.tensor([self.request.tokens[-1]], device=device)
+        tokens_L = torch.cat((last, self.proposal.tokens_K)) if len(self.proposal) else last
+        return ForwardInput(tokens_L[None], see_LL, depth_L)
+
+    def make_round(self, output: TargetOutput) -> Round:
+        assert output.logits_BLV is not None
+        return self._round(output.logits_BLV[0], self.proposal)
+
+    def commit_round(self, output: TargetOutput, outcome: Outcome) -> None:
+        out, proposal, cache, rows = self.out, self.proposal, self.request.cache, outcome.rows
+        cache.keep(cache.length - len(proposal) - 1, rows)
+        before = len(out.tokens)
+        tree = None if proposal.parents is None else Tree(proposal.parents, outcome.path)
+        self._append([*outcome.accepted, outcome.following])
+        self._record_round(proposal.depth, tree, len(outcome.accepted), before)
+        verified = perf_counter()
+        if self.session is not None and not out.finish:
+            self.session.observe(output if outcome.straight else output.at(rows), len(rows))
+        if self.tracing:
+            self._trace(proposal.tokens_K.tolist(), proposal.tree, outcome.path, before)
+        out.verify_seconds += verified - self.drafted
+        out.draft_seconds += perf_counter() - verified
+        self._record_end()
+
+    def commit_result(self, result: RoundResult, chains: bool) -> None:
+        """Commit a round of the captured engine."""
+        before = len(self.out.tokens)
+        tree = None if chains else Tree(result.parents, result.path)
+        self._append(result.tokens)
+        self._record_round(result.depth, tree, result.accepted, before)
+        if self.tracing:
+            self._trace(result.drafts, result.parents, result.path, before)
+        self._record_end()
+
+    def _trace(
+        self, drafts: Sequence[int], parents: Sequence[int], path: Sequence[int], before: int
+    ) -> None:
+        out, rejected = self.out, list_rejected(drafts, parents, path)
+        seconds, committed = perf_counter() - self.prefilled, len(out.tokens) - before
+        out.trace.append(RoundTrace(seconds, committed, out.accepted[-1], rejected))
+
+    def _record_round(self, depth: int, tree: Tree | None, accepted: int, before: int) -> None:
+        out = self.out
+        out.calls += 1
+        out.drafted.append(depth)
+        out.trees.append(tree)
+        out.accepted.append(min(accepted, len(out.tokens) - before))
+
+    @property
+    def length(self) -> int:
+        """The tokens of the text so far."""
+        return len(self.prompt) + len(self.out.tokens)
+
+    def _propose(self) -> Proposal:
+        """Propose no more drafts than still fit; this limit is known before anything is drawn."""
+        if self.session is None or self.drafter is None:
+            return NO_DRAFTS
+        room = min(self.drafter.draft_tokens, self.limit - len(self.out.tokens) - 1)
+        proposal = self.session.propose(room) if room > 0 else None
+        if proposal is not None and self.target.chains_only and proposal.branches:
+            raise self.target.branch_error()
+        return NO_DRAFTS if proposal is None else proposal.cut(room)
+
+    def _round(self, logits_MV: Tensor, proposal: Proposal) -> Round:
+        request, sampling, place = self.request, self.sampling, len(self.request.tokens)
+        before = request.history.rows(proposal.tokens_K, proposal.tree)
+        draws = (request.generator, request.noise, place)
+        return Round(logits_MV, proposal, self.verifier, sampling, before, *draws)
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        """Append the tokens of a round, up to the end of the output, and set `finish` there."""
+        out, request = self.out, self.request
+        first = len(out.tokens)
+        for token in tokens:
+            out.tokens.append(token)
+            if self.text is not None and self.text.push(token):
+                out.finish = "stop"
+            elif token in self.eos:
+                out.finish = "eos"
+            elif len(out.tokens) == self.limit:
+                out.finish = self.full
+            if out.finish:
+                break
+        fresh = out.tokens[first:]
+        request.tokens.extend(fresh)
+        request.history.extend(fresh)
+
+
+class Engine(Protocol):
+    """What runs requests; by default the eager loop (decode/engine/loop.py)."""
+
+    def run_rounds(
+        self, runners: Sequence[RequestRunner], most: int = 1
+    ) -> Generator[None, None, None]: ...

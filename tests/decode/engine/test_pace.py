@@ -1,0 +1,85 @@
+"""Greedy batches draft what pays off; their text stays what it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from decode.captured.engine import CapturedEngine
+from decode.engine.decoder import Decoder
+from decode.engine.loop import PacedEngine
+from decode.engine.pace import SIZES, TRY_AGAIN, DraftPace, Trials
+from decode.proposers.block import BlockProposer
+from decode.speculation.proposal import Proposal
+from specalign.lm.loading import load_target
+from tests.builders import PROMPTS, block_network
+
+
+@pytest.mark.parametrize("best", SIZES)
+def test_the_fastest_size_is_chosen_and_others_are_tried_again(best: int | None) -> None:
+    trials = Trials()
+    chosen: Counter[int | None] = Counter()
+    for _ in range(8 * TRY_AGAIN):
+        size = trials.choose()
+        chosen[size] += 1
+        trials.observe(size, 3, 1.0 if size == best else 1.4)
+    assert chosen[best] > 0.95 * 8 * TRY_AGAIN - len(SIZES)
+    assert set(chosen) == {*SIZES}
+
+
+def test_a_size_that_becomes_faster_is_found() -> None:
+    trials = Trials()
+    for _ in range(100):
+        size = trials.choose()
+        trials.observe(size, 3, 1.0 if size == 0 else 2.0)
+    for _ in range(40 * TRY_AGAIN):
+        size = trials.choose()
+        trials.observe(size, 3, 1.0 if size is None else 2.0)
+    assert trials.choose() is None or trials.choose() is None
+
+
+@pytest.mark.parametrize("nodes", [0, 5])
+def test_the_text_of_a_batch_does_not_depend_on_the_sizes(
+    nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = load_target("debug", dtype="float32", device="cpu", fast=False)
+    proposer = BlockProposer(block_network(target, "taps", 8), 4, nodes)
+    wanted = Decoder(target, proposer).generate_batch(PROMPTS, 20)
+    sizes: list[int | None] = []
+
+    def choose(trials: Trials) -> int | None:
+        sizes.append(trials.sizes[len(sizes) % len(trials.sizes)])
+        return sizes[-1]
+
+    monkeypatch.setattr(Trials, "choose", choose)
+    for engine in (PacedEngine(), CapturedEngine(target, proposer, paced=True)):
+        sizes.clear()
+        found = Decoder(target, proposer, engine=engine).generate_batch(PROMPTS, 20)
+        assert [x.tokens for x in found] == [x.tokens for x in wanted]
+        assert len({*sizes}) > 1
+        depths = {depth for x in found for depth in x.drafted}
+        assert 0 in depths and max(depths) > 1
+
+
+def test_sampled_batches_and_single_requests_draft_everything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(pace: DraftPace, requests: int) -> Trials:
+        raise AssertionError("the clock would change the text of a seed")
+
+    monkeypatch.setattr(DraftPace, "of", fail)
+    target = load_target("debug", dtype="float32", device="cpu", fast=False)
+    proposer = BlockProposer(block_network(target, "taps", 8), 4, 0)
+    for engine in (PacedEngine(), CapturedEngine(target, proposer, paced=True)):
+        decoder = Decoder(target, proposer, engine=engine)
+        decoder.generate_batch(PROMPTS, 6, temperature=1.0, seed=1)
+        decoder.generate(PROMPTS[0], 6)
+
+
+def test_the_first_nodes_of_a_tree_are_a_tree() -> None:
+    tree = Proposal(torch.tensor([5, 6, 7, 8]), "point", parents=(-1, -1, 0, 2))
+    assert tree.first(2).parents == (-1, -1)
+    assert tree.first(3).tokens_K.tolist() == [5, 6, 7]
+    assert tree.first(None) is tree
