@@ -119,7 +119,7 @@ class RequestRunner:
         return self._round(target.head(output.hidden_BLD[:, -1:])[0], NO_DRAFTS)
 
     def commit_prefill(self, outcome: Outcome) -> None:
-        self._append([*outcome.accepted, outcome.following])
+        self._extend(self._append([*outcome.accepted, outcome.following]))
         self.prefilled = perf_counter()
         self._record_end()
 
@@ -178,7 +178,7 @@ class RequestRunner:
         cache.keep(cache.length - len(proposal) - 1, rows)
         before = len(out.tokens)
         tree = None if proposal.parents is None else Tree(proposal.parents, outcome.path)
-        self._append([*outcome.accepted, outcome.following])
+        self._extend(self._append([*outcome.accepted, outcome.following]))
         self._record_round(proposal.depth, tree, len(outcome.accepted), before)
         verified = perf_counter()
         if self.session is not None and not out.finish:
@@ -234,9 +234,10 @@ class RequestRunner:
         draws = (request.generator, request.noise, place)
         return Round(logits_MV, proposal, self.verifier, sampling, before, *draws)
 
-    def _append(self, tokens: Sequence[int]) -> None:
-        """Append the tokens of a round, up to the end of the output, and set `finish` there."""
-        out, request = self.out, self.request
+    def _append(self, tokens: Sequence[int]) -> list[int]:
+        """Append the tokens of a round, up to the end of the output, and set `finish` there.
+        Returns those appended."""
+        out = self.out
         first = len(out.tokens)
         for token in tokens:
             out.tokens.append(token)
@@ -248,9 +249,12 @@ class RequestRunner:
                 out.finish = self.full
             if out.finish:
                 break
-        fresh = out.tokens[first:]
-        request.tokens.extend(fresh)
-        request.history.extend(fresh)
+        return out.tokens[first:]
+
+    def _extend(self, tokens: Sequence[int]) -> None:
+        """Tell the drafter and the processors; the captured engine keeps its own state."""
+        self.request.tokens.extend(tokens)
+        self.request.history.extend(tokens)
 
 
 class Engine(Protocol):

@@ -141,9 +141,9 @@ def past_the_end() -> list[Patch]:
     """An end of sequence inside an accepted path does not end the text."""
     original = RequestRunner._append
 
-    def append(self: RequestRunner, tokens: Sequence[int]) -> None:
+    def append(self: RequestRunner, tokens: Sequence[int]) -> list[int]:
         with mock.patch.object(self, "eos", self.eos - set(tokens[:-1])):
-            original(self, tokens)
+            return original(self, tokens)
 
     return [(RequestRunner, "_append", append)]
 

@@ -494,8 +494,8 @@ def one_seed_for_all() -> list[Patch]:
 def accepted_token_dropped() -> list[Patch]:
     original = RequestRunner._append
 
-    def commit(self: RequestRunner, tokens: list[int]) -> None:
-        original(self, tokens if len(tokens) == 1 else tokens[1:])
+    def commit(self: RequestRunner, tokens: list[int]) -> list[int]:
+        return original(self, tokens if len(tokens) == 1 else tokens[1:])
 
     return [(RequestRunner, "_append", commit)]
 
@@ -504,9 +504,9 @@ def first_end_alone() -> list[Patch]:
     """Of several end-of-sequence ids one alone ends the text."""
     original = RequestRunner._append
 
-    def commit(self: RequestRunner, tokens: list[int]) -> None:
+    def commit(self: RequestRunner, tokens: list[int]) -> list[int]:
         self.eos = frozenset([max(self.eos)])
-        original(self, tokens)
+        return original(self, tokens)
 
     return [(RequestRunner, "_append", commit)]
 
@@ -514,9 +514,9 @@ def first_end_alone() -> list[Patch]:
 def one_token_too_many() -> list[Patch]:
     original = RequestRunner._append
 
-    def commit(self: RequestRunner, tokens: list[int]) -> None:
+    def commit(self: RequestRunner, tokens: list[int]) -> list[int]:
         self.limit += len(self.out.tokens) + len(tokens) >= self.limit
-        original(self, tokens)
+        return original(self, tokens)
 
     return [(RequestRunner, "_append", commit)]
 
@@ -525,9 +525,9 @@ def other_reason() -> list[Patch]:
     """A text that fills the context finishes with `length`."""
     original = RequestRunner._append
 
-    def commit(self: RequestRunner, tokens: list[int]) -> None:
+    def commit(self: RequestRunner, tokens: list[int]) -> list[int]:
         self.full = "length"
-        original(self, tokens)
+        return original(self, tokens)
 
     return [(RequestRunner, "_append", commit)]
 
@@ -560,7 +560,7 @@ def penalties_of_forty_tokens() -> list[Patch]:
     """Tokens after the first forty are not penalised."""
     original = History.extend
 
-    def extend(self: History, tokens: Sequence[int]) -> None:
+    def extend(self: History, tokens: Sequence[int]) -> list[int]:
         original(self, tokens if self.count < 40 else [])
 
     return [(History, "extend", extend)]
