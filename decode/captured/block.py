@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,7 +13,7 @@ from decode.proposers.block import BlockProposer
 from decode.speculation.proposal import Siblings
 from decode.speculation.sampling import apply_penalties, best, draw_at, probs
 from decode.speculation.tree import chain, depths
-from decode.speculation.tree_drafts import drawn_tree_parents
+from decode.speculation.tree_drafts import Beam, drawn_tree_parents, extend_beam
 from specalign.lm.model import TargetOutput
 
 
@@ -141,16 +139,6 @@ class DrawnTree(BlockDrafting):
         return Draft(tokens_BN, above_BN, depth_BN, q_BNV, drawn_B, self.parents, apart)
 
 
-class Beam(NamedTuple):
-    """The best nodes so far, (B, N) each: ln q of their paths, levels from 1, tokens, and the rows of
-    their parents."""
-
-    log_q: Tensor
-    level: Tensor
-    token: Tensor
-    above: Tensor
-
-
 class BestPaths(BlockDrafting):
     """The tree of the most probable paths under q, best first: `tree_drafts.best_first` without the
     host."""
@@ -168,44 +156,8 @@ class BestPaths(BlockDrafting):
             logits_BPV = apply_penalties(logits_BPV, state.sampling, before, fixed=True)
             width = min(self.nodes, logits_BPV.shape[-1])
             top = (logits_BPV / scale).log_softmax(-1).topk(width, dim=-1)
-            beam = self._extend(beam, k, top.values, self._tokens(top.indices), room_B1)
+            tokens_BPW = self._tokens(top.indices)
+            beam = extend_beam(beam, k, top.values, tokens_BPW, self.nodes, room_B1)
         assert beam is not None
         live_BN = beam.log_q > -torch.inf
         return Draft(beam.token, beam.above * live_BN, beam.level * live_BN)
-
-    def _extend(
-        self, beam: Beam | None, k: int, values_BPW: Tensor, tokens_BPW: Tensor, room_B1: Tensor
-    ) -> Beam:
-        """The best N of a beam and of its children at level k + 1."""
-        batch, parents, width = values_BPW.shape
-        if beam is not None:
-            # only nodes of the last level have children that are new
-            live_BP = beam.level == k
-            log_q_BP = torch.where(live_BP, beam.log_q, -torch.inf)
-            values_BPW = values_BPW + log_q_BP[..., None]
-        fits_B11 = (room_B1 > k)[..., None]
-        values_BPW = torch.where(fits_B11, values_BPW, -torch.inf)
-        rows_P = torch.arange(parents, device=values_BPW.device) + (beam is not None)
-        above_BPW = rows_P[:, None].expand(batch, -1, width)
-        new = Beam(
-            values_BPW.flatten(1),
-            torch.full_like(tokens_BPW, k + 1).flatten(1),
-            tokens_BPW.flatten(1),
-            above_BPW.flatten(1),
-        )
-        every = new if beam is None else Beam(*map(_concatenate, beam, new))
-        order_BX = every.log_q.argsort(dim=1, descending=True, stable=True)
-        best_BN = order_BX[:, : self.nodes]
-        kept = Beam(*(t.gather(1, best_BN) for t in every))
-        # a parent's row moves with it
-        place_BX = torch.zeros_like(order_BX).scatter(1, order_BX, _ranks(order_BX))
-        above_BN = place_BX.gather(1, (kept.above - 1).clamp(min=0)) + 1
-        return kept._replace(above=torch.where(kept.above > 0, above_BN, 0))
-
-
-def _concatenate(old: Tensor, new: Tensor) -> Tensor:
-    return torch.cat((old, new), 1)
-
-
-def _ranks(order_BX: Tensor) -> Tensor:
-    return torch.arange(order_BX.shape[1], device=order_BX.device).expand_as(order_BX)

@@ -159,14 +159,11 @@ class RequestRunner:
         of chosen ones alone."""
         started, device = perf_counter(), self.target.device
         self.proposal = NO_DRAFTS if size == 0 else self._propose().first(size)
-        parents, see_LL, depth_L = self.proposal.parents, None, None
-        if parents is not None:
-            see_LL = ancestors(parents).to(device)
-            depth_L = torch.tensor([0, *depths(parents)], device=device)
         self.drafted = perf_counter()
         self.out.draft_seconds += self.drafted - started
-        last = torch.tensor([self.request.tokens[-1]], device=device)
-        tokens_L = torch.cat((last, self.proposal.tokens_K)) if len(self.proposal) else last
+        last_1, see_LL, depth_L = _place(self.request.tokens[-1], self.proposal.parents, device)
+        drafts_K = self.proposal.tokens_K
+        tokens_L = torch.cat((last_1, drafts_K)) if len(drafts_K) else last_1
         return ForwardInput(tokens_L[None], see_LL, depth_L)
 
     def make_round(self, output: TargetOutput) -> Round:
@@ -255,6 +252,19 @@ class RequestRunner:
         """Tell the drafter and the processors; the captured engine keeps its own state."""
         self.request.tokens.extend(tokens)
         self.request.history.extend(tokens)
+
+
+def _place(
+    last: int, parents: tuple[int, ...] | None, device: torch.device
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The last token (1,), and of a tree its mask and depths, in one upload."""
+    if parents is None:
+        return torch.tensor([last], device=device), None, None
+    size = len(parents) + 1
+    numbers = torch.tensor([last, 0, *depths(parents)])
+    numbers = torch.cat((numbers, ancestors(parents).flatten())).to(device)
+    last_1, depth_L, see = numbers.split((1, size, size * size))
+    return last_1, see.view(size, size).bool(), depth_L
 
 
 class Engine(Protocol):

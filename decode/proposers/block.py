@@ -10,8 +10,6 @@ of four: 1.68 / 1.45 at temperature 0, 1.56 / 1.55 at 0.6, 1.42 / 1.52 at 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -19,7 +17,7 @@ from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings, point_proposal
 from decode.speculation.sampling import NOTHING, ProcessorState, apply_penalties, probs, uniform
 from decode.speculation.settings import Sampling
-from decode.speculation.tree_drafts import best_first, draw_tree, drawn_tree_parents
+from decode.speculation.tree_drafts import Beam, draw_tree, drawn_tree_parents, extend_beam
 from specalign.common.errors import UserError
 from specalign.kernels.tree import DraftHead
 from specalign.lm.model import TargetOutput
@@ -51,8 +49,7 @@ class BlockProposerSession(DraftSession):
         if not nodes:
             return self._draft_chain(hidden_KD)
         if self.law == "point":
-            tokens, parents = self._rank_paths(hidden_KD, nodes)
-            return point_proposal(tokens, hidden_KD.device, tuple(parents))
+            return self._rank_paths(hidden_KD, nodes)
         return self._draw_tree(hidden_KD, nodes)
 
     def _draft_chain(self, hidden_KD: Tensor) -> Proposal:
@@ -120,28 +117,28 @@ class BlockProposerSession(DraftSession):
             return logits_KV[k].expand(len(tokens_P), -1)
         return logits_KV[k] + self.session.bias(inputs_Kr[k], tokens_P)
 
-    def _rank_paths(self, hidden_KD: Tensor, nodes: int) -> tuple[Sequence[int], Sequence[int]]:
-        """The tree of the most probable paths under q, best first: tokens and parents."""
+    def _rank_paths(self, hidden_KD: Tensor, nodes: int) -> Proposal:
+        """The tree of the most probable paths under q, best first."""
         last = self.request.tokens[-1]
         # at temperature 0 rank by q at temperature 1
         scale = self.request.sampling.temperature or 1.0
         head = self._head_in_c(len(hidden_KD))
         if head is not None:
             tokens, parents, _ = head(hidden_KD, last, nodes, scale)
-            return tokens, parents
+            return point_proposal(tokens, hidden_KD.device, tuple(parents))
         logits_KV, inputs_Kr = self.network.logits(hidden_KD), self.session.bias_inputs(hidden_KD)
         width = min(nodes, logits_KV.shape[1])
-
-        def children(k: int, above: Sequence[int | None]) -> list[tuple[list[float], list[int]]]:
-            tokens_P = torch.tensor(
-                [last if token is None else token for token in above], device=logits_KV.device
-            )
-            logits_PV = self._add_bias(logits_KV, inputs_Kr, k, tokens_P)
+        beam: Beam | None = None
+        for k in range(min(len(logits_KV), nodes)):
+            above_P = self.session.last_1 if beam is None else beam.token[0]
+            logits_PV = self._add_bias(logits_KV, inputs_Kr, k, above_P)
             logits_PV = apply_penalties(logits_PV, self.request.sampling, self._before(k))
             top = (logits_PV / scale).log_softmax(-1).topk(width, dim=-1)
-            return list(zip(top.values.tolist(), self._tokens(top.indices).tolist(), strict=True))
-
-        return best_first(len(logits_KV), nodes, children)
+            tokens_PW = self._tokens(top.indices)
+            beam = extend_beam(beam, k, top.values[None], tokens_PW[None], nodes)
+        assert beam is not None
+        rows = beam.above[0].tolist()
+        return Proposal(beam.token[0], "point", parents=tuple(row - 1 for row in rows))
 
     def _draw_tree(self, hidden_KD: Tensor, nodes: int) -> Proposal:
         siblings, generator = self.proposer.siblings, self.request.generator

@@ -53,6 +53,60 @@ def best_first(levels: int, nodes: int, children: Children) -> tuple[list[int], 
     return [c.token for c in found], parents
 
 
+class Beam(NamedTuple):
+    """The best nodes so far, (B, N) each: ln q of their paths, levels from 1, tokens, and the rows of
+    their parents."""
+
+    log_q: Tensor
+    level: Tensor
+    token: Tensor
+    above: Tensor
+
+
+def extend_beam(
+    beam: Beam | None,
+    k: int,
+    values_BPW: Tensor,
+    tokens_BPW: Tensor,
+    nodes: int,
+    room_B1: Tensor | None = None,
+) -> Beam:
+    """`best_first` without the host, a level at a time: the best `nodes` of a beam and of its
+    children at level k + 1, of ln q `values_BPW`. room_B1: how many levels count; None = all."""
+    batch, parents, width = values_BPW.shape
+    if beam is not None:
+        # only nodes of the last level have children that are new
+        live_BP = beam.level == k
+        log_q_BP = torch.where(live_BP, beam.log_q, -torch.inf)
+        values_BPW = values_BPW + log_q_BP[..., None]
+    if room_B1 is not None:
+        values_BPW = torch.where((room_B1 > k)[..., None], values_BPW, -torch.inf)
+    rows_P = torch.arange(parents, device=values_BPW.device) + (beam is not None)
+    above_BPW = rows_P[:, None].expand(batch, -1, width)
+    new = Beam(
+        values_BPW.flatten(1),
+        torch.full_like(tokens_BPW, k + 1).flatten(1),
+        tokens_BPW.flatten(1),
+        above_BPW.flatten(1),
+    )
+    every = new if beam is None else Beam(*map(_concatenate, beam, new))
+    order_BX = every.log_q.argsort(dim=1, descending=True, stable=True)
+    best_BN = order_BX[:, :nodes]
+    kept = Beam(*(t.gather(1, best_BN) for t in every))
+    # a parent's row moves with it
+    place_BX = torch.zeros_like(order_BX).scatter(1, order_BX, _ranks(order_BX))
+    above_BN = place_BX.gather(1, (kept.above - 1).clamp(min=0)) + 1
+    return kept._replace(above=torch.where(kept.above > 0, above_BN, 0))
+
+
+def _concatenate(old: Tensor, new: Tensor) -> Tensor:
+    return torch.cat((old, new), 1)
+
+
+def _ranks(order_BX: Tensor) -> Tensor:
+    return torch.arange(order_BX.shape[1], device=order_BX.device).expand_as(order_BX)
+
+
 def drawn_tree_parents(nodes: int, depth: int) -> tuple[int, ...]:
     """The parents of a tree for drawn tokens: a chain as deep as allowed, and the rest of the
     `nodes` as siblings of its first and second token in turn."""

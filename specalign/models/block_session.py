@@ -28,6 +28,7 @@ class BlockSession:
         self.drafter, self.cache = drafter, cache
         config, markov = drafter.config, drafter.markov
         self.before: Tensor | None = None
+        self.last_1: Tensor  # the token before the drafts, where no C kernel drafts
         # rows are vocabulary entries: the fastest layout for a product with one row
         self.basis = drafter.basis_matrix
         if markov is not None and self.basis is None:
@@ -68,8 +69,9 @@ class BlockSession:
         found = self._draft_in_one_call(last_token, self._block_1RD)
         if found is not None:
             return found
-        last = drafter.target.embed(torch.tensor([[last_token]], device=device))
-        return self._draft(torch.cat((last, self._block_1RD[:, 1:]), dim=1))[0]
+        self.last_1 = torch.tensor([last_token], device=device)
+        last_11D = drafter.target.embed(self.last_1[None])
+        return self._draft(torch.cat((last_11D, self._block_1RD[:, 1:]), dim=1))[0]
 
     def _draft_in_one_call(self, last_token: int, block_1RD: Tensor) -> Tensor | None:
         """`draft_hidden` by a prepared call of the C kernel, for `shared_kv`; else None."""

@@ -560,7 +560,7 @@ def penalties_of_forty_tokens() -> list[Patch]:
     """Tokens after the first forty are not penalised."""
     original = History.extend
 
-    def extend(self: History, tokens: Sequence[int]) -> list[int]:
+    def extend(self: History, tokens: Sequence[int]) -> None:
         original(self, tokens if self.count < 40 else [])
 
     return [(History, "extend", extend)]
