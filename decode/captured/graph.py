@@ -138,6 +138,7 @@ def capture(function: Function, backend: Backend, device: torch.device) -> Graph
     values on the host."""
     with torch.no_grad():
         function()  # constants are uploaded at the first call
-        with forbid_waiting(device):
+        # under a dispatch mode, dynamo would give up compiled layers for good
+        with torch.compiler.set_stance("force_eager"), forbid_waiting(device):
             function()
     return _BACKENDS[backend](function)

@@ -224,6 +224,26 @@ def test_what_waits_for_the_device_is_refused() -> None:
         x[1:3] = x.cumsum(0)[x.argsort()][1:3]
 
 
+def test_compiled_layers_stay_compiled() -> None:
+    """A capture looks for waits under a dispatch mode, where dynamo would give up what it compiled."""
+    calls: list[int] = []
+
+    def count(module: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            calls.append(1)
+            return module(*args)
+
+        return run
+
+    target = load_target("debug", dtype="float32", device="cpu", fast=False)
+    target.layers[1].compile(backend=count, dynamic=False)
+    captured = Decoder(target, engine=CapturedEngine(target, None))
+    out = captured.generate(PROMPTS[0], 8)
+    calls.clear()
+    assert captured.generate(PROMPTS[0], 8).tokens == out.tokens
+    assert len(calls) > out.calls  # and the prompt
+
+
 def test_what_is_not_supported_falls_back(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
     monkeypatch.setattr(engine, "say_once", notes.append)
