@@ -67,8 +67,7 @@ class There(torch.Tensor):
         self.inner = inner
 
     def tolist(self) -> Any:
-        with _disable_current_modes():
-            return self.inner.detach().tolist()
+        return self.detach().cpu().tolist()
 
     @classmethod
     def __torch_dispatch__(
