@@ -172,8 +172,8 @@ def check_mixing() -> None:
         raise AssertionError("tensors of two devices were mixed")
 
 
-def main() -> None:
-    """Write, train and decode there; drafts change no output."""
+def pretend() -> Elsewhere:
+    """Make the commands of this process run on that device, within what this returns."""
     torch.Generator = Generator  # type: ignore[assignment, misc]
     trainer = lightning.Trainer
 
@@ -182,12 +182,19 @@ def main() -> None:
         return trainer(**options | {"strategy": strategy, "accelerator": "auto", "devices": 1})
 
     lightning.Trainer = there  # type: ignore[assignment, misc]
-    from align import train
-    from decode import generate
     from specalign.lm import loading
 
     loading.find_device = lambda name: DEVICE  # type: ignore[attr-defined]
-    with Elsewhere(), tempfile.TemporaryDirectory() as folder:
+    return Elsewhere()
+
+
+def main() -> None:
+    """Write, train and decode there; drafts change no output."""
+    place = pretend()
+    from align import train
+    from decode import generate
+
+    with place, tempfile.TemporaryDirectory() as folder:
         check_mixing()
         for recipe in ("debug_block", "debug_taps"):
             train.main(

@@ -99,10 +99,9 @@ def make(
         temperature=temperature,
         chunk=4,
     )
-    draft = DraftRows(
-        torch.randn(rows, width, generator=g).to(dtype).requires_grad_(),
-        torch.randint(0, positions, (rows,), generator=g),
-    )
+    hidden = torch.randn(rows, width, generator=g).to(dtype).requires_grad_()
+    where = torch.randint(0, positions, (rows,), generator=g)
+    draft = DraftRows(hidden, where, where.numpy())
     if rank:
         draft.z_Rr = torch.randn(rows, rank, generator=g).to(dtype).requires_grad_()
         draft.basis_rV = torch.randn(rank, kept or vocabulary, generator=g).requires_grad_()

@@ -47,6 +47,11 @@ class TrainerConfig(Section):
         None, "time limit; the learning rate decays by then", above=0
     )
 
+    @property
+    def keeps_outputs(self) -> bool:
+        """Whether the target's outputs are kept in memory or on disk."""
+        return bool(self.keep_features_gb or self.features_gb)
+
     def validate(self) -> None:
         warmup = f"trainer.warmup_steps={self.warmup_steps} must be at most trainer.max_steps="
         require(self.warmup_steps <= self.max_steps, f"{warmup}{self.max_steps}")

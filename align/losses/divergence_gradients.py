@@ -118,11 +118,15 @@ def _logits(
     return logits
 
 
-def _target_rows(place_R: Tensor, work: ChunkInputs) -> tuple[Tensor, Tensor]:
-    """log p over the draft vocabulary at these rows' distinct positions, (U, Vd), and each row's
-    index."""
+def _target_rows(place_R: Tensor, near: slice | None, work: ChunkInputs) -> tuple[Tensor, Tensor]:
+    """log p over the draft vocabulary at the positions `near`, which hold those of these rows, or
+    at these rows' distinct positions, (U, Vd), and each row's index."""
     places = work.places
-    own, where = torch.unique(place_R, return_inverse=True)
+    own: Tensor | slice
+    if near is None:
+        own, where = torch.unique(place_R, return_inverse=True)
+    else:
+        own, where = near, place_R - near.start
     log_p = _product(places.hidden_PD[own], work.head_VdD, True)
     if places.finish is not None:
         log_p = places.finish(log_p, work.draft_vocab)
@@ -141,7 +145,7 @@ def _columns(label_R: Tensor, draft_vocab: Tensor | None) -> tuple[Tensor, Tenso
 
 class Statistics(torch.autograd.Function):
     """Rows of hidden states, or of logits if `work.direct`, → their statistics in the order of
-    `RowStatistics`. With S a value's slope in q, d(value)/d(logits) = q·(S − Σ q·S); forward KL:
+    `RowStatistics`; `near`: as in `_target_rows`. With S a value's slope in q, d(value)/d(logits) = q·(S − Σ q·S); forward KL:
     (Σp)·q − p; log q of the label: one-hot − q."""
 
     @staticmethod
@@ -151,6 +155,7 @@ class Statistics(torch.autograd.Function):
         z_Rr: Tensor | None,
         basis_rV: Tensor | None,
         place_R: Tensor,
+        near: slice | None,
         work: ChunkInputs,
     ) -> tuple[Tensor, ...]:
         with torch.autocast(rows.device.type, enabled=False):
@@ -158,9 +163,9 @@ class Statistics(torch.autograd.Function):
                 log_q = log_z = rows.float().log_softmax(-1).clamp_min_(LOG_ZERO)
             else:
                 log_q, log_z = _log_softmax(_logits(rows, z_Rr, basis_rV, work))
-            log_p_U, where = _target_rows(place_R, work)
+            log_p_U, where = _target_rows(place_R, near, work)
             outputs = _values(log_q, log_p_U, where, place_R, work)
-        ctx.work = work
+        ctx.near, ctx.work = near, work
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*outputs[3:])
         kept = (log_q, log_p_U, where) if work.keep else (log_z, None, None)
@@ -176,10 +181,10 @@ class Statistics(torch.autograd.Function):
         with torch.autocast(rows.device.type, enabled=False):
             if not work.keep:
                 log_q = _logits(rows, z_Rr, basis_rV, work).sub_(log_q)
-                log_p_U, where = _target_rows(place_R, work)
+                log_p_U, where = _target_rows(place_R, ctx.near, work)
             slope = _slope_of_logits(grads[:3], log_q, log_p_U, where, place_R, work)
             if work.direct:
-                return slope, None, None, None, None
+                return slope, None, None, None, None, None
             need_hidden, need_z, need_basis = ctx.needs_input_grad[:3]
             head, half = work.head_VdD, None
             if work.halves_VdD is not None:
@@ -188,7 +193,7 @@ class Statistics(torch.autograd.Function):
             hidden = _gradient(slope, head, False, half) if need_hidden else None
             z = _gradient(slope, basis_rV, True, half) if need_z else None
             basis = _gradient(z_Rr.t(), slope, False, half) if need_basis else None
-        return hidden, z, basis, None, None
+        return hidden, z, basis, None, None, None
 
 
 def _values(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,11 +52,12 @@ class RowStatistics:
 @dataclass
 class DraftRows:
     """The drafter's R rows: hidden_RD; place_R, the text position whose p each row approximates
-    (its label is the token that follows there); and the Markov bias z_Rr @ basis_rV added to the
-    logits, or None."""
+    (its label is the token that follows there), and host_R, the same on the host; and the Markov
+    bias z_Rr @ basis_rV added to the logits, or None."""
 
     hidden_RD: Tensor
     place_R: Tensor
+    host_R: np.ndarray
     z_Rr: Tensor | None = None
     basis_rV: Tensor | None = None
 
@@ -84,8 +86,9 @@ def row_statistics(
     for start in range(0, count, step):
         cut = slice(start, start + step)
         z = None if rows.z_Rr is None else rows.z_Rr[cut]
+        own = slice(int(rows.host_R[cut].min()), int(rows.host_R[cut].max()) + 1)
         parts.append(
-            Statistics.apply(rows.hidden_RD[cut], z, rows.basis_rV, rows.place_R[cut], work)
+            Statistics.apply(rows.hidden_RD[cut], z, rows.basis_rV, rows.place_R[cut], own, work)
         )
     return RowStatistics(*(torch.cat(column).view(shape) for column in zip(*parts, strict=True)))
 
@@ -97,4 +100,4 @@ def logit_statistics(
     TARGET's, which turns the hidden states of `places` into p."""
     head_VD = head_VD.detach().to(factor_dtype(places.hidden_PD, head_VD)).contiguous()
     work = ChunkInputs(places, head_VD, None, True, direct=True)
-    return RowStatistics(*Statistics.apply(logits_RV, None, None, place_R, work))
+    return RowStatistics(*Statistics.apply(logits_RV, None, None, place_R, None, work))

@@ -3,7 +3,6 @@ so that later epochs skip the target's forward pass."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,26 +32,10 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 @dataclass
 class TargetOutputs:
-    """The target over a micro-batch: features for the drafter, and p at `used_P`, the flat places
-    (b·L + i, ascending) that some block is trained on."""
+    """The target over a micro-batch: features for the drafter, and p at `step.used.flat_P`."""
 
     features: TargetFeatures
     places: TargetPlaces
-    used_P: Tensor
-
-
-def flat_places(step: Step) -> Tensor:
-    """The flat place whose p each drafted position imitates, (B, A, K)."""
-    rows, length = step.batch.tokens_BL.shape
-    offset = torch.arange(rows, device=step.batch.tokens_BL.device)[:, None, None] * length
-    return step.anchors.places_BAK(length) + offset
-
-
-def used_places(step: Step) -> Tensor:
-    """Flat places, ascending, whose p some valid drafted row imitates; one place if there is
-    none."""
-    place_BAK, valid = flat_places(step), step.anchors.valid_BAK
-    return (place_BAK[valid] if bool(valid.any()) else place_BAK.flatten()[:1]).unique()
 
 
 def compute_target_outputs(
@@ -62,19 +45,13 @@ def compute_target_outputs(
     temperature: float,
 ) -> TargetOutputs:
     """One forward of the target; its head runs only over the used places."""
-    features, used = target_features(target, step.batch, config), used_places(step)
+    features, used_P = target_features(target, step.batch, config), step.used.flat_P
     following = step.batch.tokens_BL.roll(-1, dims=1).flatten()
-    hidden = features.hidden_BLD.flatten(0, 1)[used]
-    places = target_places(hidden, following[used], target.head, temperature, finish=target.finish)
-    return TargetOutputs(features, places, used)
-
-
-def row_key(alone: Batch, temperature: float) -> RowKey:
-    """The key of a row, given as a batch of one, by its content."""
-    digest = hashlib.sha256()
-    for tensor in (alone.tokens_BL, alone.positions_BL, alone.document_BL):
-        digest.update(tensor.to("cpu", torch.int64).contiguous().numpy().tobytes())
-    return digest.hexdigest()[:32], temperature
+    hidden = features.hidden_BLD.flatten(0, 1)[used_P]
+    places = target_places(
+        hidden, following[used_P], target.head, temperature, finish=target.finish
+    )
+    return TargetOutputs(features, places)
 
 
 def compute_row(
@@ -85,7 +62,7 @@ def compute_row(
     dtype: torch.dtype,
 ) -> Row:
     """The target over one row, rounded to `dtype`."""
-    features = target_features(target, alone, config).map(lambda t: _round(t, dtype))
+    features = _round(target_features(target, alone, config), dtype)
     following = alone.tokens_BL.roll(-1, dims=1).flatten()
     # p of the rounded state, the one that its logits will be computed from
     hidden = features.hidden_BLD[0].to(target.dtype)
@@ -99,10 +76,19 @@ def compute_row(
     return row
 
 
-def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy in `dtype`, in fp32 if that overflows."""
-    found = x.to(dtype, copy=True)
-    return found if bool(found.isfinite().all()) else x.to(torch.float32, copy=True)
+def _round(features: TargetFeatures, dtype: torch.dtype) -> TargetFeatures:
+    """Copies in `dtype`, in fp32 of those that overflow."""
+    rounded = features.map(lambda t: t.to(dtype, copy=True))
+    fits = torch.stack([t.isfinite().all() for t in rounded.tensors]).tolist()  # one transfer
+    if all(fits):
+        return rounded
+    kept = iter(zip(fits, rounded.tensors, strict=True))
+
+    def choose(whole: Tensor) -> Tensor:
+        is_finite, found = next(kept)
+        return found if is_finite else whole.to(torch.float32, copy=True)
+
+    return features.map(choose)
 
 
 def count_bytes(row: Row) -> int:
@@ -202,7 +188,10 @@ class TargetOutputCache:
 
     def outputs(self, step: Step, temperature: float) -> TargetOutputs:
         """Like `compute_target_outputs`, but from the cached rows of `step.keys`."""
-        rows = [self.row(step.batch.row(i), temperature) for i in range(len(step.keys))]
+        digests = step.digests or step.batch.digests()
+        rows = [
+            self._row(step.batch.row(i), (digest, temperature)) for i, digest in enumerate(digests)
+        ]
         # converted first: autocast to bf16 refuses to join fp16
         joined = {
             name: torch.cat([self._restore(name, row[name]) for row in rows]) for name in rows[0]
@@ -214,7 +203,7 @@ class TargetOutputCache:
             [joined[f"value.{i}"] for i in layers],
             joined.get("taps"),
         )
-        used = used_places(step)
+        used = step.used.flat_P
         places = TargetPlaces(
             features.hidden_BLD.flatten(0, 1)[used],
             joined["log_z"][used],
@@ -224,20 +213,22 @@ class TargetOutputCache:
             temperature,
             self.target.finish,
         )
-        return TargetOutputs(features, places, used)
+        return TargetOutputs(features, places)
 
     def _restore(self, name: str, tensor: Tensor) -> Tensor:
         return tensor if name in ("log_z", "best", "log_p") else tensor.to(self.target.dtype)
 
     def row(self, alone: Batch, temperature: float) -> Row:
         """One row, given as a batch of one: from memory, from disk, or computed and then kept."""
-        key = row_key(alone, temperature)
+        return self._row(alone, (*alone.digests(), temperature))
+
+    def _row(self, alone: Batch, key: RowKey) -> Row:
         row = self._rows.get(key)
         is_kept = row is not None
         if row is None and self.store is not None:
             row = self.store.get(key, self.target.device)
         if self.missing(row is None):
-            made = compute_row(self.target, alone, self.config, temperature, self.dtype)
+            made = compute_row(self.target, alone, self.config, key[1], self.dtype)
             if row is None and self.store is not None:
                 self.store.put(key, made)
             row = row or made

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,8 +13,6 @@ from align.losses.distillation import after_prefix
 from align.losses.divergences import DraftRows, RowStatistics, logit_statistics, row_statistics
 from align.training.base_module import DrafterModule
 from specalign.common.batch import Step
-from specalign.common.rng import keyed_generator
-from specalign.diffusion.noise import clean_prefixes
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
 from specalign.models.causal import CausalDrafter
@@ -29,20 +28,11 @@ class BlockDrafterModule(DrafterModule):
         """The target's layers that the drafter reads."""
         return self.drafter.config
 
-    def draw_prefixes(self, step: Step) -> Tensor | None:
-        """The number of clean tokens at each block's start while training, (B, A); None = always 0.
-        Drawn from each row's place in the stream."""
-        decay = self.recipe.objective.prefix_decay
-        if decay == 0:
-            return None
-        generators = [keyed_generator(self.recipe.seed, 5, place) for place in step.places]
-        return clean_prefixes(step.anchors, decay, step.batch.tokens_BL.shape[1], generators)
-
     def model_step(self, step: Step, temperature: float) -> RowStatistics:
         return self.block_statistics(step, temperature, None)
 
     def draft_statistics(self, step: Step) -> tuple[RowStatistics, Tensor, Tensor]:
-        clean_BA = self.draw_prefixes(step)
+        clean_BA = step.clean_BA
         s = self.block_statistics(step, self.recipe.objective.temperature, clean_BA)
         if clean_BA is None:
             return s, step.anchors.valid_BAK, self.complete(step)
@@ -57,7 +47,8 @@ class BlockDrafterModule(DrafterModule):
         outputs = self.target_outputs(step, temperature)
         hidden = drafter(batch, outputs.features, anchors, clean_BA)
         factors = drafter.markov_factors(batch, anchors, hidden)
-        drafted = DraftRows(hidden.flatten(0, 2), self.used_rows(step, outputs).flatten())
+        used = step.used
+        drafted = DraftRows(hidden.flatten(0, 2), used.index_BAK.flatten(), used.host_R)
         if factors is not None:
             drafted.z_Rr = factors[0].flatten(0, 2)
             drafted.basis_rV = factors[1]
@@ -84,15 +75,15 @@ class CausalDrafterModule(DrafterModule):
     def model_step(self, step: Step, temperature: float) -> RowStatistics:
         """Statistics (B, A, K) of one micro-batch, with p at `temperature`."""
         drafter, outputs = self.drafter, self.target_outputs(step, temperature)
-        hidden_PD = drafter(step.batch).flatten(0, 1)[outputs.used_P]
+        hidden_PD = drafter(step.batch).flatten(0, 1)[step.used.flat_P]
         place_P = torch.arange(len(hidden_PD), device=hidden_PD.device)
         places = outputs.places
         if drafter.has_targets_head:
-            rows, head_VD = DraftRows(hidden_PD, place_P), drafter.head_weight_VD
+            rows = DraftRows(hidden_PD, place_P, np.arange(len(hidden_PD)))
+            head_VD = drafter.head_weight_VD
             chunk = self.recipe.objective.chunk_rows
             found = row_statistics(rows, places, head_VD, None, place_P.shape, chunk)
         else:
             logits_PV, head_VD = drafter.logits(hidden_PD), drafter.target.head_weight_VD
             found = logit_statistics(logits_PV, place_P, places, head_VD)
-        at_BAK = self.used_rows(step, outputs)
-        return found.map(lambda value_P: value_P[at_BAK])
+        return found.map(lambda value_P: value_P[step.used.index_BAK])

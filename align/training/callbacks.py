@@ -55,6 +55,7 @@ class ProgressLogger(StepCallback):
         t, step, now = self.options, trainer.global_step, time.monotonic()
         if step % t.log_every:
             return
+        self.module.read_progress()
         progress = self.module.progress
         means = progress.take_means()
         rate = (progress.positions - self._positions) / max(now - self._since, 1e-9)
@@ -117,6 +118,9 @@ class MilestoneCallback(StepCallback):
         self._seen = self.module.progress.tokens_seen
 
     def end_step(self, trainer: Trainer) -> None:
+        if not self.options.milestones:
+            return
+        self.module.read_progress()
         before, self._seen = self._seen, self.module.progress.tokens_seen
         passed = [m for m in sorted(self.options.milestones) if before < m <= self._seen]
         if passed:
@@ -127,7 +131,7 @@ class MilestoneCallback(StepCallback):
 
 
 class CheckpointCallback(StepCallback):
-    """Saves checkpoints and stops. A validated step is saved after its validation, so that resuming
+    """Saves checkpoints and stops, on a GPU one step after a signal. A validated step is saved after its validation, so that resuming
     repeats nothing."""
 
     def __init__(self, module: DrafterModule) -> None:

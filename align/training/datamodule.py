@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 from align.config.recipe import Recipe
 from align.data.packing import collate, pack
 from align.data.stream import TEXT, RowStream
-from specalign.common.batch import Anchors, Batch, PackedRow, Step
+from specalign.common.batch import Anchors, Batch, PackedRow, Step, UsedPlaces
 from specalign.common.rng import keyed_generator
-from specalign.diffusion.noise import sample_anchors
+from specalign.diffusion.noise import clean_prefixes, sample_anchors
 from specalign.rows.shards import ShardSamples
 
 HeldOutRows = list[tuple[str, PackedRow]]
@@ -46,6 +46,18 @@ def make_batch(
     keep_BA = used_BA.long().argsort(dim=1, descending=True, stable=True)[:, :columns]
     kept_BAK = valid_BAK.gather(1, keep_BA[..., None].expand(-1, -1, block_size))
     return collate(rows), Anchors(index_BA.gather(1, keep_BA), kept_BAK)
+
+
+def draw_prefixes(
+    recipe: Recipe, anchors: Anchors, length: int, places: Sequence[int]
+) -> Tensor | None:
+    """The number of clean tokens at each block's start while training, (B, A), drawn from each
+    row's place in the stream; None = always 0."""
+    decay = recipe.objective.prefix_decay
+    if decay == 0:
+        return None
+    generators = [keyed_generator(recipe.seed, 5, place) for place in places]
+    return clean_prefixes(anchors, decay, length, generators)
 
 
 def validation_rows(samples: ShardSamples, length: int, count: int, exact: bool) -> HeldOutRows:
@@ -91,11 +103,18 @@ class RowsModule(lightning.LightningDataModule):
         t, trainer = self.recipe.trainer, self.trainer
         assert trainer is not None
         rest = range(self.start * t.accumulate, t.max_steps * t.accumulate)
-        step = partial(self.step, rank=trainer.global_rank, world=trainer.world_size)
+        device = trainer.strategy.root_device
+        step = partial(
+            self.step,
+            rank=trainer.global_rank,
+            world=trainer.world_size,
+            fixed=device.type != "cpu" and not self.recipe.drafter.standalone,
+        )
         return DataLoader(_Steps(step), sampler=_RestOfRun(rest), batch_size=None)
 
-    def step(self, micro: int, rank: int = 0, world: int = 1) -> Step:
-        """One micro-batch of one process. Step s takes the places s·G … s·G+G−1 of the stream, for
+    def step(self, micro: int, rank: int = 0, world: int = 1, fixed: bool = False) -> Step:
+        """One micro-batch of one process. fixed: with always as many anchors, and few numbers of
+        used places. Step s takes the places s·G … s·G+G−1 of the stream, for
         G = `trainer.batch_size`, split into micro-batches, each split into slices, one per
         process."""
         t = self.recipe.trainer
@@ -104,7 +123,7 @@ class RowsModule(lightning.LightningDataModule):
         places = range(micro * size + rank * share, micro * size + (rank + 1) * share)
         row_keys = tuple(map(self.stream.key, places))
         rows = [self.stream.row(key) for key in row_keys]
-        width = 0
+        width = t.anchors if fixed else 0
         if world > 1 and self.recipe.drafter.standalone:
             # as wide as in one process: the width determines the random draws of noise
             width = max(map(self._count, range(micro * size, (micro + 1) * size)))
@@ -114,8 +133,19 @@ class RowsModule(lightning.LightningDataModule):
         first = micro // t.accumulate * t.batch_size
         anchors_of_step = sum(map(self._count, range(first, first + t.batch_size)))
         scale = world * t.accumulate / max(anchors_of_step, 1)
-        written = tuple(key < TEXT for key in row_keys)
-        return Step(batch, anchors, scale, keys=row_keys, places=tuple(places), written=written)
+        written = torch.tensor([key < TEXT for key in row_keys])
+        step = Step(
+            batch,
+            anchors,
+            scale,
+            keys=row_keys,
+            places=tuple(places),
+            written_B=None if written.all() else written,
+            clean_BA=draw_prefixes(self.recipe, anchors, batch.tokens_BL.shape[1], places),
+            digests=batch.digests() if t.keeps_outputs else (),
+        )
+        step.used = UsedPlaces.find(anchors, batch.tokens_BL.shape[1], fixed)
+        return step
 
     def _count(self, place: int) -> int:
         """The number of anchors that `sample_anchors` finds in the row at a place: positions whose

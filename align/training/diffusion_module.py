@@ -101,7 +101,7 @@ class DiffusionDrafterModule(DrafterModule):
         have q = 1 and no loss."""
         statistics = logit_statistics(
             self.drafter.target_logits(f_RV),
-            self.used_rows(step, outputs)[at],
+            step.used.index_BAK[at],
             outputs.places,
             self.drafter.target.head_weight_VD,
         )

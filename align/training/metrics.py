@@ -59,6 +59,21 @@ class TrainingProgress:
             setattr(self, name, state[name])
 
 
+class HostCopy:
+    """A tensor's copy on the host, which does not wait until `tolist`."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._copy = tensor.to("cpu", non_blocking=True)  # pinned, from a GPU
+        self._arrived = torch.cuda.Event() if tensor.is_cuda else None
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def tolist(self) -> list[float]:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._copy.tolist()
+
+
 class ValidationSums:
     """One validation of drafts of K tokens: loss, accepted drafts by kind of text, acceptance by
     position, bound."""

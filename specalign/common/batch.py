@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A copy of a dataclass of tensors, and of the dataclasses in it, with every tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    changed = {f.name: map_tensors(getattr(value, f.name), change) for f in fields(value)}
+    return replace(value, **changed)
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device; the host does not wait for one of pinned memory to a GPU."""
+    return tensor.to(device, non_blocking=device.type != "cpu")
 
 
 @dataclass
@@ -28,11 +48,18 @@ class Batch:
     answer_BL: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(*(t.to(device) for t in vars(self).values()))
+        changed: Batch = map_tensors(self, lambda tensor: send(tensor, device))
+        return changed
 
     def row(self, index: int) -> Batch:
         """One row, as a batch of one."""
         return Batch(*(t[index : index + 1] for t in vars(self).values()))
+
+    def digests(self) -> tuple[str, ...]:
+        """A hash of each row's text and layout."""
+        parts = (self.tokens_BL, self.positions_BL, self.document_BL)
+        rows_BN = torch.cat([t.to("cpu", torch.int64) for t in parts], dim=1).numpy()
+        return tuple(hashlib.sha256(row.tobytes()).hexdigest()[:32] for row in rows_BN)
 
     def attention_mask(self) -> Tensor:
         """bool (B, 1, L, L): causal, within one document; a padding position sees itself alone."""
@@ -77,14 +104,47 @@ class Anchors:
 
 
 @dataclass
+class UsedPlaces:
+    """The places of a text whose p some valid drafted position imitates.
+
+    flat_P: flat places b·L + i, ascending. index_BAK: where in `flat_P` the place of each drafted
+    position is; that of an earlier position where not valid. host_R: the same on the host, flat.
+    """
+
+    flat_P: Tensor
+    index_BAK: Tensor
+    host_R: np.ndarray
+
+    @classmethod
+    def find(cls, anchors: Anchors, length: int, fixed: bool = False) -> UsedPlaces:
+        """Those of blocks in rows of `length`; one place if no position is valid. fixed: repeat the
+        last place up to a multiple of an eighth of the most that there can be."""
+        valid_BAK = anchors.valid_BAK
+        rows, count, size = valid_BAK.shape
+        offsets = torch.arange(rows, device=valid_BAK.device)[:, None, None] * length
+        flat_BAK = anchors.places_BAK(length) + offsets
+        flat_P = (flat_BAK[valid_BAK] if bool(valid_BAK.any()) else flat_BAK.flatten()[:1]).unique()
+        # the last valid position up to each one stands for those that are not valid
+        steps_R = torch.arange(valid_BAK.numel(), device=valid_BAK.device)
+        last_R = steps_R.masked_fill(~valid_BAK.flatten(), 0).cummax(0).values
+        index_R = torch.searchsorted(flat_P, flat_BAK.flatten()[last_R]).clamp_max(len(flat_P) - 1)
+        if fixed:
+            part = -(-rows * min(length, count * size) // 8)
+            flat_P = torch.cat((flat_P, flat_P[-1:].expand(-len(flat_P) % part)))
+        return cls(flat_P, index_R.view_as(flat_BAK), index_R.cpu().numpy())
+
+
+@dataclass
 class Step:
     """The data of one process in one training micro-batch.
 
     scale: the sum of its losses times this, averaged over processes and micro-batches, is the
     step's mean loss per anchor. kind: the text's temperature, for validation (`greedy`, `sampling`,
     `other`). keys: which rows these are, training rows from 0 up, held-out ones from -1 down.
-    places: where in the stream each row stands, from which its noise is drawn. written: whether the
-    target wrote each row's text, without which it tells no τ; empty = all of them.
+    places: where in the stream each row stands, from which its noise is drawn. written_B: whether
+    the target wrote each row's text, without which it tells no τ; None = all of them. clean_BA: how
+    many tokens after its anchor each block shows; None = none. digests: of the rows, if the
+    target's outputs are kept.
     """
 
     batch: Batch
@@ -93,11 +153,26 @@ class Step:
     kind: str = "other"
     keys: tuple[int, ...] = ()
     places: tuple[int, ...] = ()
-    written: tuple[bool, ...] = ()
+    written_B: Tensor | None = None
+    clean_BA: Tensor | None = None
+    digests: tuple[str, ...] = ()
+
+    @cached_property
+    def used(self) -> UsedPlaces:
+        """Found on the host: a device would wait for the number of places."""
+        return UsedPlaces.find(self.anchors, self.batch.tokens_BL.shape[1])
 
     def to(self, device: torch.device) -> Step:
-        anchors = Anchors(self.anchors.index_BA.to(device), self.anchors.valid_BAK.to(device))
-        return replace(self, batch=self.batch.to(device), anchors=anchors)
+        return self._map(lambda tensor: send(tensor, device))
+
+    def pin_memory(self) -> Step:
+        """A copy in pinned memory; DataLoader calls it."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Step:
+        changed: Step = map_tensors(self, change)
+        changed.used = map_tensors(self.used, change)
+        return changed
 
 
 @dataclass

@@ -73,7 +73,7 @@ def test_statistics_of_logits_are_those_of_rows() -> None:
     for direct in (True, False):
         own = hidden.clone().requires_grad_()
         if direct:
-            s = row_statistics(DraftRows(own, where), places, head, None, (9,))
+            s = row_statistics(DraftRows(own, where, where.numpy()), places, head, None, (9,))
         else:
             s = logit_statistics(own @ head.T, where, places, head)
         total = sum((i + 1) * getattr(s, n).sum() for i, n in enumerate(DIFFERENTIABLE))

@@ -132,7 +132,6 @@ def test_same_numbers(context: str, temperature: float) -> None:
     none = kept_in(config, 1e-9).outputs(step, temperature)
     for other in (again, none):
         assert all(torch.equal(a, b) for a, b in zip(vars_of(first), vars_of(other), strict=True))
-    assert torch.equal(first.used_P, again.used_P)
     for a, b in zip(vars_of(first), vars_of(again), strict=True):
         torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)
 

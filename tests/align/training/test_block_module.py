@@ -16,7 +16,8 @@ from align.data import packing
 from align.losses.distillation import Objective, after_prefix
 from align.losses.divergences import RowStatistics
 from align.training.block_module import BlockDrafterModule
-from specalign.common.batch import Anchors, Batch, Step
+from align.training.datamodule import draw_prefixes
+from specalign.common.batch import Anchors, Batch
 from specalign.common.rng import keyed_generator
 from specalign.diffusion.noise import clean_prefixes, sample_anchors
 from specalign.lm.model import Target
@@ -59,23 +60,20 @@ def test_prefixes_have_their_law(decay: float) -> None:
         assert bool(((shares - law).abs() <= 4 * (law * (1 - law) / len(own)).sqrt()).all())
 
 
-def test_a_prefix_belongs_to_its_place_in_the_stream(
-    target: Target, samples: data.Samples, batch: Batch
-) -> None:
+def test_a_prefix_belongs_to_its_place_in_the_stream(batch: Batch) -> None:
     """Whatever rows and however many anchors stand beside it: so processes and resumed runs agree."""
-    module = module_of(build(target, samples), "objective.prefix_decay=1")
+    recipe = load_recipe(["recipe=debug_block", "objective.prefix_decay=1"])
     anchors = sample_anchors(batch, 12, K, torch.Generator().manual_seed(2))
-    rows = len(batch.tokens_BL)
-    together = module.draw_prefixes(Step(batch, anchors, places=tuple(range(5, 5 + rows))))
+    rows, length = batch.tokens_BL.shape
+    together = draw_prefixes(recipe, anchors, length, range(5, 5 + rows))
     assert together is not None and len(together.unique()) == K
     for b in range(rows):
         fewer = Anchors(anchors.index_BA[b : b + 1, 3:9], anchors.valid_BAK[b : b + 1, 3:9])
-        alone = module.draw_prefixes(Step(batch.row(b), fewer, places=(5 + b,)))
+        alone = draw_prefixes(recipe, fewer, length, [5 + b])
         assert alone is not None and torch.equal(alone[0], together[b, 3:9])
-    elsewhere = module.draw_prefixes(Step(batch, anchors, places=tuple(range(6, 6 + rows))))
+    elsewhere = draw_prefixes(recipe, anchors, length, range(6, 6 + rows))
     assert not torch.equal(elsewhere, together)  # type: ignore[arg-type]
-    without = module_of(build(target, samples), "objective.prefix_decay=0")
-    assert without.draw_prefixes(Step(batch, anchors)) is None
+    assert draw_prefixes(load_recipe(["recipe=debug_block"]), anchors, length, range(rows)) is None
 
 
 # ---- what the network is shown ----

@@ -1,16 +1,21 @@
-"""Validation rows do not depend on the seed."""
+"""Training steps: their rows, anchors and used places; validation rows do not depend on the seed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from align.config.parser import load_recipe
 from align.data.packing import pack, split_validation
 from align.data.stream import Shuffled
+from align.training.block_module import BlockDrafterModule
 from align.training.datamodule import RowsModule
-from specalign.rows.shards import ShardSamples, from_lists
+from specalign.common.batch import Anchors, UsedPlaces
+from specalign.lm.model import Target
+from specalign.rows.shards import Samples, ShardSamples, from_lists
+from tests.builders import trained_block
 
 
 def test_every_seed_is_validated_on_the_same_rows(tmp_path: Path) -> None:
@@ -49,3 +54,55 @@ def test_two_processes_draw_what_one_draws(tmp_path: Path) -> None:
             assert torch.equal(step.anchors.valid_BAK[0], together.anchors.valid_BAK[rank])
             assert torch.equal(step.anchors.index_BA[0], together.anchors.index_BA[rank])
     assert len(widths) > 1
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.7, 1.0])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_used_places_are_those_of_valid_positions(share: float, fixed: bool) -> None:
+    generator = torch.Generator().manual_seed(int(10 * share))
+    rows, count, size, length = 3, 7, 4, 20
+    index_BA = torch.rand(rows, length, generator=generator).topk(count).indices.sort(1).values
+    valid_BAK = torch.rand(rows, count, size, generator=generator) < share
+    anchors = Anchors(index_BA, valid_BAK)
+    used = UsedPlaces.find(anchors, length, fixed)
+    flat_BAK = anchors.places_BAK(length) + torch.arange(rows)[:, None, None] * length
+    assert torch.equal(used.flat_P[used.index_BAK][valid_BAK], flat_BAK[valid_BAK])
+    assert used.host_R.tolist() == used.index_BAK.flatten().tolist()
+    distinct = max(len(flat_BAK[valid_BAK].unique()), 1)
+    part = -(-rows * length // 8)
+    assert len(used.flat_P) == (-(-distinct // part) * part if fixed else distinct)
+    assert len(used.flat_P.unique()) == distinct and bool((used.flat_P.diff() >= 0).all())
+
+
+@pytest.fixture
+def rows_module(tmp_path: Path, samples: Samples) -> RowsModule:
+    """With prefixes, and kept outputs."""
+    words = ["trainer.batch_size=2", "trainer.anchors=12", "trainer.keep_features_gb=1"]
+    words += ["data.length=48", "objective.prefix_decay=0.9", "trainer.max_steps=4"]
+    recipe = load_recipe(["recipe=debug_block", f"output={tmp_path}", *words])
+    stream = Shuffled(pack(samples, 48, 0), 0)
+    return RowsModule(recipe, stream, ShardSamples.of([samples]), 4, True)
+
+
+def test_fixed_shapes_give_the_same_loss(
+    target: Target, samples: Samples, rows_module: RowsModule
+) -> None:
+    """Anchors without valid positions and repeated places count for nothing."""
+    module = BlockDrafterModule(trained_block(target, samples), rows_module.recipe)
+    module.target_cache = None
+    shapes = set()
+    for micro in range(4):
+        losses = []
+        for fixed in (False, True):
+            step = rows_module.step(micro, fixed=fixed)
+            found, valid, _ = module.draft_statistics(step)
+            module.zero_grad()
+            loss = module.objective.per_position(found, valid).sum() * step.scale
+            loss.backward()
+            gradients = [p.grad for p in module.parameters() if p.grad is not None]
+            losses.append([loss.detach(), *(g.clone() for g in gradients)])
+            if fixed:
+                shapes.add(tuple(step.anchors.valid_BAK.shape))
+                assert len(step.used.flat_P) % 12 == 0
+        torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-6)
+    assert shapes == {(2, 12, 4)}

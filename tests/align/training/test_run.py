@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from align.config.parser import load_recipe
 from align.data.synthesis import synthesize
-from align.training.base_module import DrafterModule
+from align.training.base_module import DrafterModule, NonFiniteLoss
+from align.training.metrics import HostCopy
 from align.training.run import train
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
@@ -53,6 +54,32 @@ def test_golden_losses(tmp_path: Path, debug_data: Path) -> None:
     """A refactor keeps every loss. The tolerance is for other processors' rounding; here they are equal to the bit."""
     run(tmp_path, debug_data)
     assert losses(tmp_path) == pytest.approx(json.loads(GOLDEN.read_text())["losses"], rel=2e-4)
+
+
+def test_sums_that_are_read_late_are_read_before_they_are_needed(
+    tmp_path: Path, debug_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's sums are read during the next micro-batch: metrics, weights and resumed runs are the same, and no
+    checkpoint is saved after a loss that is not finite."""
+    now, late = tmp_path / "now", tmp_path / "late"
+    run(now, debug_data)
+    reading = DrafterModule.read_progress
+
+    def count_late(self: DrafterModule, step: object, *sums: torch.Tensor) -> None:
+        own, self.read_progress = self.read_progress, lambda: None  # type: ignore[method-assign]
+        reading(self)
+        count(self, step, *sums)  # type: ignore[arg-type]
+        self.read_progress = own  # type: ignore[method-assign]
+
+    count = DrafterModule._count
+    monkeypatch.setattr(DrafterModule, "_count", count_late)
+    module = run(late, debug_data)
+    assert losses(late) == losses(now)
+    first, second = weights(now), weights(late)
+    assert all(torch.equal(first[n], second[n]) for n in first)
+    module._unread = HostCopy(torch.full((7,), torch.nan)), 12
+    with pytest.raises(NonFiniteLoss, match="the loss at step 12 is not finite"):
+        module.on_save_checkpoint({})
 
 
 @pytest.mark.slow
