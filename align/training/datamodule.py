@@ -3,9 +3,11 @@ A step's global batch depends neither on the number of processes nor on that of 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, zip_longest
+from typing import Any
 
 import lightning
 import torch
@@ -110,7 +112,8 @@ class RowsModule(lightning.LightningDataModule):
             world=trainer.world_size,
             fixed=device.type != "cpu" and not self.recipe.drafter.standalone,
         )
-        return DataLoader(_Steps(step), sampler=_RestOfRun(rest), batch_size=None)
+        options = worker_options() if device.type == "cuda" else {}
+        return DataLoader(_Steps(step), sampler=_RestOfRun(rest), batch_size=None, **options)
 
     def step(self, micro: int, rank: int = 0, world: int = 1, fixed: bool = False) -> Step:
         """One micro-batch of one process. fixed: with always as many anchors, and few numbers of
@@ -176,6 +179,24 @@ class RowsModule(lightning.LightningDataModule):
             limit = min(limit, self.recipe.trainer.anchors)
         batch, anchors = make_batch([row], [index], limit, self.block_size, _VALIDATION_SEED)
         return Step(batch, anchors, float(place < count), kind, (-1 - index,), (index,))
+
+
+def worker_options() -> dict[str, Any]:
+    """DataLoader's options on a GPU: a process prepares the next steps, and a thread pins their
+    memory. It is forked, since rows come from this process's memory."""
+    return {
+        "num_workers": 1,
+        "pin_memory": True,
+        "multiprocessing_context": "fork",
+        "worker_init_fn": _ignore_signals,
+    }
+
+
+def _ignore_signals(worker: int) -> None:
+    """A signal to the whole group stops the run after its step, which the worker serves until
+    then."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class _Steps(Dataset[Step]):

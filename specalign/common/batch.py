@@ -131,7 +131,8 @@ class UsedPlaces:
         if fixed:
             part = -(-rows * min(length, count * size) // 8)
             flat_P = torch.cat((flat_P, flat_P[-1:].expand(-len(flat_P) % part)))
-        return cls(flat_P, index_R.view_as(flat_BAK), index_R.cpu().numpy())
+        # a copy: a tensor's memory moves on its way between processes
+        return cls(flat_P, index_R.view_as(flat_BAK), np.array(index_R.cpu()))
 
 
 @dataclass

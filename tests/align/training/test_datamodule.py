@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +17,7 @@ from align.data.packing import pack, split_validation
 from align.data.stream import Shuffled
 from align.training.block_module import BlockDrafterModule
 from align.training.datamodule import RowsModule
-from specalign.common.batch import Anchors, UsedPlaces
+from specalign.common.batch import Anchors, Step, UsedPlaces
 from specalign.lm.model import Target
 from specalign.rows.shards import Samples, ShardSamples, from_lists
 from tests.builders import trained_block
@@ -106,3 +111,28 @@ def test_fixed_shapes_give_the_same_loss(
                 assert len(step.used.flat_P) % 12 == 0
         torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-6)
     assert shapes == {(2, 12, 4)}
+
+
+def test_a_worker_prepares_the_same_steps(rows_module: RowsModule) -> None:
+    """As on a GPU; without one nothing is pinned. A signal to all processes does not end it."""
+    strategy = SimpleNamespace(root_device=torch.device("cuda"))
+    trainer: Any = SimpleNamespace(global_rank=0, world_size=1, strategy=strategy)
+    rows_module.trainer = trainer
+    rows_module.start = 1
+    loader = iter(rows_module.train_dataloader())
+    found = [next(loader)]
+    (worker,) = multiprocessing.active_children()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(worker.pid or 0, number)
+    found += loader
+    for micro, step in enumerate(found, 1):
+        wanted = rows_module.step(micro, fixed=True)
+        assert all(map(torch.equal, tensors_of(step), tensors_of(wanted)))
+        assert (step.scale, step.keys, step.places) == (wanted.scale, wanted.keys, wanted.places)
+        assert step.digests == wanted.digests and (step.used.host_R == wanted.used.host_R).all()
+    assert micro == 3
+
+
+def tensors_of(step: Step) -> list[torch.Tensor]:
+    parts = (step, step.batch, step.anchors, step.used)
+    return [x for part in parts for x in vars(part).values() if isinstance(x, torch.Tensor)]
