@@ -4,11 +4,12 @@ averaged weights."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from align.config.trainer import TrainerConfig
 from align.training.strategies import copy_into, gather
@@ -17,6 +18,7 @@ from specalign.common.schema import JsonObject
 from specalign.lm.dtypes import target_dtype
 
 _MOMENTUM = 0.95  # Nesterov's, of Muon
+_STACK_NUMBERS = 1 << 26  # of matrices that Muon updates together: bounds its memory
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # of X, X Xᵀ X and (X Xᵀ)² X (Jordan et al., 2024)
 
 
@@ -51,7 +53,10 @@ def make_optimizer(trained: Mapping[str, nn.Parameter], t: TrainerConfig) -> tor
         raise UserError("drafter.train leaves no matrices for Muon; use trainer.optimizer=adamw")
     groups = [{"params": others, "muon": False}] if others else []
     groups.append({"params": matrices, "muon": True})
-    return MuonAdamW(groups, target_dtype("auto", matrices[0].device), **options)
+    first = matrices[0]
+    is_apart = first.device.type == "cpu" or isinstance(first, DTensor)
+    dtype = target_dtype("auto", first.device)
+    return MuonAdamW(groups, dtype, 0 if is_apart else _STACK_NUMBERS, **options)
 
 
 def is_matrix(name: str, parameter: nn.Parameter) -> bool:
@@ -64,11 +69,19 @@ def is_matrix(name: str, parameter: nn.Parameter) -> bool:
 class MuonAdamW(torch.optim.AdamW):
     """Muon for the groups with `muon`, AdamW for the others, with one state. Updates are
     orthogonalised momentum (Jordan et al., 2024), scaled to the size of AdamW's steps (Liu et al.,
-    arXiv 2502.16982, eq. 4); in bf16 they equal `torch.optim.Muon`'s bit for bit."""
+    arXiv 2502.16982, eq. 4); in bf16 those of one matrix equal `torch.optim.Muon`'s bit for bit.
+    Matrices of one shape, or its transpose, are orthogonalised together, up to `stack_numbers`."""
 
-    def __init__(self, groups: list[dict[str, object]], dtype: torch.dtype, **options: Any) -> None:
+    def __init__(
+        self,
+        groups: list[dict[str, object]],
+        dtype: torch.dtype,
+        stack_numbers: int = 0,
+        **options: Any,
+    ) -> None:
         super().__init__(groups, **options)
         self._dtype = dtype
+        self._stack_numbers = stack_numbers
 
     def __setstate__(self, state: dict[str, object]) -> None:
         # AdamW's expects its own state for every weight
@@ -80,37 +93,59 @@ class MuonAdamW(torch.optim.AdamW):
         with torch.enable_grad():
             loss = None if closure is None else closure()
         for group in self.param_groups:
-            for parameter in group["params"] if group["muon"] else ():
-                if parameter.grad is not None:
-                    self._update_matrix(parameter, group)
-                    parameter.grad = None  # AdamW skips it
+            matrices = [p for p in group["params"] if p.grad is not None] if group["muon"] else []
+            for stack in group_matrices(matrices, self._stack_numbers):
+                self._update_matrices(stack, group)
+            for parameter in matrices:
+                parameter.grad = None  # AdamW skips it
         super().step()
         return loss
 
-    def _update_matrix(self, parameter: nn.Parameter, group: JsonObject) -> None:
-        gradient, state = parameter.grad, self.state[parameter]
-        assert gradient is not None
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(gradient)
-        mean = state["momentum_buffer"].lerp_(gradient, 1 - _MOMENTUM)
-        update = orthogonalise(gradient.lerp(mean, _MOMENTUM), self._dtype)
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(parameter.shape)))
+    def _update_matrices(self, matrices: list[nn.Parameter], group: JsonObject) -> None:
+        gradients = [p.grad for p in matrices]
+        for parameter, gradient in zip(matrices, gradients, strict=True):
+            if not self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(gradient)
+        means = [self.state[p]["momentum_buffer"] for p in matrices]
+        torch._foreach_lerp_(means, gradients, 1 - _MOMENTUM)
+        updates = orthogonalise(torch._foreach_lerp(gradients, means, _MOMENTUM), self._dtype)
+        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+        rate = group["lr"] * 0.2 * math.sqrt(max(matrices[0].shape))
+        torch._foreach_add_(matrices, updates, alpha=-rate)
 
 
-def orthogonalise(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """Approximately U Vᵀ of a matrix U S Vᵀ: five Newton-Schulz steps (Jordan et al., 2024) in
-    `dtype`; torch's version always uses bf16, on most CPUs 25 times as slow as fp32."""
-    is_tall = matrix.shape[0] > matrix.shape[1]
-    moved = matrix.to(dtype)
-    moved = moved.T if is_tall else moved
-    moved = moved / moved.norm().clamp(min=1e-7)
+def group_matrices(matrices: Sequence[nn.Parameter], numbers: int) -> list[list[nn.Parameter]]:
+    """Matrices of one shape, or its transpose, in stacks of at most so many numbers, or alone."""
+    stacks: list[list[nn.Parameter]] = []
+    last: dict[tuple[int, ...], list[nn.Parameter]] = {}
+    for matrix in matrices:
+        shape = tuple(sorted(matrix.shape))
+        if shape not in last or (len(last[shape]) + 1) * matrix.numel() > numbers:
+            last[shape] = []
+            stacks.append(last[shape])
+        last[shape].append(matrix)
+    return stacks
+
+
+def orthogonalise(matrices: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Approximately U Vᵀ of each matrix U S Vᵀ of one shape, or its transpose: five Newton-Schulz
+    steps (Jordan et al., 2024) in `dtype`; torch's version always uses bf16, on most CPUs 25 times
+    as slow as fp32."""
+    is_tall = [matrix.shape[0] > matrix.shape[1] for matrix in matrices]
+    wide = [
+        m.to(dtype).T if tall else m.to(dtype) for m, tall in zip(matrices, is_tall, strict=True)
+    ]
+    moved, product = wide[0], torch.addmm
+    if len(wide) > 1:
+        moved, product = torch.stack(wide), torch.baddbmm
+    moved = moved / torch.linalg.vector_norm(moved, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     linear, cubic, quintic = _NEWTON_SCHULZ
     for _ in range(5):
-        gram = moved @ moved.T
-        polynomial = torch.addmm(gram, gram, gram, beta=cubic, alpha=quintic)
-        moved = torch.addmm(moved, polynomial, moved, beta=linear)
-    return moved.T if is_tall else moved
+        gram = moved @ moved.mT
+        polynomial = product(gram, gram, gram, beta=cubic, alpha=quintic)
+        moved = product(moved, polynomial, moved, beta=linear)
+    found = moved.unbind() if len(wide) > 1 else [moved]
+    return [m.T if tall else m for m, tall in zip(found, is_tall, strict=True)]
 
 
 class EMA:
@@ -128,8 +163,9 @@ class EMA:
     def update(self, module: nn.Module) -> None:
         d = min(self.decay, (1 + self.updates) / (10 + self.updates))
         self.updates += 1
-        for name, parameter in module.named_parameters():
-            self.shadow[name].lerp_(parameter.detach().float(), 1 - d)
+        names, parameters = zip(*module.named_parameters(), strict=True)
+        weights = [parameter.detach().float() for parameter in parameters]
+        torch._foreach_lerp_([self.shadow[name] for name in names], weights, 1 - d)
 
     @torch.no_grad()
     def swap_in(self, module: nn.Module) -> None:

@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from align.config.trainer import TrainerConfig
-from align.training.optimizer import EMA, learning_rate, make_optimizer, set_rate
+from align.training.optimizer import (
+    EMA,
+    MuonAdamW,
+    group_matrices,
+    learning_rate,
+    make_optimizer,
+    set_rate,
+)
 from specalign.lm import dtypes
 
 
@@ -60,6 +67,30 @@ def test_muon_moves_matrices_and_adamw_the_rest(
             saved = own.state_dict()
             own = make_optimizer(mine, t)
             own.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_stacked_matrices_move_as_each_alone(dtype: torch.dtype) -> None:
+    """Wide and tall ones of one shape together, in stacks that hold two at most; beside a bias for AdamW."""
+    shapes = [(6, 4), (4, 6), (6, 4), (3, 5), (4, 6), (5, 5), (5, 5)]
+    moved = []
+    for numbers in (0, 2 * 25):
+        generator = torch.Generator().manual_seed(0)
+        matrices = [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in shapes]
+        rest = torch.nn.Parameter(torch.randn(3, generator=generator))
+        groups = [{"params": [rest], "muon": False}, {"params": matrices, "muon": True}]
+        optimizer = MuonAdamW(groups, dtype, numbers, lr=0.1, weight_decay=0.1)
+        for step in range(3):
+            for parameter in (*matrices, rest):
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+            if step == 1:
+                matrices[2].grad = None
+            optimizer.step()
+        moved.append([p.detach() for p in (*matrices, rest)])
+    close = 1e-5 if dtype == torch.float32 else 2e-3
+    torch.testing.assert_close(moved[1], moved[0], rtol=0, atol=close)
+    sizes = [len(stack) for stack in group_matrices(matrices, 2 * 25)]
+    assert sizes == [2, 2, 1, 2] and len(group_matrices(matrices, 0)) == len(shapes)
 
 
 def test_the_learning_rate_rises_falls_and_stays_at_its_least() -> None:
