@@ -24,7 +24,7 @@ from lightning.pytorch.strategies import (
 )
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from align.config.hardware import is_launched
@@ -98,14 +98,21 @@ class Sharded(ModelParallelStrategy):
     of processes can resume it."""
 
     def shard(self, module: nn.Module) -> None:
-        """Shard a Lightning module layer by layer: each layer is gathered while it computes."""
+        """Shard a Lightning module layer by layer: each layer is gathered while it computes, in
+        mixed precision in 16 bits. Gradients are summed in fp32."""
         mesh = self.device_mesh["data_parallel"]
+        policy = MixedPrecisionPolicy()
+        if self.precision_plugin.precision == "bf16-mixed":
+            # autocast casts the inputs, where an operator computes in 16 bits
+            policy = MixedPrecisionPolicy(
+                torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+            )
         for layer in find_layers(module):
-            fully_shard(layer, mesh=mesh)
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
             for method in getattr(layer, "FORWARDS", ()):
                 register_fsdp_forward_method(layer, method)
         # the rest is used by more methods than forward: gather it for a whole step
-        fully_shard(module, mesh=mesh, reshard_after_forward=True)
+        fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
         for method in ("training_step", "validation_step"):
             register_fsdp_forward_method(module, method)
 

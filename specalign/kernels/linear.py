@@ -168,11 +168,12 @@ def _one_dnn() -> bool:
     """Whether torch's operator for oneDNN's products is there and right."""
     x = torch.linspace(-1, 1, 40 * 32).view(40, 32)
     weight = torch.linspace(-1, 1, 32 * 48).view(32, 48).t()
-    try:
-        found = [_pointwise(x, w, None) for w in (weight, weight.contiguous())]
-    except (RuntimeError, NotImplementedError, AttributeError):
-        return False
-    return all(torch.allclose(y, F.linear(x, weight), atol=1e-5) for y in found)
+    with torch.autocast("cpu", enabled=False):  # the first call may be within it
+        try:
+            found = [_pointwise(x, w, None) for w in (weight, weight.contiguous())]
+        except (RuntimeError, NotImplementedError, AttributeError):
+            return False
+        return all(torch.allclose(y, F.linear(x, weight), atol=1e-5) for y in found)
 
 
 def _frozen(tensor: Tensor | None) -> nn.Parameter | None:

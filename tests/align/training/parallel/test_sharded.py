@@ -4,11 +4,15 @@ parts too."""
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
-from align.training.strategies import shard_target
+from align.training.strategies import Sharded, shard_target
 from specalign.common.errors import UserError
 from tests.builders import read_metric, read_weights
 from tests.forks import train_in_forks
@@ -51,6 +55,53 @@ def test_every_kind_trains_as_in_one_process(
         tmp_path / "two", recipe, 2, *words, f"launch.strategy={strategy}"
     ) == pytest.approx(alone, rel=1e-5)
     assert same_drafter(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["debug_confidence", "debug_mdlm"])
+def test_mixed_precision_trains_as_in_one_process(
+    tmp_path: Path, debug_data: Path, recipe: str
+) -> None:
+    """Weights are gathered in bf16, as autocast rounds them, and summed in fp32."""
+    words = ["trainer.precision=bf16", "trainer.max_steps=4", f"data.path={debug_data}"]
+    alone = train(tmp_path / "one", recipe, 1, *words)
+    two = train(tmp_path / "two", recipe, 2, *words, "launch.strategy=fsdp")
+    assert two == pytest.approx(alone, rel=2e-2, abs=2e-3)
+
+
+class Layer(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = x.dtype, self.weight.dtype
+        return super().forward(x)
+
+
+class TwoLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(4, 4), Layer(4, 4)])
+
+    def training_step(self) -> None: ...
+
+    def validation_step(self) -> None: ...
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
+def test_weights_are_gathered_in_the_precision_of_the_products(precision: str) -> None:
+    """Those of a shard, and their gradients, stay in fp32."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        module = TwoLayers()
+        plugin = SimpleNamespace(precision=precision)
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data_parallel",))
+        Sharded.shard(SimpleNamespace(device_mesh=mesh, precision_plugin=plugin), module)  # type: ignore[arg-type]
+        layer = module.layers[0]
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+            layer(torch.ones(2, 4)).float().sum().backward()
+        half = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
+        assert layer.seen == (torch.float32, half)
+        assert layer.weight.dtype == layer.weight.grad.dtype == torch.float32
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.slow
