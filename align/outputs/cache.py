@@ -220,7 +220,8 @@ class TargetOutputCache:
 
     def row(self, alone: Batch, temperature: float) -> Row:
         """One row, given as a batch of one: from memory, from disk, or computed and then kept."""
-        return self._row(alone, (*alone.digests(), temperature))
+        (digest,) = alone.digests()
+        return self._row(alone, (digest, temperature))
 
     def _row(self, alone: Batch, key: RowKey) -> Row:
         row = self._rows.get(key)

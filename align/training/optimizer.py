@@ -101,11 +101,11 @@ class MuonAdamW(torch.optim.AdamW):
         super().step()
         return loss
 
-    def _update_matrices(self, matrices: list[nn.Parameter], group: JsonObject) -> None:
-        gradients = [p.grad for p in matrices]
-        for parameter, gradient in zip(matrices, gradients, strict=True):
+    def _update_matrices(self, matrices: list[Tensor], group: JsonObject) -> None:
+        gradients = [p.grad for p in matrices if p.grad is not None]
+        for parameter in matrices:
             if not self.state[parameter]:
-                self.state[parameter]["momentum_buffer"] = torch.zeros_like(gradient)
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         means = [self.state[p]["momentum_buffer"] for p in matrices]
         torch._foreach_lerp_(means, gradients, 1 - _MOMENTUM)
         updates = orthogonalise(torch._foreach_lerp(gradients, means, _MOMENTUM), self._dtype)
@@ -114,10 +114,10 @@ class MuonAdamW(torch.optim.AdamW):
         torch._foreach_add_(matrices, updates, alpha=-rate)
 
 
-def group_matrices(matrices: Sequence[nn.Parameter], numbers: int) -> list[list[nn.Parameter]]:
+def group_matrices(matrices: Sequence[Tensor], numbers: int) -> list[list[Tensor]]:
     """Matrices of one shape, or its transpose, in stacks of at most so many numbers, or alone."""
-    stacks: list[list[nn.Parameter]] = []
-    last: dict[tuple[int, ...], list[nn.Parameter]] = {}
+    stacks: list[list[Tensor]] = []
+    last: dict[tuple[int, ...], list[Tensor]] = {}
     for matrix in matrices:
         shape = tuple(sorted(matrix.shape))
         if shape not in last or (len(last[shape]) + 1) * matrix.numel() > numbers:
@@ -135,16 +135,16 @@ def orthogonalise(matrices: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor
     wide = [
         m.to(dtype).T if tall else m.to(dtype) for m, tall in zip(matrices, is_tall, strict=True)
     ]
-    moved, product = wide[0], torch.addmm
-    if len(wide) > 1:
-        moved, product = torch.stack(wide), torch.baddbmm
+    is_stack = len(wide) > 1
+    moved = torch.stack(wide) if is_stack else wide[0]
+    product: Callable[..., Tensor] = torch.baddbmm if is_stack else torch.addmm
     moved = moved / torch.linalg.vector_norm(moved, dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     linear, cubic, quintic = _NEWTON_SCHULZ
     for _ in range(5):
         gram = moved @ moved.mT
         polynomial = product(gram, gram, gram, beta=cubic, alpha=quintic)
         moved = product(moved, polynomial, moved, beta=linear)
-    found = moved.unbind() if len(wide) > 1 else [moved]
+    found = moved.unbind() if is_stack else [moved]
     return [m.T if tall else m for m, tall in zip(found, is_tall, strict=True)]
 
 

@@ -39,7 +39,14 @@ from specalign.kernels.replacing import speed_up_linears
 from specalign.kernels.tree import DraftHead
 from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
-from specalign.models.block_layers import BlockLayer, ConfidenceHead, KeysValues, RMSNorm
+from specalign.models.block_layers import BlockLayer, ConfidenceHead, RMSNorm
+from specalign.models.block_mask import (
+    KeysValues,
+    Sight,
+    runs_sparsely,
+    see_context,
+    sparse_mask,
+)
 from specalign.models.block_stack import draft_head, draft_stack
 from specalign.models.markov import MarkovHead
 from specalign.models.target_features import TargetFeatures
@@ -168,14 +175,21 @@ class BlockDrafter(nn.Module):
         positions = batch.positions_BL[rows, index][..., None] + steps
         tables = self.rotary_tables(x, positions.flatten(0, 1))
         cos, sin = (t.unflatten(0, index.shape) for t in tables)
-        earlier = torch.arange(length, device=index.device) < index[..., None]
-        see = earlier & (batch.document_BL[:, None, :] == batch.document_BL[rows, index][..., None])
         if self.config.context == "shared_kv":
             contexts = list(zip(features.keys, features.values, strict=True))
         else:
             assert features.taps_BLFD is not None
             contexts = self.context_keys_values(features.taps_BLFD, batch.positions_BL)
+        see = self._see_rows(batch, index, contexts[0])
         return self.select_drafts(self.run_layers(x, cos, sin, contexts, see))
+
+    def _see_rows(self, batch: Batch, index_BA: Tensor, context: KeysValues) -> Sight:
+        """What the blocks see of packed rows: sparse where flex_attention runs, else dense."""
+        c, (keys, values) = self.config, context
+        device, dtype, widths = keys.device, keys.dtype, (keys.shape[-1], values.shape[-1])
+        if runs_sparsely(device, dtype, c.num_attention_heads, c.num_key_value_heads, *widths):
+            return sparse_mask(batch.document_BL, index_BA, c.rows)
+        return see_context(batch.document_BL, index_BA)
 
     def run_layers(
         self,
@@ -183,11 +197,10 @@ class BlockDrafter(nn.Module):
         cos: Tensor,
         sin: Tensor,
         contexts: Sequence[KeysValues],
-        see: Tensor | None,
+        see: Sight,
     ) -> Tensor:
         """Input rows of blocks (B, A, R, D) → normalised hidden states; `contexts`: each layer's
-        keys and values, (B, Hkv, L, d); `see`: which places each block sees, (B, A, L), None =
-        all."""
+        keys and values, (B, Hkv, L, d); `see`: what each block sees of them."""
         for layer, context in zip(self.blocks, contexts, strict=True):
             x = layer(x, cos, sin, context, see)
         return self.norm(x)

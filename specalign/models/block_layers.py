@@ -8,13 +8,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask
 from transformers.activations import ACT2FN
 
 from specalign.kernels.fusing import fused_on_gpu
 from specalign.lm.attention import rotate
 from specalign.models.block_config import BlockConfig
-
-KeysValues = tuple[Tensor, Tensor]
+from specalign.models.block_mask import KeysValues, Sight, attend_sparsely
 
 
 class RMSNorm(nn.Module):
@@ -71,12 +71,13 @@ class BlockAttention(nn.Module):
         return rotate(x, cos, sin) if self.partner is None else x * cos + x[..., self.partner] * sin
 
     def forward(
-        self, x_BAKD: Tensor, cos: Tensor, sin: Tensor, context: KeysValues, see_BAL: Tensor | None
+        self, x_BAKD: Tensor, cos: Tensor, sin: Tensor, context: KeysValues, see: Sight
     ) -> Tensor:
-        """`context`: keys and values (B, Hkv, L, d); `see_BAL`: which each block sees, None =
-        all."""
+        """`context`: keys and values (B, Hkv, L, d); `see`: what each block sees of it."""
         q = self.queries(x_BAKD, cos, sin)  # (B, A, H, K, d)
         k, v = self.keys_values(x_BAKD, cos, sin)  # (B, A, Hkv, K, d)
+        if isinstance(see, BlockMask):
+            return self.o_proj(attend_sparsely(q, (k, v), context, see, self.scale))
         batch, anchors, _, size, width = q.shape
         groups = self.heads // self.kv_heads
         q = q.reshape(batch, anchors, self.kv_heads, groups * size, width) * self.scale
@@ -85,10 +86,7 @@ class BlockAttention(nn.Module):
         scores = wide @ context_k.transpose(-1, -2)
         scores = scores.view(batch, self.kv_heads, anchors, groups * size, -1)
         own = (q @ k.transpose(-1, -2)).transpose(1, 2)  # (B, Hkv, A, G·K, K)
-        if see_BAL is None:
-            weights = _softmax(scores, own)
-        else:
-            weights = _masked_softmax(scores, own, see_BAL)
+        weights = _softmax(scores, own) if see is None else _masked_softmax(scores, own, see)
         of_context, of_own = weights.split((scores.shape[-1], size), dim=-1)
         out = (of_context.flatten(2, 3) @ context_v).view(*scores.shape[:-1], self.value_dim)
         out = (out + of_own @ v.transpose(1, 2)).unflatten(3, (groups, size))
@@ -169,7 +167,7 @@ class BlockLayer(nn.Module):
             self.mlp_conv = TwoTapConvolution(config.hidden_size)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, context: KeysValues, see: Tensor | None
+        self, x: Tensor, cos: Tensor, sin: Tensor, context: KeysValues, see: Sight
     ) -> Tensor:
         def attend(rows: Tensor) -> Tensor:
             return self.self_attn(rows, cos, sin, context, see)
