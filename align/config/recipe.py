@@ -86,7 +86,10 @@ class Recipe(Section):
         one = f"target.device={self.target.device} is one GPU, but launch.devices={launch.devices}"
         require(":" not in self.target.device or launch.devices == 1, one)
         several = "target.parallel=fsdp needs several processes (launch.devices)"
-        require(self.target.parallel != "fsdp" or self.processes > 1, several)
+        is_sharded = self.target.parallel == "fsdp"
+        require(not is_sharded or self.processes > 1, several)
+        whole = "trainer.compile_target=true needs target.parallel=replicate"
+        require(not (is_sharded and t.compile_target), whole)
 
     @property
     def processes(self) -> int:

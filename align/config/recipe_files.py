@@ -112,7 +112,7 @@ _CHANGEABLE = (
     "trainer.resume", "trainer.validate_first", "trainer.validate_every", "trainer.validation_rows",
     "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.keep_features_gb",
     "trainer.features_gb", "trainer.features_path", "trainer.logger", "trainer.log_every",
-    "trainer.milestones", "stage", "drafter.train",
+    "trainer.milestones", "trainer.compile_target", "stage", "drafter.train",
 )  # fmt: skip
 """Keys that may change when a run resumes: where and how far it runs and what it reports.
 Checkpoints check their target and the last two."""

@@ -28,6 +28,9 @@ class TrainerConfig(Section):
     precision: Literal["auto", "fp32", "bf16"] = option(
         "auto", "compute type; auto = bf16 if the target is in half precision, else fp32"
     )
+    compile_target: bool = option(
+        False, "compile the target's layers: minutes at the start, then shorter steps on a GPU"
+    )
     validate_first: bool = option(False, "validate once before the first step")
     validate_every: int = option(200, "steps between validations", low=1)
     validation_rows: int = option(16, "packed rows to validate on", low=1)

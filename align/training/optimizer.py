@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from align.config.trainer import TrainerConfig
 from align.training.strategies import copy_into, gather
@@ -53,10 +52,9 @@ def make_optimizer(trained: Mapping[str, nn.Parameter], t: TrainerConfig) -> tor
         raise UserError("drafter.train leaves no matrices for Muon; use trainer.optimizer=adamw")
     groups = [{"params": others, "muon": False}] if others else []
     groups.append({"params": matrices, "muon": True})
-    first = matrices[0]
-    is_apart = first.device.type == "cpu" or isinstance(first, DTensor)
-    dtype = target_dtype("auto", first.device)
-    return MuonAdamW(groups, dtype, 0 if is_apart else _STACK_NUMBERS, **options)
+    device = matrices[0].device
+    numbers = 0 if device.type == "cpu" else _STACK_NUMBERS
+    return MuonAdamW(groups, target_dtype("auto", device), numbers, **options)
 
 
 def is_matrix(name: str, parameter: nn.Parameter) -> bool:

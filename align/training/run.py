@@ -61,6 +61,8 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     else:
         options = {**recipe.target_options, "device": hardware.target_device(recipe)}
     target = load_target(recipe.target.name, **options)
+    if recipe.trainer.compile_target:
+        target.compile_layers()
     drafter, supply, resume = _open(recipe, target, quiet)
     text_rows = count_text_rows(recipe)
     if resume is not None:

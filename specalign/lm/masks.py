@@ -184,7 +184,8 @@ def attention_forward(
         out = torch.cat([attend(q, k, v, mask, False) for q, k, v, mask in requests], dim=2)
     else:
         assert isinstance(value, Tensor)
-        layout = _CURRENT.get()
+        # compiled code can't read it; it is noted once, when the target is proved
+        layout = None if torch.compiler.is_compiling() else _CURRENT.get()
         if layout is not None:
             layout.groups_seen.add(query.shape[1] // key.shape[1])
         causal = bool(kwargs.get("is_causal", getattr(module, "is_causal", True)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,15 @@ class Target(FrozenModel):
         return KVCache(
             shapes, batch, capacity, self.dtype, self.device, self.anatomy.other_layers()
         )
+
+    def compile_layers(self, **options: Any) -> None:
+        """Compile the layers: at the first forward pass each takes seconds, later ones are fewer
+        and larger kernels. `options`: of torch.compile."""
+        # a layer that writes to a cache is a graph of its own, and one for each kind of batch
+        config = torch._dynamo.config
+        config.recompile_limit = max(config.recompile_limit, 4 * len(self.layers))
+        for layer in self.layers:
+            layer.compile(**options)
 
     @torch.no_grad()
     def forward(

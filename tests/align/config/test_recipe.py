@@ -31,6 +31,10 @@ from tests.builders import write_recipe as write
         ),
         ("launch.offload=true", "needs launch.strategy=deepspeed_N, not auto"),
         ("target.parallel=fsdp", r"needs several processes \(launch.devices\)"),
+        (
+            "target.parallel=fsdp launch.devices=2 trainer.compile_target=true",
+            "trainer.compile_target=true needs target.parallel=replicate",
+        ),
         ("target.device=cuda:1 launch.devices=2", "target.device=cuda:1 is one GPU"),
         ("data.writer=vllm", "data.writer must be target or openai:URL"),
         ("data.writer=openai:localhost:8000", "URL .openai:http://127.0.0.1:8000."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +13,14 @@ from tokenizers.processors import TemplateProcessing
 
 from decode.engine.decoder import Decoder
 from decode.proposers.lookup import LookupProposer
+from specalign.common.batch import Batch
 from specalign.common.errors import UserError
 from specalign.lm.debug import debug_model
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.lm.names import ModelSource
 from specalign.lm.proof import prove_target
+from specalign.models.target_features import target_features
 from tests.target_models import generated, some_text, tiny_config, tiny_model
 
 
@@ -38,6 +41,25 @@ def test_forward_equals_transformers_own(target: Target) -> None:
         torch.testing.assert_close(
             output.taps_BLFD[:, :, column], reference.hidden_states[layer + 1], atol=2e-5, rtol=1e-5
         )
+
+
+@pytest.mark.parametrize("context", ["shared_kv", "taps"])
+def test_compiled_layers_are_whole_graphs_of_the_same_numbers(context: str) -> None:
+    """Of packed rows, as in training and then in validation; on a GPU Inductor takes these graphs."""
+    target = load_target("debug", device="cpu", fast=False)
+    config: Any = SimpleNamespace(context=context, target_layer_ids=[0, 2])
+    batches = []
+    for rows, length in ((2, 40), (2, 40), (1, 33)):
+        tokens = some_text(target, rows * length).view(rows, length)
+        positions = torch.arange(length).expand(rows, -1)
+        document = (torch.arange(length) > length // 2).long().expand(rows, -1)
+        batches.append(Batch(tokens, positions, document, torch.ones_like(tokens).bool()))
+    wanted = [target_features(target, batch, config) for batch in batches]
+    target.compile_layers(backend="eager", fullgraph=True)
+    for batch, features in zip(batches, wanted, strict=True):
+        found = target_features(target, batch, config)
+        assert all(map(torch.equal, found.tensors, features.tensors))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
 
 
 def put_in_front(tokenizer: Any, token: str) -> None:
