@@ -84,7 +84,7 @@ def validation_rows(samples: ShardSamples, length: int, count: int, exact: bool)
 
 class RowsModule(lightning.LightningDataModule):
     """Training and validation rows: of `stream`, and of `validation`, held-out samples. block_size:
-    K. exact: text was sampled without top-p and top-k."""
+    K. exact: text was sampled without top-p and top-k. prepare: completes a training step."""
 
     def __init__(
         self,
@@ -93,8 +93,10 @@ class RowsModule(lightning.LightningDataModule):
         validation: ShardSamples,
         block_size: int,
         exact: bool = True,
+        prepare: Callable[[Step], Step] = lambda step: step,
     ) -> None:
         super().__init__()
+        self.prepare = prepare
         self.recipe, self.stream, self.block_size = recipe, stream, block_size
         d, t = recipe.data, recipe.trainer
         self.held_out = validation_rows(validation, d.length, t.validation_rows, exact)
@@ -148,7 +150,7 @@ class RowsModule(lightning.LightningDataModule):
             digests=batch.digests() if t.keeps_outputs else (),
         )
         step.used = UsedPlaces.find(anchors, batch.tokens_BL.shape[1], fixed)
-        return step
+        return self.prepare(step)
 
     def _count(self, place: int) -> int:
         """The number of anchors that `sample_anchors` finds in the row at a place: positions whose

@@ -136,6 +136,35 @@ class UsedPlaces:
 
 
 @dataclass
+class Corrupted:
+    """What a standalone drafter reads and has to undo: blocks (B, A, K) with times (B, A), or rows
+    (B, L) with times (B,).
+
+    `valid` marks the positions that noise could reach and the loss counts; `tokens_0` is the clean
+    text. σ at every position is `schedule.total(times)[..., None]`. `importance`, shaped as
+    `times`, multiplies the loss: how much more likely uniform times would have made this noise than
+    the draw that did.
+    """
+
+    tokens_t: Tensor
+    tokens_0: Tensor
+    times: Tensor
+    valid: Tensor
+    importance: Tensor
+
+
+@dataclass
+class MaskedPositions:
+    """The R positions of a `Corrupted` that hold masks and count, flat. For blocks, own_U: the
+    distinct places of those positions in `UsedPlaces.flat_P`; where_R: the place of each in
+    `own_U`."""
+
+    at_R: Tensor
+    own_U: Tensor | None = None
+    where_R: Tensor | None = None
+
+
+@dataclass
 class Step:
     """The data of one process in one training micro-batch.
 
@@ -145,7 +174,7 @@ class Step:
     places: where in the stream each row stands, from which its noise is drawn. written_B: whether
     the target wrote each row's text, without which it tells no τ; None = all of them. clean_BA: how
     many tokens after its anchor each block shows; None = none. digests: of the rows, if the
-    target's outputs are kept.
+    target's outputs are kept. noisy, masked: what a standalone drafter is trained to undo.
     """
 
     batch: Batch
@@ -157,6 +186,8 @@ class Step:
     written_B: Tensor | None = None
     clean_BA: Tensor | None = None
     digests: tuple[str, ...] = ()
+    noisy: Corrupted | None = None
+    masked: MaskedPositions | None = None
 
     @cached_property
     def used(self) -> UsedPlaces:
@@ -174,21 +205,3 @@ class Step:
         changed: Step = map_tensors(self, change)
         changed.used = map_tensors(self.used, change)
         return changed
-
-
-@dataclass
-class Corrupted:
-    """What a standalone drafter reads and has to undo: blocks (B, A, K) with times (B, A), or rows
-    (B, L) with times (B,).
-
-    `valid` marks the positions that noise could reach and the loss counts; `tokens_0` is the clean
-    text. σ at every position is `schedule.total(times)[..., None]`. `importance`, shaped as
-    `times`, multiplies the loss: how much more likely uniform times would have made this noise than
-    the draw that did.
-    """
-
-    tokens_t: Tensor
-    tokens_0: Tensor
-    times: Tensor
-    valid: Tensor
-    importance: Tensor

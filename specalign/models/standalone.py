@@ -184,8 +184,9 @@ class DiffusionDrafter(nn.Module):
         f = f[..., : self.config.vocab_size]
         if self.mask_id >= self.config.vocab_size:
             return f
-        column = torch.tensor([self.mask_id], device=f.device)
-        return f.index_fill(-1, column, LOG_ZERO)
+        f = f.clone()
+        f[..., self.mask_id] = LOG_ZERO
+        return f
 
 
 def prefix_block_mask(document_BL: Tensor, anchors_index_BA: Tensor, block_size: int) -> Tensor:
