@@ -114,7 +114,7 @@ class RowsModule(lightning.LightningDataModule):
             world=trainer.world_size,
             fixed=device.type != "cpu" and not self.recipe.drafter.standalone,
         )
-        options = worker_options() if device.type == "cuda" else {}
+        options = _WORKER if device.type == "cuda" else {}
         return DataLoader(_Steps(step), sampler=_RestOfRun(rest), batch_size=None, **options)
 
     def step(self, micro: int, rank: int = 0, world: int = 1, fixed: bool = False) -> Step:
@@ -183,22 +183,20 @@ class RowsModule(lightning.LightningDataModule):
         return Step(batch, anchors, float(place < count), kind, (-1 - index,), (index,))
 
 
-def worker_options() -> dict[str, Any]:
-    """DataLoader's options on a GPU: a process prepares the next steps, and a thread pins their
-    memory. It is forked, since rows come from this process's memory."""
-    return {
-        "num_workers": 1,
-        "pin_memory": True,
-        "multiprocessing_context": "fork",
-        "worker_init_fn": _ignore_signals,
-    }
-
-
 def _ignore_signals(worker: int) -> None:
     """A signal to the whole group stops the run after its step, which the worker serves until
     then."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+
+
+_WORKER: dict[str, Any] = {
+    "num_workers": 1,
+    "pin_memory": True,
+    "multiprocessing_context": "fork",  # rows come from this process's memory
+    "worker_init_fn": _ignore_signals,
+}
+"""DataLoader's options on a GPU: a process prepares the next steps, a thread pins their memory."""
 
 
 class _Steps(Dataset[Step]):
