@@ -1,7 +1,7 @@
 """What a training step costs on a GPU, counted without one: launches, host syncs, blocking uploads.
 
     python -m tools.step_budget                                             # a table of debug recipes
-    python -m tools.step_budget recipe=debug_taps trainer.optimizer=muon    # one run, and the lines that wait
+    python -m tools.step_budget recipe=debug_taps trainer.optimizer=muon    # one run, and what its last step did
 
 Each step is counted from the end of the one before it, data loading and logging included; the table
 has the most of any step of the second half. `shapes`: how many of them differ in shapes.
@@ -46,7 +46,7 @@ class StepCounter(OperatorCounter):
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[dict[str, int]] = []
-        self.lines: Counter[str] = Counter()
+        self.last: Counter[str] = Counter()
         self._shapes = 0
 
     def __torch_dispatch__(
@@ -61,7 +61,8 @@ class StepCounter(OperatorCounter):
     def end_step(self) -> None:
         """Note what was counted since the last one."""
         self.steps.append({**{kind: getattr(self, kind) for kind in KINDS}, "shapes": self._shapes})
-        self.lines, self.places = self.places, Counter()
+        self.last = self.places + self.operators
+        self.places, self.operators = Counter(), Counter()
         self.launches = self.syncs = self.uploads = self.asynchronous = self._shapes = 0
 
 
@@ -106,7 +107,7 @@ def count_runs(runs: dict[str, str], folder: str) -> dict[str, dict[str, int]]:
         found[name] = {kind: max(step[kind] for step in later) for kind in KINDS}
         found[name]["shapes"] = len({step["shapes"] for step in later})
         if len(runs) == 1:
-            say("\n".join(f"{n:4} {line}" for line, n in counter.lines.most_common()), error=True)
+            say("\n".join(f"{n:4} {name}" for name, n in counter.last.most_common()), error=True)
     return found
 
 

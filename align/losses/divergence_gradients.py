@@ -118,15 +118,15 @@ def _logits(
     return logits
 
 
-def _target_rows(place_R: Tensor, near: slice | None, work: ChunkInputs) -> tuple[Tensor, Tensor]:
-    """log p over the draft vocabulary at the positions `near`, which hold those of these rows, or
-    at these rows' distinct positions, (U, Vd), and each row's index."""
+Near = tuple[Tensor | slice, Tensor]
+"""Places, among them those of some rows, and where in them each row's is."""
+
+
+def _target_rows(place_R: Tensor, near: Near | None, work: ChunkInputs) -> tuple[Tensor, Tensor]:
+    """log p over the draft vocabulary at the places `near` these rows, None = at their distinct
+    ones, (U, Vd), and each row's index."""
     places = work.places
-    own: Tensor | slice
-    if near is None:
-        own, where = torch.unique(place_R, return_inverse=True)
-    else:
-        own, where = near, place_R - near.start
+    own, where = torch.unique(place_R, return_inverse=True) if near is None else near
     log_p = _product(places.hidden_PD[own], work.head_VdD, True)
     if places.finish is not None:
         log_p = places.finish(log_p, work.draft_vocab)
@@ -155,7 +155,7 @@ class Statistics(torch.autograd.Function):
         z_Rr: Tensor | None,
         basis_rV: Tensor | None,
         place_R: Tensor,
-        near: slice | None,
+        near: Near | None,
         work: ChunkInputs,
     ) -> tuple[Tensor, ...]:
         with torch.autocast(rows.device.type, enabled=False):

@@ -15,7 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from align.losses.divergence_gradients import ChunkInputs, Statistics, TargetPlaces, factor_dtype
+from align.losses.divergence_gradients import (
+    ChunkInputs,
+    Near,
+    Statistics,
+    TargetPlaces,
+    factor_dtype,
+)
 
 _CPU_CHUNK_BYTES = 4 << 20  # of fp32 logits: what a CPU's cache holds
 _CPU_CHUNK_ROWS = 128  # with fewer, the product waits for the head to be read
@@ -86,18 +92,24 @@ def row_statistics(
     for start in range(0, count, step):
         cut = slice(start, start + step)
         z = None if rows.z_Rr is None else rows.z_Rr[cut]
-        own = slice(int(rows.host_R[cut].min()), int(rows.host_R[cut].max()) + 1)
+        first, last = int(rows.host_R[cut].min()), int(rows.host_R[cut].max())
+        near = slice(first, last + 1), rows.place_R[cut] - first
         parts.append(
-            Statistics.apply(rows.hidden_RD[cut], z, rows.basis_rV, rows.place_R[cut], own, work)
+            Statistics.apply(rows.hidden_RD[cut], z, rows.basis_rV, rows.place_R[cut], near, work)
         )
     return RowStatistics(*(torch.cat(column).view(shape) for column in zip(*parts, strict=True)))
 
 
 def logit_statistics(
-    logits_RV: Tensor, place_R: Tensor, places: TargetPlaces, head_VD: Tensor
+    logits_RV: Tensor,
+    place_R: Tensor,
+    places: TargetPlaces,
+    head_VD: Tensor,
+    near: Near | None = None,
 ) -> RowStatistics:
     """Statistics, (R,), of a drafter with its own head: q = softmax(logits_RV). head_VD: the
-    TARGET's, which turns the hidden states of `places` into p."""
+    TARGET's, which turns the hidden states of `places` into p. near: the distinct `place_R`; None =
+    found here."""
     head_VD = head_VD.detach().to(factor_dtype(places.hidden_PD, head_VD)).contiguous()
     work = ChunkInputs(places, head_VD, None, True, direct=True)
-    return RowStatistics(*Statistics.apply(logits_RV, None, None, place_R, None, work))
+    return RowStatistics(*Statistics.apply(logits_RV, None, None, place_R, near, work))

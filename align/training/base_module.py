@@ -141,6 +141,10 @@ class DrafterModule(lightning.LightningModule, ABC):
         ends = torch.isin(last, self.eos_ids)
         return written & (valid.all(-1) | ((count > 0) & ends))
 
+    def prepare_step(self, step: Step) -> Step:
+        """A training step with what the host draws for it; called where steps are made."""
+        return step
+
     # ---- progress ----
 
     def on_train_start(self) -> None:

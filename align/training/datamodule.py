@@ -84,7 +84,7 @@ def validation_rows(samples: ShardSamples, length: int, count: int, exact: bool)
 
 class RowsModule(lightning.LightningDataModule):
     """Training and validation rows: of `stream`, and of `validation`, held-out samples. block_size:
-    K. exact: text was sampled without top-p and top-k."""
+    K. exact: text was sampled without top-p and top-k. prepare: completes a training step."""
 
     def __init__(
         self,
@@ -93,8 +93,10 @@ class RowsModule(lightning.LightningDataModule):
         validation: ShardSamples,
         block_size: int,
         exact: bool = True,
+        prepare: Callable[[Step], Step] = lambda step: step,
     ) -> None:
         super().__init__()
+        self.prepare = prepare
         self.recipe, self.stream, self.block_size = recipe, stream, block_size
         d, t = recipe.data, recipe.trainer
         self.held_out = validation_rows(validation, d.length, t.validation_rows, exact)
@@ -112,7 +114,7 @@ class RowsModule(lightning.LightningDataModule):
             world=trainer.world_size,
             fixed=device.type != "cpu" and not self.recipe.drafter.standalone,
         )
-        options = worker_options() if device.type == "cuda" else {}
+        options = _WORKER if device.type == "cuda" else {}
         return DataLoader(_Steps(step), sampler=_RestOfRun(rest), batch_size=None, **options)
 
     def step(self, micro: int, rank: int = 0, world: int = 1, fixed: bool = False) -> Step:
@@ -148,7 +150,7 @@ class RowsModule(lightning.LightningDataModule):
             digests=batch.digests() if t.keeps_outputs else (),
         )
         step.used = UsedPlaces.find(anchors, batch.tokens_BL.shape[1], fixed)
-        return step
+        return self.prepare(step)
 
     def _count(self, place: int) -> int:
         """The number of anchors that `sample_anchors` finds in the row at a place: positions whose
@@ -181,22 +183,20 @@ class RowsModule(lightning.LightningDataModule):
         return Step(batch, anchors, float(place < count), kind, (-1 - index,), (index,))
 
 
-def worker_options() -> dict[str, Any]:
-    """DataLoader's options on a GPU: a process prepares the next steps, and a thread pins their
-    memory. It is forked, since rows come from this process's memory."""
-    return {
-        "num_workers": 1,
-        "pin_memory": True,
-        "multiprocessing_context": "fork",
-        "worker_init_fn": _ignore_signals,
-    }
-
-
 def _ignore_signals(worker: int) -> None:
     """A signal to the whole group stops the run after its step, which the worker serves until
     then."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+
+
+_WORKER: dict[str, Any] = {
+    "num_workers": 1,
+    "pin_memory": True,
+    "multiprocessing_context": "fork",  # rows come from this process's memory
+    "worker_init_fn": _ignore_signals,
+}
+"""DataLoader's options on a GPU: a process prepares the next steps, a thread pins their memory."""
 
 
 class _Steps(Dataset[Step]):

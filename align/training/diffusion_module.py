@@ -20,7 +20,7 @@ from align.losses.diffusion_losses import masked_cross_entropy, score_entropy
 from align.losses.divergences import RowStatistics, logit_statistics
 from align.outputs.cache import TargetOutputs
 from align.training.base_module import DrafterModule
-from specalign.common.batch import Anchors, Corrupted, Step
+from specalign.common.batch import Anchors, Corrupted, MaskedPositions, Step
 from specalign.common.rng import keyed_generator
 from specalign.diffusion.noise import (
     corrupt_blocks,
@@ -73,40 +73,59 @@ class DiffusionDrafterModule(DrafterModule):
         shift = torch.rand(1, generator=keyed_generator(self.recipe.seed, 6), dtype=torch.float64)
         return (shift + van_der_corput(1, place)) % 1
 
-    def loss_positions(self, noisy: Corrupted) -> Tensor:
+    def loss_mask(self, noisy: Corrupted) -> Tensor:
+        """Where masks count, as `noisy.valid`."""
         return noisy.valid & (noisy.tokens_t == self.drafter.mask_id)
+
+    def loss_positions(self, noisy: Corrupted) -> Tensor:
+        """The same as flat positions, (R,)."""
+        return self.loss_mask(noisy).flatten().nonzero()[:, 0]
+
+    def prepare_step(self, step: Step) -> Step:
+        step.noisy = self.noise(step)
+        step.masked = MaskedPositions(self.loss_positions(step.noisy))
+        if self.recipe.stage != "pretrain":  # whose positions are not those of blocks
+            places_R = step.used.index_BAK.flatten()[step.masked.at_R]
+            own_U, where_R = places_R.unique(return_inverse=True)
+            step.masked.own_U, step.masked.where_R = own_U, where_R
+        return step
 
     # ---- losses ----
 
     def diffusion(
-        self, f_RV: Tensor, noisy: Corrupted, at: Tensor, score: bool | None = None
+        self, f_RV: Tensor, noisy: Corrupted, at_R: Tensor, score: bool | None = None
     ) -> Tensor:
-        """The diffusion loss of the rows f at the positions `at`, (R,). `score` False: the bound,
+        """The diffusion loss of the rows f at the flat positions `at_R`, (R,). `score` False: the bound,
         whatever the training loss. For a network that predicts logits both are equal: normalised,
         their score has Z = 1 (RADD, arXiv 2406.03736)."""
         # fp64: near t = 1 the rate of a geometric schedule loses four digits in fp32
-        times = noisy.times.double()[..., None].expand(noisy.valid.shape)[at]
-        importance = noisy.importance[..., None].expand(noisy.valid.shape)[at]
+        row_R = at_R // noisy.valid.shape[-1]
+        times, importance = noisy.times.flatten()[row_R].double(), noisy.importance.flatten()[row_R]
         if score is None:
             has_scores = self.drafter.config.prediction == "log_score"
             score = has_scores and self.recipe.objective.diffusion == "score_entropy"
         loss = score_entropy if score else masked_cross_entropy
-        value = loss(f_RV, noisy.tokens_0[at], self.drafter.mask_id)
+        value = loss(f_RV, noisy.tokens_0.flatten()[at_R], self.drafter.mask_id)
         return (importance * (self.drafter.schedule.weight(times) * value)).float()
 
     def statistics(
-        self, step: Step, outputs: TargetOutputs, f_RV: Tensor, at: Tensor
+        self, step: Step, outputs: TargetOutputs, f_RV: Tensor, masked: MaskedPositions
     ) -> RowStatistics:
-        """Statistics of q and p at the positions `at`, spread over (B, A, K); unmasked positions
-        have q = 1 and no loss."""
+        """Statistics of q and p at these positions, spread over (B, A, K); unmasked positions have
+        q = 1 and no loss."""
+        near = None
+        if masked.own_U is not None and masked.where_R is not None:
+            near = masked.own_U, masked.where_R
         statistics = logit_statistics(
             self.drafter.target_logits(f_RV),
-            step.used.index_BAK[at],
+            step.used.index_BAK.flatten()[masked.at_R],
             outputs.places,
             self.drafter.target.head_weight_VD,
+            near,
         )
-        zeros = torch.zeros(at.shape, device=at.device)
-        return statistics.map(lambda values_R: zeros.masked_scatter(at, values_R))
+        shape = step.anchors.valid_BAK.shape
+        zeros = torch.zeros(shape.numel(), device=f_RV.device)
+        return statistics.map(lambda x_R: zeros.index_copy(0, masked.at_R, x_R).view(shape))
 
     def strength(self) -> float:
         """The distillation weight λ at this step."""
@@ -129,8 +148,8 @@ class DiffusionDrafterModule(DrafterModule):
     # ---- training ----
 
     def training_step(self, step: Step, index: int) -> Tensor:
-        noisy = self.noise(step)
-        at = self.loss_positions(noisy)
+        noisy, masked = step.noisy, step.masked
+        assert noisy is not None and masked is not None
         see = self.annealing_mask(step)
         if self.recipe.stage == "pretrain":
             hidden, sigma = self.drafter.suffix_rows(step.batch, noisy, see)
@@ -138,13 +157,14 @@ class DiffusionDrafterModule(DrafterModule):
         else:
             hidden, sigma = self.drafter.block_rows(step.batch, step.anchors, noisy, see)
             scale = step.scale
-        f_RV = self.drafter.logits(hidden[at], sigma[at])
-        loss = self.diffusion(f_RV, noisy, at).sum()
+        f_RV = self.drafter.logits(*_select(masked.at_R, hidden, sigma))
+        loss = self.diffusion(f_RV, noisy, masked.at_R).sum()
         strength = self.strength()
         if strength > 0:
             outputs = self.target_outputs(step, self.recipe.objective.temperature)
-            s = self.statistics(step, outputs, f_RV, at)
-            loss = loss + strength * (self.objective.per_position(s, noisy.valid) * at).sum()
+            s = self.statistics(step, outputs, f_RV, masked)
+            losses = self.objective.per_position(s, noisy.valid) * self.loss_mask(noisy)
+            loss = loss + strength * losses.sum()
         loss = loss * scale
         zero = torch.zeros((), device=loss.device)
         self._count(step, loss.detach(), zero, zero, noisy.valid.sum())
@@ -162,8 +182,9 @@ class DiffusionDrafterModule(DrafterModule):
         totals = {
             f.name: torch.zeros_like(clean, dtype=torch.float32) for f in fields(RowStatistics)
         }
-        for at, f_RV in self._chunks(step, noisy):
-            for name, value in vars(self.statistics(step, outputs, f_RV, at)).items():
+        for at_R, f_RV in self._chunks(step, noisy):
+            found = self.statistics(step, outputs, f_RV, MaskedPositions(at_R))
+            for name, value in vars(found).items():
                 totals[name] += 0.0 if value is None else value
         return RowStatistics(**totals)
 
@@ -171,19 +192,17 @@ class DiffusionDrafterModule(DrafterModule):
         """The diffusion loss and the bound, (B, A, K)."""
         loss = torch.zeros_like(noisy.valid, dtype=torch.float32)
         bound = torch.zeros_like(loss)
-        for at, f_RV in self._chunks(step, noisy):
-            loss[at] = self.diffusion(f_RV, noisy, at)
-            bound[at] = self.diffusion(f_RV, noisy, at, False)
+        for at_R, f_RV in self._chunks(step, noisy):
+            loss.view(-1)[at_R] = self.diffusion(f_RV, noisy, at_R)
+            bound.view(-1)[at_R] = self.diffusion(f_RV, noisy, at_R, False)
         return loss, bound
 
     def _chunks(self, step: Step, noisy: Corrupted) -> Iterator[tuple[Tensor, Tensor]]:
-        """Chunks of the head's rows: their positions, bool (B, A, K), and f (R, V)."""
+        """Chunks of the head's rows: their flat positions (R,) and f (R, V)."""
         hidden, sigma = self.drafter.block_rows(step.batch, step.anchors, noisy)
-        at = self.loss_positions(noisy)
-        for part in at.nonzero().split(max(1, self.recipe.objective.chunk_rows // 4)):
-            chunk = torch.zeros_like(at)
-            chunk[tuple(part.T)] = True
-            yield chunk, self.drafter.logits(hidden[chunk], sigma[chunk])
+        size = max(1, self.recipe.objective.chunk_rows // 4)
+        for at_R in self.loss_positions(noisy).split(size):
+            yield at_R, self.drafter.logits(*_select(at_R, hidden, sigma))
 
     def validation_step(self, step: Step, index: int) -> None:
         valid = step.anchors.valid_BAK
@@ -198,3 +217,8 @@ class DiffusionDrafterModule(DrafterModule):
         self._add_acceptance(step, s)
         self._sums.add_loss(total, valid[..., 0].sum())
         self._sums.add_bound(bound.sum(-1), valid.sum(-1))
+
+
+def _select(at_R: Tensor, hidden: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden states (…, D) and σ (…) at flat positions, (R, D) and (R,)."""
+    return hidden.flatten(0, -2)[at_R], sigma.flatten()[at_R]

@@ -60,10 +60,14 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         options = {**recipe.target_options, "device": "cpu", "fast": False}
     else:
         options = {**recipe.target_options, "device": hardware.target_device(recipe)}
+        if recipe.trainer.compile_target:  # which can't look into our kernels
+            options["fast"] = False
     target = load_target(recipe.target.name, **options)
     if recipe.trainer.compile_target:
         target.compile_layers()
     drafter, supply, resume = _open(recipe, target, quiet)
+    if recipe.trainer.compile_target:  # the data are written by now
+        target.compile_layers()
     text_rows = count_text_rows(recipe)
     if resume is not None:
         kind = strategies.checkpoint_kind(recipe)
@@ -71,8 +75,9 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         text_rows = resume.seal.schedule.get("text_rows", text_rows)
 
     stream, block_size = supply.stream(recipe, text_rows), drafter.config.block_size
-    rows = RowsModule(recipe, stream, supply.validation, block_size, supply.exact)
     module = MODULES[recipe.drafter.kind](drafter, recipe, text_rows)
+    held_out, exact = supply.validation, supply.exact
+    rows = RowsModule(recipe, stream, held_out, block_size, exact, module.prepare_step)
     if main_process():
         save_run_record(recipe, argv)
     if not quiet:

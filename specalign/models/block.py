@@ -43,9 +43,9 @@ from specalign.models.block_layers import BlockLayer, ConfidenceHead, RMSNorm
 from specalign.models.block_mask import (
     KeysValues,
     Sight,
-    runs_sparsely,
+    can_attend_sparsely,
+    make_sparse_mask,
     see_context,
-    sparse_mask,
 )
 from specalign.models.block_stack import draft_head, draft_stack
 from specalign.models.markov import MarkovHead
@@ -187,8 +187,10 @@ class BlockDrafter(nn.Module):
         """What the blocks see of packed rows: sparse where flex_attention runs, else dense."""
         c, (keys, values) = self.config, context
         device, dtype, widths = keys.device, keys.dtype, (keys.shape[-1], values.shape[-1])
-        if runs_sparsely(device, dtype, c.num_attention_heads, c.num_key_value_heads, *widths):
-            return sparse_mask(batch.document_BL, index_BA, c.rows)
+        if can_attend_sparsely(
+            device, dtype, c.num_attention_heads, c.num_key_value_heads, *widths
+        ):
+            return make_sparse_mask(batch.document_BL, index_BA, c.rows)
         return see_context(batch.document_BL, index_BA)
 
     def run_layers(

@@ -27,7 +27,7 @@ def see_context(document_BL: Tensor, index_BA: Tensor) -> Tensor:
     return (places < index_BA[..., None]) & same
 
 
-def sight_rule(document_BL: Tensor, index_BA: Tensor, size: int) -> Callable[..., Tensor]:
+def make_sight_rule(document_BL: Tensor, index_BA: Tensor, size: int) -> Callable[..., Tensor]:
     """The same and each block's own rows, as a rule for flex_attention: (row, head, query, key) →
     bool. Queries: the blocks' rows, `size` each; keys: the context's, then those rows."""
     length = document_BL.shape[1]
@@ -43,11 +43,11 @@ def sight_rule(document_BL: Tensor, index_BA: Tensor, size: int) -> Callable[...
     return sees
 
 
-def sparse_mask(document_BL: Tensor, index_BA: Tensor, size: int) -> BlockMask:
+def make_sparse_mask(document_BL: Tensor, index_BA: Tensor, size: int) -> BlockMask:
     """The mask of all blocks of packed rows."""
     (rows, length), queries = document_BL.shape, index_BA.shape[1] * size
     device = index_BA.device
-    rule = sight_rule(document_BL, index_BA, size)
+    rule = make_sight_rule(document_BL, index_BA, size)
     create = _compiled_on_gpu(create_block_mask, device.type)
     mask: BlockMask = create(rule, rows, None, queries, length + queries, device)
     return mask
@@ -80,7 +80,7 @@ def _compiled_on_gpu(function: Callable[..., Any], kind: str) -> Callable[..., A
 
 
 @cache
-def runs_sparsely(
+def can_attend_sparsely(
     device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int, value: int
 ) -> bool:
     """Whether flex_attention runs on this device with these heads, forward and backward; warns if
@@ -89,7 +89,7 @@ def runs_sparsely(
         return False
     try:
         document_BL = torch.zeros(1, 256, dtype=torch.int64, device=device)
-        mask = sparse_mask(document_BL, torch.arange(1, 65, device=device)[None], 4)
+        mask = make_sparse_mask(document_BL, torch.arange(1, 65, device=device)[None], 4)
 
         def random(*shape: int) -> Tensor:
             return torch.randn(shape, device=device, dtype=dtype, requires_grad=True)

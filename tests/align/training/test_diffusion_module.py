@@ -50,7 +50,7 @@ def step(target: Target, first: int = 0) -> Step:
 def test_the_bound_is_the_nelbo_whatever_is_trained_by(target: Target, tmp_path: Path) -> None:
     own = module(target, tmp_path, "stage=finetune", "objective.diffusion=score_entropy")
     noisy = own.noise(step(target), training=False)
-    at = own.loss_positions(noisy)
+    at = own.loss_mask(noisy)
     assert bool((noisy.importance != 1).any())  # validation counts masks
     with torch.no_grad():
         loss, bound = own.losses(step(target), noisy)
@@ -77,7 +77,7 @@ def test_losses_near_the_end_of_time_keep_their_digits(
     masked, valid = torch.full_like(tokens, own.drafter.mask_id), torch.ones_like(tokens).bool()
     noisy = Corrupted(masked, tokens, times, valid, torch.ones(1, 8))
     f = torch.randn(24, own.drafter.network.vocab_size, generator=torch.Generator().manual_seed(0))
-    found = own.diffusion(f, noisy, noisy.valid)
+    found = own.diffusion(f, noisy, torch.arange(24))
     t = times[..., None].expand(1, 8, 3).reshape(-1).double()
     expected = score_entropy(f.double(), tokens.flatten(), own.drafter.mask_id)
     expected = schedule.weight(t) * expected

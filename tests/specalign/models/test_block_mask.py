@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import create_mask
 from specalign.common.batch import Anchors, Batch
 from specalign.lm.model import Target
 from specalign.models import block
-from specalign.models.block_mask import see_context, sight_rule, sparse_mask
+from specalign.models.block_mask import make_sight_rule, make_sparse_mask, see_context
 from specalign.models.target_features import target_features
 from specalign.rows.shards import Samples
 from tests.builders import trained_block
@@ -31,7 +31,7 @@ def packed(length: int, anchors: int, seed: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(("length", "anchors", "size"), [(20, 6, 3), (300, 70, 4), (129, 40, 1)])
 def test_sparse_is_dense_at_every_pair(length: int, anchors: int, size: int) -> None:
     document_BL, index_BA = packed(length, anchors, size)
-    rule = sight_rule(document_BL, index_BA, size)
+    rule = make_sight_rule(document_BL, index_BA, size)
     queries = anchors * size
     found = create_mask(rule, 2, 1, queries, length + queries, "cpu")[:, 0]
     block_of = torch.arange(anchors).repeat_interleave(size)
@@ -46,7 +46,7 @@ def test_sparse_is_dense_at_every_pair(length: int, anchors: int, size: int) -> 
 
 def test_tiles_that_nobody_sees_are_skipped() -> None:
     document_BL, index_BA = packed(1024, 128, 0)
-    mask = sparse_mask(document_BL, index_BA.sort(1).values, 4)
+    mask = make_sparse_mask(document_BL, index_BA.sort(1).values, 4)
     assert mask.sparsity() > 60
 
 
@@ -69,7 +69,7 @@ def test_a_drafter_computes_the_same(
     features = target_features(target, batch, drafter.config)
     with torch.no_grad():
         dense = drafter(batch, features, anchors)
-        monkeypatch.setattr(block, "runs_sparsely", lambda *heads: True)
+        monkeypatch.setattr(block, "can_attend_sparsely", lambda *heads: True)
         sparse = drafter(batch, features, anchors)
     assert not torch.equal(dense, sparse)  # another order of sums
     torch.testing.assert_close(sparse, dense, rtol=1e-4, atol=1e-5)
