@@ -106,7 +106,6 @@ class Anchors:
 @dataclass
 class UsedPlaces:
     """The places of a text whose p some valid drafted position imitates.
-<<<<<<< HEAD
 
     flat_P: flat places b·L + i, ascending. index_BAK: where in `flat_P` the place of each drafted
     position is; that of an earlier position where not valid. host_R: the same on the host, flat.
@@ -134,76 +133,6 @@ class UsedPlaces:
             flat_P = torch.cat((flat_P, flat_P[-1:].expand(-len(flat_P) % part)))
         # a copy: a tensor's memory moves on its way between processes
         return cls(flat_P, index_R.view_as(flat_BAK), np.array(index_R.cpu()))
-
-
-@dataclass
-class Step:
-    """The data of one process in one training micro-batch.
-
-    scale: the sum of its losses times this, averaged over processes and micro-batches, is the
-    step's mean loss per anchor. kind: the text's temperature, for validation (`greedy`, `sampling`,
-    `other`). keys: which rows these are, training rows from 0 up, held-out ones from -1 down.
-    places: where in the stream each row stands, from which its noise is drawn. written_B: whether
-    the target wrote each row's text, without which it tells no τ; None = all of them. clean_BA: how
-    many tokens after its anchor each block shows; None = none. digests: of the rows, if the
-    target's outputs are kept.
-    """
-
-    batch: Batch
-    anchors: Anchors
-    scale: float = 1.0
-    kind: str = "other"
-    keys: tuple[int, ...] = ()
-    places: tuple[int, ...] = ()
-    written_B: Tensor | None = None
-    clean_BA: Tensor | None = None
-    digests: tuple[str, ...] = ()
-
-    @cached_property
-    def used(self) -> UsedPlaces:
-        """Found on the host: a device would wait for the number of places."""
-        return UsedPlaces.find(self.anchors, self.batch.tokens_BL.shape[1])
-
-    def to(self, device: torch.device) -> Step:
-        return self._map(lambda tensor: send(tensor, device))
-
-    def pin_memory(self) -> Step:
-        """A copy in pinned memory; DataLoader calls it."""
-        return self._map(Tensor.pin_memory)
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Step:
-        changed: Step = map_tensors(self, change)
-        changed.used = map_tensors(self.used, change)
-        return changed
-=======
-
-    flat_P: flat places b·L + i, ascending. index_BAK: where in `flat_P` the place of each drafted
-    position is; that of an earlier position where not valid. host_R: the same on the host, flat.
-    """
-
-    flat_P: Tensor
-    index_BAK: Tensor
-    host_R: np.ndarray
-
-    @classmethod
-    def find(cls, anchors: Anchors, length: int, fixed: bool = False) -> UsedPlaces:
-        """Those of blocks in rows of `length`; one place if no position is valid. fixed: repeat the
-        last place up to a multiple of an eighth of the most that there can be."""
-        valid_BAK = anchors.valid_BAK
-        rows, count, size = valid_BAK.shape
-        offsets = torch.arange(rows, device=valid_BAK.device)[:, None, None] * length
-        flat_BAK = anchors.places_BAK(length) + offsets
-        flat_P = (flat_BAK[valid_BAK] if bool(valid_BAK.any()) else flat_BAK.flatten()[:1]).unique()
-        # the last valid position up to each one stands for those that are not valid
-        steps_R = torch.arange(valid_BAK.numel(), device=valid_BAK.device)
-        last_R = steps_R.masked_fill(~valid_BAK.flatten(), 0).cummax(0).values
-        index_R = torch.searchsorted(flat_P, flat_BAK.flatten()[last_R]).clamp_max(len(flat_P) - 1)
-        if fixed:
-            part = -(-rows * min(length, count * size) // 8)
-            flat_P = torch.cat((flat_P, flat_P[-1:].expand(-len(flat_P) % part)))
-        # a copy: a tensor's memory moves on its way between processes
-        return cls(flat_P, index_R.view_as(flat_BAK), np.array(index_R.cpu()))
->>>>>>> step7
 
 
 @dataclass
