@@ -63,8 +63,6 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         if recipe.trainer.compile_target:  # which can't look into our kernels
             options["fast"] = False
     target = load_target(recipe.target.name, **options)
-    if recipe.trainer.compile_target:
-        target.compile_layers()
     drafter, supply, resume = _open(recipe, target, quiet)
     if recipe.trainer.compile_target:  # the data are written by now
         target.compile_layers()
