@@ -121,10 +121,16 @@ class CapturedEngine:
         drafting.check(longest)
         capacity = 1 << (longest + drafting.nodes).bit_length()
         new_tokens = 1 << max(runner.limit for runner in group).bit_length()
-        shape = Shape(count, capacity, new_tokens, drafting.nodes)
-        key = (sampling, first.verifier, shape)
+        key = (sampling, first.verifier, count)
         rows = self._rows.pop(key, None)
+        if rows is not None:
+            shape = rows.state.shape
+            if capacity > shape.capacity or new_tokens > shape.new_tokens:
+                capacity = max(capacity, shape.capacity)
+                new_tokens = max(new_tokens, shape.new_tokens)
+                rows = None
         if rows is None:
+            shape = Shape(count, capacity, new_tokens, drafting.nodes)
             while len(self._rows) >= MOST_OPEN:  # the one that was used longest ago
                 self._rows.pop(next(iter(self._rows)))
             rows = Rows(self.target, drafting, first.verifier, sampling, shape, self.backend)

@@ -127,10 +127,11 @@ class BlockProposerSession(DraftSession):
             tokens, parents, _ = head(hidden_KD, last, nodes, scale)
             return point_proposal(tokens, hidden_KD.device, tuple(parents))
         logits_KV, inputs_Kr = self.network.logits(hidden_KD), self.session.bias_inputs(hidden_KD)
-        width = min(nodes, logits_KV.shape[1])
+        width, on_cpu = min(nodes, logits_KV.shape[1]), logits_KV.device.type == "cpu"
+        last_1 = torch.tensor([last]) if on_cpu else self.session.last_1
         beam: Beam | None = None
         for k in range(min(len(logits_KV), nodes)):
-            above_P = self.session.last_1 if beam is None else beam.token[0]
+            above_P = last_1 if beam is None else beam.token[0]
             logits_PV = self._add_bias(logits_KV, inputs_Kr, k, above_P)
             logits_PV = apply_penalties(logits_PV, self.request.sampling, self._before(k))
             top = (logits_PV / scale).log_softmax(-1).topk(width, dim=-1)
