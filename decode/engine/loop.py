@@ -108,7 +108,7 @@ def list_rejected(proposal: Proposal, path: Sequence[int]) -> tuple[int, ...]:
     last = path[-1] if path else -1
     rejected = []
     for node in range(len(proposal)):
-        if proposal.tree[node] == last and node not in path:
+        if proposal.tree[node] == last:
             rejected.append(int(proposal.tokens_K[node]))
             last = node
     return tuple(rejected)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from decode.engine import loop
 from decode.engine.decoder import Decoder
 from decode.proposers.block import BlockProposer
 from decode.proposers.lookup import CopyingProposer, LookupProposer
@@ -96,12 +97,25 @@ def test_bad_batches_are_refused(target: Target) -> None:
         decoder.generate_batch([[1], [2]], max_new_tokens=[3])
     with pytest.raises(UserError, match=r"^prompts\[2\]: the prompt is empty$"):
         decoder.generate_batch(["one", [1], " "])
-    for prompts in ("abc", {"role": "user"}, [{"role": "user"}], torch.ones(2, 2), 7, None):
+    message, other = {"role": "user", "column": 1}, {"from": "human", "value": "hi"}
+    for prompts in ("abc", message, [message], [other], torch.ones(2, 2), 7, None):
         with pytest.raises(UserError, match="takes a list of prompts"):
             decoder.generate_batch(prompts)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="the prompt must be text"):
         decoder.generate_batch([[1], []])
     assert decoder.generate_batch([]) == []
+
+
+def test_a_batch_shares_forward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    forward = loop.forward_batch
+    monkeypatch.setattr(
+        loop,
+        "forward_batch",
+        lambda running, *rest: sizes.append(len(running)) or forward(running, *rest),
+    )
+    outs = Decoder(TableTarget(4)).generate_batch([[i] for i in range(3)], [3, 6, 4], batch_size=2)  # type: ignore[arg-type]
+    assert [out.calls for out in outs] == [2, 5, 3] and sizes == [2] * 5
 
 
 # ---- one request: pairs, prompts, options ----
@@ -134,7 +148,8 @@ def test_prompts_of_every_kind(endless: Target) -> None:
     tokens = decoder.generate(endless.chat_tokens("hello"), max_new_tokens=5)
     raw = decoder.generate("hello", max_new_tokens=5, raw=True)
     assert text.tokens == messages.tokens == tokens.tokens
-    assert decoder.generate_batch(["hello"], max_new_tokens=5)[0].tokens == text.tokens
+    for prompt in ("hello", {"prompt": "hello"}):
+        assert decoder.generate_batch([prompt], max_new_tokens=5)[0].tokens == text.tokens
     assert (
         decoder.generate("hello", 5).tokens
         == decoder.generate_batch(["hello"], 5)[0].tokens

@@ -77,6 +77,7 @@ def test_messages_reach_the_chat_template(talking: Target, messages: Any, text: 
 @pytest.mark.parametrize("prompt", ["A", [{"role": "user", "content": "A"}]])
 def test_tools_reach_the_chat_template(talking: Target, prompt: Any, tools: Any) -> None:
     assert read(talking, prompt, tools) == "<weather: Look it up.>[user]A[assistant]"
+    assert read(talking, prompt, [WEATHER, *tools]).count("<weather: Look it up.>") == 2
     assert read(talking, prompt, []) == "[user]A[assistant]"
 
 
