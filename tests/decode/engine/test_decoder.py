@@ -134,7 +134,8 @@ def test_a_pair_that_would_change_the_output_is_refused(endless: Target) -> None
         Decoder(endless, LookupProposer(), "token").generate(PROMPT, sampling=Sampling(1.0))
     with pytest.raises(UserError, match="exact verifiers: point_mass, self_selection, token"):
         decoder = Decoder(endless, ScriptedDrafter(*DRAFTERS["independent"]), "greedy")
-        decoder.generate(PROMPT, sampling=Sampling(1.0))
+        decoder.verifier_for(Sampling(1.0))
+    assert Decoder(endless, verifier="token").verifier_for(Sampling(1.0)) == "token"
 
 
 def test_prompts_of_every_kind(endless: Target) -> None:
@@ -181,6 +182,11 @@ def test_malformed_prompts(endless: Target, prompt: Any, line: str) -> None:
         ({"temprature": 0.7}, "unknown option 'temprature' .did you mean 'temperature'"),
         ({"max_tokens": 3}, "unknown option 'max_tokens' .did you mean 'max_new_tokens'"),
         ({"temperature": -1}, "temperature=-1"),
+        ({"banned": [3, 260]}, "banned: token 260 is not within 0..259"),
+        (
+            {"min_new_tokens": 3, "max_new_tokens": 2},
+            "min_new_tokens=3: more than max_new_tokens=2",
+        ),
         (
             {"temperature": 1, "sampling": Sampling()},
             "pass a decode.Sampling, or its fields",
@@ -194,6 +200,7 @@ def test_malformed_options(endless: Target, options: dict[str, Any], line: str) 
 
 def test_sampling_by_its_fields(endless: Target) -> None:
     decoder, expected = Decoder(endless), Sampling(1.0, seed=4)
+    assert len(decoder.generate(PROMPT, 2, banned=[259], min_new_tokens=2).tokens) == 2
     named = decoder.generate(PROMPT, max_new_tokens=8, temperature=1.0, seed=4)
     assert named.tokens == decoder.generate(PROMPT, max_new_tokens=8, sampling=expected).tokens
     batch = decoder.generate_batch([PROMPT, PROMPT], max_new_tokens=8, temperature=1.0, seed=4)
