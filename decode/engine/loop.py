@@ -24,7 +24,7 @@ from decode.speculation.proposal import NO_DRAFTS, Proposal
 from decode.speculation.rounds import Round, verify_rounds
 from decode.speculation.sampling import make_generator, position_noise
 from decode.speculation.settings import MOST_NODES, Sampling
-from decode.speculation.tree import ancestors, depths
+from decode.speculation.tree import ancestors
 from decode.speculation.verifiers import Outcome
 from specalign.lm.model import Target, TargetOutput
 
@@ -78,11 +78,10 @@ def prefill_batch(runners: Sequence[RequestRunner]) -> None:
 
 class ForwardInput(NamedTuple):
     """The target's input in a round: the last token and the drafts; for a tree also their attention
-    mask (bool) and depths."""
+    mask (bool)."""
 
     tokens_1L: Tensor
     see_LL: Tensor | None
-    depth_L: Tensor | None
 
 
 def forward_batch(
@@ -92,13 +91,8 @@ def forward_batch(
     target, caches = running[0].target, [runner.request.cache for runner in running]
     taps = next((runner.session.taps for runner in running if runner.session is not None), ())
     if len(running) == 1:
-        [cache], [(tokens_1L, see_LL, depth_L)] = caches, drafts
-        positions_1L = None if depth_L is None else (cache.length + depth_L)[None]
-        return [
-            target.forward(
-                tokens_1L, cache=cache, positions_BL=positions_1L, see_LL=see_LL, taps=taps
-            )
-        ]
+        [cache], [(tokens_1L, see_LL)] = caches, drafts
+        return [target.forward(tokens_1L, cache=cache, see_LL=see_LL, taps=taps)]
     tokens, see = [one.tokens_1L for one in drafts], [one.see_LL for one in drafts]
     return target.forward_batch(tokens, caches, see, taps)
 
@@ -212,15 +206,13 @@ class RequestRunner:
         """Begin a round: draft, and return what the target has to run over."""
         started, device = perf_counter(), self.target.device
         self.proposal = self._propose()
-        parents, see_LL, depth_L = self.proposal.parents, None, None
-        if parents is not None:
-            see_LL = ancestors(parents).to(device)
-            depth_L = torch.tensor([0, *depths(parents)], device=device)
+        parents = self.proposal.parents
+        see_LL = None if parents is None else ancestors(parents).to(device)
         self.drafted = perf_counter()
         self.out.draft_seconds += self.drafted - started
         last = torch.tensor([self.request.tokens[-1]], device=device)
         tokens_L = torch.cat((last, self.proposal.tokens_K)) if len(self.proposal) else last
-        return ForwardInput(tokens_L[None], see_LL, depth_L)
+        return ForwardInput(tokens_L[None], see_LL)
 
     def make_round(self, output: TargetOutput) -> Round:
         assert output.logits_BLV is not None

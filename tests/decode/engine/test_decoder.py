@@ -205,6 +205,8 @@ def test_sampling_by_its_fields(endless: Target) -> None:
     assert named.tokens == decoder.generate(PROMPT, max_new_tokens=8, sampling=expected).tokens
     batch = decoder.generate_batch([PROMPT, PROMPT], max_new_tokens=8, temperature=1.0, seed=4)
     assert batch[0].tokens == named.tokens != batch[1].tokens  # which has seed 5
+    last = decoder.generate_batch([PROMPT, PROMPT], 1, temperature=1.0, seed=2**63 - 1)
+    assert [out.seed for out in last] == [2**63 - 1, 0]
     with pytest.raises(UserError, match="unknown option 'stream'"):
         decoder.generate_batch([PROMPT], stream=print)
     with pytest.raises(UserError, match="either a list of Sampling or seed=…, not both"):
