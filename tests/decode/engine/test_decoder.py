@@ -95,8 +95,10 @@ def test_bad_batches_are_refused(target: Target) -> None:
             decoder.generate_batch([[1]], batch_size=size)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="max_new_tokens has 1 value for 2 prompts"):
         decoder.generate_batch([[1], [2]], max_new_tokens=[3])
-    with pytest.raises(UserError, match=r"^prompts\[2\]: the prompt is empty$"):
-        decoder.generate_batch(["one", [1], " "])
+    with pytest.raises(UserError, match="^sampling: 1 for 2 prompts"):
+        decoder.generate_batch([[1], [2]], sampling=[Sampling()])
+    with pytest.raises(UserError, match=r"^prompts\[1\]: the prompt is empty$"):
+        decoder.generate_batch(["one", " "])
     message, other = {"role": "user", "column": 1}, {"from": "human", "value": "hi"}
     for prompts in ("abc", message, [message], [other], torch.ones(2, 2), 7, None):
         with pytest.raises(UserError, match="takes a list of prompts"):
@@ -163,7 +165,7 @@ def test_prompts_of_every_kind(endless: Target) -> None:
 @pytest.mark.parametrize(
     ("prompt", "line"),
     [
-        ("", "the prompt is empty"),
+        ("", "^the prompt is empty"),
         (["one", "two"], "generate_batch takes several"),
         ([1, 260], "token 260 is not"),
         ([5] * 400, "400 tokens: the target's context of 400 leaves no room"),

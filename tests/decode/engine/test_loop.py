@@ -255,7 +255,7 @@ def test_figures_of_a_generation() -> None:
 
 def test_times_of_all_rounds_are_added(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that advances by one whenever it is read."""
-    clock = itertools.count()
+    clock = itertools.count(5)
     monkeypatch.setattr("decode.engine.loop.perf_counter", lambda: float(next(clock)))
     out = Decoder(target, LookupProposer(3)).generate(PROMPT, 20)
     assert out.calls > 2 and out.trace == []
@@ -266,7 +266,7 @@ def test_times_of_all_rounds_are_added(target: Target, monkeypatch: pytest.Monke
 def test_a_trace_records_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     table, prompt = TableTarget(4, seed=1), [0, 1]
     script = Decoder(table).generate(prompt, 16).tokens  # type: ignore[arg-type]
-    clock = itertools.count()
+    clock = itertools.count(5)
     monkeypatch.setattr("decode.engine.loop.perf_counter", lambda: float(next(clock)))
     drafter = ScriptedDrafter("point", oracle(prompt + script, 3), K)
     out = Decoder(table, drafter).generate(prompt, 16, trace=True)  # type: ignore[arg-type]
