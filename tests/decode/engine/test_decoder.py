@@ -111,13 +111,15 @@ def test_bad_batches_are_refused(target: Target) -> None:
 def test_a_batch_shares_forward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     forward = loop.forward_batch
-    monkeypatch.setattr(
-        loop,
-        "forward_batch",
-        lambda running, *rest: sizes.append(len(running)) or forward(running, *rest),
-    )
-    outs = Decoder(TableTarget(4)).generate_batch([[i] for i in range(3)], [3, 6, 4], batch_size=2)  # type: ignore[arg-type]
-    assert [out.calls for out in outs] == [2, 5, 3] and sizes == [2] * 5
+
+    def counted(running: Any, drafts: Any) -> Any:
+        sizes.append(len(running))
+        return forward(running, drafts)
+
+    monkeypatch.setattr(loop, "forward_batch", counted)
+    decoder = Decoder(TableTarget(4))  # type: ignore[arg-type]
+    outs = decoder.generate_batch([[i] for i in range(4)], [3, 6, 4, 3], batch_size=2)
+    assert [out.calls for out in outs] == [2, 5, 3, 2] and sizes == [2, 2, 2, 2, 2, 1, 1]
 
 
 # ---- one request: pairs, prompts, options ----
