@@ -120,3 +120,24 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kind is (linear.PackedLinear if torch.backends.mkldnn.is_available() else None)
     assert linear.fast_linear(torch.float16, torch.device("cpu")) is None
     assert linear.fast_linear(torch.float32, torch.device("meta")) is None
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+@pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, 24)])
+def test_the_packed_form_is_the_layer(bias: torch.Tensor | None) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(24, 70), torch.randn(5, 70)
+    layer = linear.PackedLinear(weight, bias)
+    torch.testing.assert_close(layer(x), F.linear(x, weight, bias), rtol=1e-5, atol=1e-4)
+    assert torch.equal(layer.weight, weight) and layer.weight.shape == (24, layer.in_features)
+
+
+def test_matrices_copied_together_share_one_memory() -> None:
+    one = linear.round_weight(torch.randn(3, 5), torch.int8, torch.randn(3))
+    other = linear.Matrix(torch.randn(7, 2))
+    found = linear.copy_together(one, other)
+    for matrix, copied in zip((one, other), found, strict=True):
+        assert torch.equal(copied.weight, matrix.weight) and copied[1:] == matrix[1:]
+        assert copied.weight.data_ptr() != matrix.weight.data_ptr()
+    first, second = (copied.weight.untyped_storage().data_ptr() for copied in found)
+    assert first == second
