@@ -34,6 +34,12 @@ def test_few_rows(outputs: int, inputs: int, bias: bool) -> None:
             for kept in (linear.Matrix(weight, offset), matrix):
                 alone = torch.cat([linear.few_rows(x[i : i + 1], *kept) for i in range(rows)])
                 assert torch.equal(linear.few_rows(x[:rows], *kept), alone)
+    for dtype in (torch.bfloat16, torch.float64):  # as torch multiplies them
+        own, wide = weight.to(dtype), x[:3].to(dtype)
+        found = linear.few_rows(wide, own, None if offset is None else offset.to(dtype))
+        close = F.linear(wide.double(), own.double(), None if offset is None else offset.double())
+        torch.testing.assert_close(found.double(), close, rtol=2e-2, atol=5e-2)
+        assert found.dtype == dtype
     assert linear.few_rows(x[:6].view(2, 3, inputs), weight).shape == (2, 3, outputs)
     assert linear.few_rows(x[:0], weight).shape == (0, outputs)
 
@@ -110,6 +116,9 @@ def test_weights_that_are_bf16_stay_so_and_change_no_bit(rows: int) -> None:
     kept = linear.RowsLinear(weight, None)
     assert kept.weight.dtype == torch.bfloat16
     assert torch.equal(kept(x), linear.few_rows(x, weight))
+    rounded = linear.RowsLinear(weight, None, torch.int8)
+    assert torch.equal(rounded(x), linear.few_rows(x, *linear.round_weight(weight, torch.int8)))
+    assert not any(p.requires_grad for layer in (kept, rounded) for p in layer.parameters())
     weight[32, 39] += 2**-12  # one number that bf16 does not have
     assert linear.RowsLinear(weight, None).weight.dtype == torch.float32
 
