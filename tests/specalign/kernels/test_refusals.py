@@ -43,7 +43,7 @@ def make_stack(
 def run(stack: LayerStack, past: int, rows: int, **options: Any) -> Tensor:
     size = (1, options.pop("kv_heads", 1), CAPACITY, options.pop("head_width", 8))
     memory = Memory([torch.zeros(size)], [torch.zeros(size)])
-    x_RD = torch.ones(rows, WIDTH, dtype=options.pop("dtype", torch.float32))
+    x_RD = torch.ones(WIDTH, rows, dtype=options.pop("dtype", torch.float32)).t()
     tables = torch.ones(2, rows, options.pop("table", 8))
     return stack(x_RD, *tables, [Rows(memory, past, rows, **options)])[0]
 
@@ -106,7 +106,8 @@ def test_trees() -> None:
     head, ids = matrix(6, WIDTH), torch.arange(6)
     markov = MarkovWeights(matrix(4, WIDTH), matrix(4, WIDTH), matrix(6, 4), torch.ones(9, WIDTH))
     hidden_KD, drafts = torch.ones(3, WIDTH), TreeHead(head, ids, markov)
-    assert len(drafts(hidden_KD, 8, 5, 1.0)[0]) == 5
+    for levels in (1, 3, MOST_ROWS):
+        assert len(drafts(torch.ones(levels, WIDTH), 8, 5, 1.0)[0]) == 5
     assert len(TreeHead(head, ids, None)(hidden_KD, 99, 5, 1.0)[0]) == 5
     for rows, last, nodes in ((0, 1, 5), (MOST_ROWS + 1, 1, 5), (3, 9, 5), (3, -1, 5), (3, 1, 0)):
         with pytest.raises(ValueError, match=f"{rows} levels of {nodes} nodes"):
