@@ -150,3 +150,16 @@ def test_matrices_copied_together_share_one_memory() -> None:
         assert copied.weight.data_ptr() != matrix.weight.data_ptr()
     first, second = (copied.weight.untyped_storage().data_ptr() for copied in found)
     assert first == second
+
+
+def test_the_largest_number_of_each_row_becomes_127() -> None:
+    torch.manual_seed(0)
+    weight, bias = torch.randn(4, 64).bfloat16(), torch.randn(4)
+    weight[2] = 0
+    kept = linear.round_weight(weight, torch.int8, bias)
+    assert kept.scale is not None and kept.weight.abs().amax(1).tolist() == [127, 127, 0, 127]
+    assert torch.equal(kept.scale[:2], weight[:2].float().abs().amax(1) / 127)
+    error = (kept.dense(torch.float64) - weight.double()).abs()
+    assert (error <= 0.5001 * kept.scale[:, None]).all()
+    assert kept.bias is bias is linear.round_weight(weight, torch.float32, bias).bias
+    assert kept.scale.dtype == torch.float32 and kept.weight.dtype == torch.int8

@@ -73,6 +73,7 @@ def test_layers() -> None:
         ({"heads": 3, "kv_heads": 2}, "3 heads over 2 of width 8"),
         ({"head_width": 12}, "2 heads over 1 of width 12"),
         ({"down": matrix(WIDTH, 23)}, "belongs"),
+        ({"up": Matrix(torch.ones(24, WIDTH, dtype=torch.float64))}, "belongs"),
         ({"before_mlp": torch.ones(WIDTH + 1)}, "belongs"),
         ({"q_norm": torch.ones(WIDTH)}, "belongs"),
         ({"up": Matrix(torch.ones(24, WIDTH, dtype=torch.int8))}, "int8 goes with a scale"),
