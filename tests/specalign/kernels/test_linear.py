@@ -161,5 +161,8 @@ def test_the_largest_number_of_each_row_becomes_127() -> None:
     assert torch.equal(kept.scale[:2], weight[:2].float().abs().amax(1) / 127)
     error = (kept.dense(torch.float64) - weight.double()).abs()
     assert (error <= 0.5001 * kept.scale[:, None]).all()
+    assert kept.dense(torch.bfloat16).dtype == torch.bfloat16
+    rows = torch.randn(2, 3, 64)
+    assert torch.equal(linear.rounded_rows(rows).view(6, 64), linear.rounded_rows(rows.view(6, 64)))
     assert kept.bias is bias is linear.round_weight(weight, torch.float32, bias).bias
     assert kept.scale.dtype == torch.float32 and kept.weight.dtype == torch.int8
