@@ -95,7 +95,7 @@ def test_bad_batches_are_refused(target: Target) -> None:
             decoder.generate_batch([[1]], batch_size=size)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="max_new_tokens has 1 value for 2 prompts"):
         decoder.generate_batch([[1], [2]], max_new_tokens=[3])
-    with pytest.raises(UserError, match="^sampling: 1 for 2 prompts"):
+    with pytest.raises(UserError, match="^sampling has 1 value for 2 prompts"):
         decoder.generate_batch([[1], [2]], sampling=[Sampling()])
     with pytest.raises(UserError, match=r"^prompts\[1\]: the prompt is empty$"):
         decoder.generate_batch(["one", " "])

@@ -12,7 +12,7 @@ from torch import Tensor
 from specalign.kernels.choice import verified_chain
 from specalign.kernels.layers import LayerStack, Memory, Rows, Weights
 from specalign.kernels.linear import MOST_ROWS, Matrix, rows_library
-from specalign.kernels.tree import MarkovWeights, TreeHead
+from specalign.kernels.tree import DraftHead, MarkovWeights
 
 pytestmark = pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
 
@@ -106,18 +106,18 @@ def test_chains() -> None:
 def test_trees() -> None:
     head, ids = matrix(6, WIDTH), torch.arange(6)
     markov = MarkovWeights(matrix(4, WIDTH), matrix(4, WIDTH), matrix(6, 4), torch.ones(9, WIDTH))
-    hidden_KD, drafts = torch.ones(3, WIDTH), TreeHead(head, ids, markov)
+    hidden_KD, drafts = torch.ones(3, WIDTH), DraftHead(head, ids, markov)
     for levels in (1, 3, MOST_ROWS):
         assert len(drafts(torch.ones(levels, WIDTH), 8, 5, 1.0)[0]) == 5
-    assert len(TreeHead(head, ids, None)(hidden_KD, 99, 5, 1.0)[0]) == 5
+    assert len(DraftHead(head, ids, None)(hidden_KD, 99, 5, 1.0)[0]) == 5
     for rows, last, nodes in ((0, 1, 5), (MOST_ROWS + 1, 1, 5), (3, 9, 5), (3, -1, 5), (3, 1, 0)):
         with pytest.raises(ValueError, match=f"{rows} levels of {nodes} nodes"):
             drafts(torch.ones(rows, WIDTH), last, nodes, 1.0)
     with pytest.raises(ValueError, match="silu without a matrix"):
-        TreeHead(head, ids, markov._replace(hidden=None))
+        DraftHead(head, ids, markov._replace(hidden=None))
     for wrong in (ids + 4, ids - 1):
         with pytest.raises(ValueError, match=r"tokens outside 0\.\.8"):
-            TreeHead(head, wrong, markov)
+            DraftHead(head, wrong, markov)
     for bad_head, bad_ids in ((head, ids[:5]), (matrix(5, WIDTH), ids)):
         with pytest.raises(ValueError, match="belongs"):
-            TreeHead(bad_head, bad_ids, markov)
+            DraftHead(bad_head, bad_ids, markov)
