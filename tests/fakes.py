@@ -68,7 +68,6 @@ class TableTarget:
         tokens_BL: Tensor,
         *,
         cache: Any,
-        positions_BL: Tensor | None = None,
         see_LL: Tensor | None = None,
         taps: tuple[int, ...] = (),
         logits: bool = True,
@@ -76,8 +75,6 @@ class TableTarget:
         past, fresh = cache.length, tokens_BL[0].tolist()
         cache.write(fresh)
         see = torch.ones(len(fresh), len(fresh)).tril() if see_LL is None else see_LL
-        if positions_BL is not None:  # by depth
-            assert positions_BL[0].tolist() == [past + int(row.sum()) - 1 for row in see]
         paths = []
         for row in see:
             own = [past + i for i in row.nonzero()[:, 0].tolist()]

@@ -22,6 +22,8 @@ class Case:
     draft_vocab: Tensor | None
     shape: tuple[int, int]
     temperature: float = 1.0
+    bias_V: Tensor | float = 0.0
+    """What `finish` adds to the target's logits."""
 
     @property
     def head_VdD(self) -> Tensor:
@@ -59,6 +61,7 @@ class Case:
         ids = torch.arange(vocabulary) if self.draft_vocab is None else self.draft_vocab
         q = torch.zeros(len(q_draft), vocabulary, dtype=torch.float64).index_copy(1, ids, q_draft)
         target = self.places.hidden_PD[self.rows.place_R].double() @ self.head_VD.double().t()
+        target = target + self.bias_V
         p = (target / self.temperature).softmax(-1)
         inside = torch.zeros(vocabulary, dtype=torch.bool).index_fill(0, ids, True)
         safe_q = torch.where(inside, q, 1.0)
@@ -85,6 +88,7 @@ def make(
     rank: int = 0,
     dtype: torch.dtype = torch.float32,
     temperature: float = 1.0,
+    biased: bool = False,
 ) -> Case:
     g = torch.Generator().manual_seed(seed)
     width, positions, rows = 5, 11, anchors * block
@@ -92,12 +96,14 @@ def make(
     hidden_p = torch.randn(positions, width, generator=g).to(dtype)
     following = torch.randint(0, vocabulary, (positions,), generator=g)
     draft_vocab = torch.randperm(vocabulary, generator=g)[:kept].sort().values if kept else None
+    bias = torch.linspace(-1, 1, vocabulary) if biased else 0.0
     places = target_places(
         hidden_p,
         following,
-        lambda x: x.float() @ head.float().t(),
+        lambda x: x.float() @ head.float().t() + bias,
         temperature=temperature,
         chunk=4,
+        finish=(lambda x, ids: x + (bias if ids is None else bias[ids])) if biased else None,
     )
     hidden = torch.randn(rows, width, generator=g).to(dtype).requires_grad_()
     where = torch.randint(0, positions, (rows,), generator=g)
@@ -105,7 +111,7 @@ def make(
     if rank:
         draft.z_Rr = torch.randn(rows, rank, generator=g).to(dtype).requires_grad_()
         draft.basis_rV = torch.randn(rank, kept or vocabulary, generator=g).requires_grad_()
-    return Case(draft, places, head, draft_vocab, (anchors, block), temperature)
+    return Case(draft, places, head, draft_vocab, (anchors, block), temperature, bias)
 
 
 DIFFERENTIABLE = ("log_q_label", "forward_kl", "total_variation")
@@ -118,6 +124,8 @@ KINDS = {
     "markov": {"rank": 3},
     "pruned_markov": {"kept": 8, "rank": 2},
     "warm_target": {"temperature": 0.7},
-    "hot_target": {"temperature": 1.5, "kept": 9, "rank": 2},
+    "hot_target": {"temperature": 2.0, "kept": 9, "rank": 2},
+    "finished": {"temperature": 0.7, "biased": True},
+    "finished_pruned": {"kept": 9, "biased": True},
 }
 """Options of `make`, by name."""

@@ -112,12 +112,7 @@ def forward_batch(
     target, caches = running[0].target, [runner.request.cache for runner in running]
     taps = next((runner.session.taps for runner in running if runner.session is not None), ())
     if len(running) == 1:
-        [cache], [(tokens_1L, see_LL, depth_L)] = caches, drafts
-        positions_1L = None if depth_L is None else (cache.length + depth_L)[None]
-        return [
-            target.forward(
-                tokens_1L, cache=cache, positions_BL=positions_1L, see_LL=see_LL, taps=taps
-            )
-        ]
+        [cache], [(tokens_1L, see_LL)] = caches, drafts
+        return [target.forward(tokens_1L, cache=cache, see_LL=see_LL, taps=taps)]
     tokens, see = [one.tokens_1L for one in drafts], [one.see_LL for one in drafts]
     return target.forward_batch(tokens, caches, see, taps)

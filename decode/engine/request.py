@@ -18,7 +18,7 @@ from decode.speculation.proposal import NO_DRAFTS, Proposal
 from decode.speculation.rounds import Round
 from decode.speculation.sampling import make_generator, position_noise
 from decode.speculation.settings import MOST_NODES, Sampling
-from decode.speculation.tree import ancestors, depths
+from decode.speculation.tree import ancestors
 from decode.speculation.verifiers import Outcome
 from specalign.lm.cache import KVCache
 from specalign.lm.model import Target, TargetOutput
@@ -30,11 +30,10 @@ Observe = Callable[[TargetOutput, int], None]
 
 class ForwardInput(NamedTuple):
     """The target's input in a round: the last token and the drafts; for a tree also their attention
-    mask (bool) and depths."""
+    mask (bool)."""
 
     tokens_1L: Tensor
     see_LL: Tensor | None
-    depth_L: Tensor | None
 
 
 def list_rejected(
@@ -44,7 +43,7 @@ def list_rejected(
     last = path[-1] if path else -1
     rejected = []
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-        if parent == last and node not in path:
+        if parent == last:
             rejected.append(token)
             last = node
     return tuple(rejected)
@@ -161,10 +160,10 @@ class RequestRunner:
         self.proposal = NO_DRAFTS if size == 0 else self._propose().first(size)
         self.drafted = perf_counter()
         self.out.draft_seconds += self.drafted - started
-        last_1, see_LL, depth_L = _place(self.request.tokens[-1], self.proposal.parents, device)
+        last_1, see_LL = _place(self.request.tokens[-1], self.proposal.parents, device)
         drafts_K = self.proposal.tokens_K
         tokens_L = torch.cat((last_1, drafts_K)) if len(drafts_K) else last_1
-        return ForwardInput(tokens_L[None], see_LL, depth_L)
+        return ForwardInput(tokens_L[None], see_LL)
 
     def make_round(self, output: TargetOutput) -> Round:
         assert output.logits_BLV is not None
@@ -256,15 +255,13 @@ class RequestRunner:
 
 def _place(
     last: int, parents: tuple[int, ...] | None, device: torch.device
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The last token (1,), and of a tree its mask and depths, in one upload."""
+) -> tuple[Tensor, Tensor | None]:
+    """The last token (1,), and of a tree its mask, in one upload."""
     if parents is None:
-        return torch.tensor([last], device=device), None, None
-    size = len(parents) + 1
-    numbers = torch.tensor([last, 0, *depths(parents)])
-    numbers = torch.cat((numbers, ancestors(parents).flatten())).to(device)
-    last_1, depth_L, see = numbers.split((1, size, size * size))
-    return last_1, see.view(size, size).bool(), depth_L
+        return torch.tensor([last], device=device), None
+    see_MM = ancestors(parents)
+    numbers = torch.cat((torch.tensor([last]), see_MM.flatten())).to(device)
+    return numbers[:1], numbers[1:].view(see_MM.shape).bool()
 
 
 class Engine(Protocol):

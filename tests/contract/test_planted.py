@@ -70,15 +70,17 @@ def fresh(run: VerificationRun) -> Iterator[None]:
 # ---- rows ----
 
 
-def positions_too_late() -> list[Patch]:
+def positions_too_late(late: int = 1) -> list[Patch]:
     """The tokens of a round are placed one position too late."""
-    original = RequestRunner.draft
+    original = Target.forward
 
-    def draft(self: RequestRunner, size: int | None = None) -> Any:
-        call = original(self, size)
-        return call._replace(depth_L=torch.arange(1, call.tokens_1L.shape[1] + 1))
+    def forward(self: Target, tokens_BL: Tensor, **options: Any) -> Any:
+        if "see_LL" in options:
+            first = options["cache"].length + late
+            options["positions_BL"] = torch.arange(first, first + tokens_BL.shape[1])[None]
+        return original(self, tokens_BL, **options)
 
-    return [(RequestRunner, "draft", draft)]
+    return [(Target, "forward", forward)]
 
 
 def chunks_from_the_start() -> list[Patch]:
@@ -106,7 +108,7 @@ def deep_nodes_without_the_root() -> list[Patch]:
 
 def positions_by_index() -> list[Patch]:
     """The nodes of a tree are placed one after the other, not by their depth."""
-    return [(request_module, "depths", lambda parents: range(1, len(parents) + 1))]
+    return positions_too_late(late=0)
 
 
 def row_lost() -> list[Patch]:

@@ -45,14 +45,14 @@ class Toy:
             yield path, math.prod(float(self.p[path[:k]][path[k]]) for k in range(K))
 
     def statistics(self, path: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """log_q_label, p_label, acceptance, valid along one text, (1, K)."""
-        q = torch.tensor([[self.q[path[:k]][path[k]] for k in range(K)]])
-        p = torch.tensor([[self.p[path[:k]][path[k]] for k in range(K)]])
+        """log_q_label, p_label, acceptance, valid along one text, (1, 1, K)."""
+        q = torch.tensor([[[self.q[path[:k]][path[k]] for k in range(K)]]])
+        p = torch.tensor([[[self.p[path[:k]][path[k]] for k in range(K)]]])
         beta = torch.tensor(
-            [[torch.minimum(self.p[path[:k]], self.q[path[:k]]).sum() for k in range(K)]]
+            [[[torch.minimum(self.p[path[:k]], self.q[path[:k]]).sum() for k in range(K)]]]
         )
         log_q = torch.where(q > 0, q.log(), LOG_ZERO)
-        return log_q.float(), p.float(), beta.float(), torch.ones(1, K, dtype=torch.bool)
+        return log_q.float(), p.float(), beta.float(), torch.ones(1, 1, K, dtype=torch.bool)
 
     def accepted_at_least(self, m: int) -> float:
         """Chance that token verification keeps drafts 1..m: drafts come from q, each is kept with min(1, p/q)."""
@@ -77,20 +77,20 @@ TOYS = [
 @pytest.mark.parametrize("toy", TOYS)
 def test_expected_accepted_is_unbiased(toy: Toy) -> None:
     """Its mean over p-drawn text is how far token verification keeps drafts, for both laws of q."""
-    kept = sum(w * kept_token(*toy.statistics(path))[0] for path, w in toy.paths())
+    kept = sum(w * kept_token(*toy.statistics(path))[0, 0] for path, w in toy.paths())
     exact = [toy.accepted_at_least(m) for m in range(1, K + 1)]
     torch.testing.assert_close(kept, torch.tensor(exact), rtol=1e-5, atol=1e-6)
 
 
 def test_positions_past_the_end_are_cut() -> None:
     log_q, p, beta, _ = TOYS[0].statistics((0, 1, 2))
-    valid = torch.tensor([[True, True, False]])
+    valid = torch.tensor([[[True, True, False]]])
     cut = expected_accepted_token(log_q, p, beta, valid)
     torch.testing.assert_close(
-        cut, expected_accepted_token(log_q[:, :2], p[:, :2], beta[:, :2], valid[:, :2])
+        cut, expected_accepted_token(*(x[..., :2] for x in (log_q, p, beta, valid)))
     )
-    assert float(expected_accepted_token(log_q, p, beta, torch.zeros(1, 3).bool())) == 0.0
-    assert kept_token(log_q, p, beta, valid).tolist()[0][2] == 0.0
+    assert float(expected_accepted_token(log_q, p, beta, torch.zeros(1, 1, 3).bool())) == 0.0
+    assert float(kept_token(log_q, p, beta, valid)[0, 0, 2]) == 0.0
 
 
 def test_a_label_of_vanishing_probability() -> None:
@@ -119,9 +119,9 @@ def test_greedy_is_exact_on_greedy_text_and_a_lower_bound_elsewhere(seed: int) -
         greedy += (int(toy.p[greedy].argmax()),)
     exact = greedy_by_decoding(toy, greedy)
     for path, _ in toy.paths():
-        best = torch.tensor([[int(toy.p[path[:k]].argmax()) for k in range(K)]])
-        match = torch.tensor([[int(toy.q[path[:k]].argmax()) for k in range(K)]]) == best
+        best = torch.tensor([[[int(toy.p[path[:k]].argmax()) for k in range(K)]]])
+        match = torch.tensor([[[int(toy.q[path[:k]].argmax()) for k in range(K)]]]) == best
         got = kept_greedy(
-            match.float(), (best == torch.tensor([path])).float(), torch.ones(1, K).bool()
+            match.float(), (best == torch.tensor([[path]])).float(), torch.ones(1, 1, K).bool()
         )
         assert float(got.sum()) == exact if path == greedy else float(got.sum()) <= exact

@@ -158,9 +158,13 @@ def test_gradients_of_whole_terms_match_float64(name: str) -> None:
 
 
 def test_what_a_block_shows_is_shifted_out() -> None:
-    case = make(anchors=3)
-    got, valid = case.statistics(), torch.ones(case.shape, dtype=torch.bool)
-    valid[1, 2] = False
-    shifted, inside = after_prefix(got, valid, torch.tensor([0, 1, 3]))
-    assert inside.tolist() == [[True] * 3, [True, False, False], [False] * 3]
-    assert torch.equal(shifted.p_label[inside], torch.cat((got.p_label[0], got.p_label[1, 1:2])))
+    got = make(anchors=4).statistics().map(lambda value: value.view(2, 2, 3))
+    valid = torch.ones(2, 2, 3, dtype=torch.bool)
+    valid[0, 1, 2] = False
+    shifted, inside = after_prefix(got, valid, torch.tensor([[0, 1], [3, 2]]))
+    assert inside.tolist() == [
+        [[True] * 3, [True, False, False]],
+        [[False] * 3, [True, False, False]],
+    ]
+    shown = torch.cat((got.p_label[0, 0], got.p_label[0, 1, 1:2], got.p_label[1, 1, 2:]))
+    assert torch.equal(shifted.p_label[inside], shown)

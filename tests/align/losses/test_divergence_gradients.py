@@ -43,6 +43,37 @@ def test_bf16_inputs_are_computed_in_fp32() -> None:
         check(make(seed=5, kept=9, rank=3, dtype=torch.bfloat16), name)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_constants_match_float64(kind: str) -> None:
+    case = make(seed=3, **KINDS[kind])
+    want, got = case.reference()[0], case.statistics()
+    for name in ("acceptance", "p_label", "match", "greedy_label"):
+        torch.testing.assert_close(getattr(got, name).double(), want[name], rtol=1e-4, atol=5e-6)
+
+
+@pytest.mark.parametrize(("dtype", "chunk"), [(torch.bfloat16, 1024), (torch.float32, 4)], ids=str)
+def test_autocast_rounds_gradients_of_a_head_in_its_type(
+    dtype: torch.dtype, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing else, though it would round torch's own products."""
+    monkeypatch.setattr("specalign.kernels.linear._one_dnn", lambda: False)
+    case = make(seed=5, kept=9, rank=3, dtype=dtype)
+    for name in ("hidden_RD", "z_Rr"):
+        setattr(case.rows, name, getattr(case.rows, name).detach().float().requires_grad_())
+    for name in DIFFERENTIABLE:
+        exact = getattr(case.statistics(chunk), name)
+        expected = torch.autograd.grad(exact.sum(), case.leaves)
+        with torch.autocast("cpu", torch.bfloat16):
+            mixed = getattr(case.statistics(chunk), name)
+        assert torch.equal(mixed, exact)
+        for a, e in zip(torch.autograd.grad(mixed.sum(), case.leaves), expected, strict=True):
+            if dtype == torch.float32:
+                assert torch.equal(a, e)
+            else:
+                assert torch.equal(a, a.bfloat16().float()) and not torch.equal(a, e)
+                torch.testing.assert_close(a, e, rtol=2**-6, atol=2**-7 * float(e.abs().max()))
+
+
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
@@ -106,13 +137,15 @@ def test_memory_does_not_grow_with_rows_times_vocabulary() -> None:
     )
 
 
-@pytest.mark.parametrize(("temperature", "chunk"), [(1.0, 256), (0.5, 3)])
-def test_places_hold_p(temperature: float, chunk: int) -> None:
+@pytest.mark.parametrize(("temperature", "chunk"), [(None, 256), (2.0, 3)])
+def test_places_hold_p(temperature: float | None, chunk: int) -> None:
     generator = torch.Generator().manual_seed(0)
     hidden, head = torch.randn(7, 5, generator=generator), torch.randn(11, 5, generator=generator)
     following = torch.randint(0, 11, (7,), generator=generator)
     before = hidden.clone()
-    places = target_places(hidden, following, lambda h: h @ head.T, temperature, chunk)
+    options = {} if temperature is None else {"temperature": temperature}
+    places = target_places(hidden, following, lambda h: h @ head.T, chunk=chunk, **options)
+    temperature = temperature or 1.0
     scaled = hidden.double() @ head.double().T / temperature
     torch.testing.assert_close(places.log_z_P.double(), scaled.logsumexp(-1), rtol=1e-5, atol=1e-5)
     chosen = scaled.log_softmax(-1).gather(-1, following[:, None])[:, 0]

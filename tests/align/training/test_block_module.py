@@ -124,7 +124,7 @@ def random_statistics(shape: tuple[int, ...]) -> RowStatistics:
     return RowStatistics(**{**made, "log_q_label": made["log_q_label"].log().requires_grad_()})
 
 
-@pytest.mark.parametrize("weighting", ["exponential", "d_pace", "uniform"])
+@pytest.mark.parametrize("weighting", ["exponential", "normalised", "d_pace", "uniform"])
 @pytest.mark.parametrize("term", LOSS_NAMES)
 def test_the_loss_after_a_prefix_is_that_of_a_shorter_block(term: str, weighting: str) -> None:
     """Every weight and product begins at the first masked position; what stands before it changes no value and gets no

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from decode.engine import loop
 from decode.engine.decoder import Decoder
 from decode.proposers.block import BlockProposer
 from decode.proposers.lookup import CopyingProposer, LookupProposer
@@ -94,14 +95,31 @@ def test_bad_batches_are_refused(target: Target) -> None:
             decoder.generate_batch([[1]], batch_size=size)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="max_new_tokens has 1 value for 2 prompts"):
         decoder.generate_batch([[1], [2]], max_new_tokens=[3])
-    with pytest.raises(UserError, match=r"^prompts\[2\]: the prompt is empty$"):
-        decoder.generate_batch(["one", [1], " "])
-    for prompts in ("abc", {"role": "user"}, [{"role": "user"}], torch.ones(2, 2), 7, None):
+    with pytest.raises(UserError, match="^sampling has 1 value for 2 prompts"):
+        decoder.generate_batch([[1], [2]], sampling=[Sampling()])
+    with pytest.raises(UserError, match=r"^prompts\[1\]: the prompt is empty$"):
+        decoder.generate_batch(["one", " "])
+    message, other = {"role": "user", "column": 1}, {"from": "human", "value": "hi"}
+    for prompts in ("abc", message, [message], [other], torch.ones(2, 2), 7, None):
         with pytest.raises(UserError, match="takes a list of prompts"):
             decoder.generate_batch(prompts)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="the prompt must be text"):
         decoder.generate_batch([[1], []])
     assert decoder.generate_batch([]) == []
+
+
+def test_a_batch_shares_forward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    forward = loop.forward_batch
+
+    def counted(running: Any, drafts: Any) -> Any:
+        sizes.append(len(running))
+        return forward(running, drafts)
+
+    monkeypatch.setattr(loop, "forward_batch", counted)
+    decoder = Decoder(TableTarget(4))  # type: ignore[arg-type]
+    outs = decoder.generate_batch([[i] for i in range(4)], [3, 6, 4, 3], batch_size=2)
+    assert [out.calls for out in outs] == [2, 5, 3, 2] and sizes == [2, 2, 2, 2, 2, 1, 1]
 
 
 # ---- one request: pairs, prompts, options ----
@@ -120,7 +138,8 @@ def test_a_pair_that_would_change_the_output_is_refused(endless: Target) -> None
         Decoder(endless, LookupProposer(), "token").generate(PROMPT, sampling=Sampling(1.0))
     with pytest.raises(UserError, match="exact verifiers: point_mass, self_selection, token"):
         decoder = Decoder(endless, ScriptedDrafter(*DRAFTERS["independent"]), "greedy")
-        decoder.generate(PROMPT, sampling=Sampling(1.0))
+        decoder.verifier_for(Sampling(1.0))
+    assert Decoder(endless, verifier="token").verifier_for(Sampling(1.0)) == "token"
 
 
 def test_prompts_of_every_kind(endless: Target) -> None:
@@ -134,7 +153,8 @@ def test_prompts_of_every_kind(endless: Target) -> None:
     tokens = decoder.generate(endless.chat_tokens("hello"), max_new_tokens=5)
     raw = decoder.generate("hello", max_new_tokens=5, raw=True)
     assert text.tokens == messages.tokens == tokens.tokens
-    assert decoder.generate_batch(["hello"], max_new_tokens=5)[0].tokens == text.tokens
+    for prompt in ("hello", {"prompt": "hello"}):
+        assert decoder.generate_batch([prompt], max_new_tokens=5)[0].tokens == text.tokens
     assert (
         decoder.generate("hello", 5).tokens
         == decoder.generate_batch(["hello"], 5)[0].tokens
@@ -147,7 +167,7 @@ def test_prompts_of_every_kind(endless: Target) -> None:
 @pytest.mark.parametrize(
     ("prompt", "line"),
     [
-        ("", "the prompt is empty"),
+        ("", "^the prompt is empty"),
         (["one", "two"], "generate_batch takes several"),
         ([1, 260], "token 260 is not"),
         ([5] * 400, "400 tokens: the target's context of 400 leaves no room"),
@@ -166,6 +186,11 @@ def test_malformed_prompts(endless: Target, prompt: Any, line: str) -> None:
         ({"temprature": 0.7}, "unknown option 'temprature' .did you mean 'temperature'"),
         ({"max_tokens": 3}, "unknown option 'max_tokens' .did you mean 'max_new_tokens'"),
         ({"temperature": -1}, "temperature=-1"),
+        ({"banned": [3, 260]}, "banned: token 260 is not within 0..259"),
+        (
+            {"min_new_tokens": 3, "max_new_tokens": 2},
+            "min_new_tokens=3: more than max_new_tokens=2",
+        ),
         (
             {"temperature": 1, "sampling": Sampling()},
             "pass a decode.Sampling, or its fields",
@@ -179,10 +204,13 @@ def test_malformed_options(endless: Target, options: dict[str, Any], line: str) 
 
 def test_sampling_by_its_fields(endless: Target) -> None:
     decoder, expected = Decoder(endless), Sampling(1.0, seed=4)
+    assert len(decoder.generate(PROMPT, 2, banned=[259], min_new_tokens=2).tokens) == 2
     named = decoder.generate(PROMPT, max_new_tokens=8, temperature=1.0, seed=4)
     assert named.tokens == decoder.generate(PROMPT, max_new_tokens=8, sampling=expected).tokens
     batch = decoder.generate_batch([PROMPT, PROMPT], max_new_tokens=8, temperature=1.0, seed=4)
     assert batch[0].tokens == named.tokens != batch[1].tokens  # which has seed 5
+    last = decoder.generate_batch([PROMPT, PROMPT], 1, temperature=1.0, seed=2**63 - 1)
+    assert [out.seed for out in last] == [2**63 - 1, 0]
     with pytest.raises(UserError, match="unknown option 'stream'"):
         decoder.generate_batch([PROMPT], stream=print)
     with pytest.raises(UserError, match="either a list of Sampling or seed=…, not both"):

@@ -12,14 +12,14 @@ import torch
 from decode.engine.decoder import Decoder
 from decode.engine.loop import run_batch, run_request
 from decode.engine.output import Generation, Tree
-from decode.engine.request import RequestRunner
+from decode.engine.request import RequestRunner, list_rejected
 from decode.proposers.base import Proposer, Request
 from decode.proposers.lookup import LookupProposer
 from decode.speculation.proposal import Proposal
 from decode.speculation.settings import Sampling
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
-from tests.fakes import DRAFTERS, ScriptedDrafter, oracle
+from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget, oracle
 
 K = 3
 PROMPT = [4, 90, 17, 203, 90, 17]
@@ -256,8 +256,43 @@ def test_figures_of_a_generation() -> None:
 
 def test_times_of_all_rounds_are_added(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that advances by one whenever it is read."""
-    clock = itertools.count()
+    clock = itertools.count(5)
     monkeypatch.setattr("decode.engine.request.perf_counter", lambda: float(next(clock)))
     out = Decoder(target, LookupProposer(3)).generate(PROMPT, 20)
-    assert out.calls > 2
+    assert out.calls > 2 and out.trace == []
     assert (out.draft_seconds, out.verify_seconds) == (2.0 * out.calls, 1.0 * out.calls)
+    assert (out.prefill_seconds, out.seconds) == (1.0, 4.0 * out.calls + 1)
+
+
+def test_a_trace_records_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, prompt = TableTarget(4, seed=1), [0, 1]
+    script = Decoder(table).generate(prompt, 16).tokens  # type: ignore[arg-type]
+    clock = itertools.count(5)
+    monkeypatch.setattr("decode.engine.loop.perf_counter", lambda: float(next(clock)))
+    drafter = ScriptedDrafter("point", oracle(prompt + script, 3), K)
+    out = Decoder(table, drafter).generate(prompt, 16, trace=True)  # type: ignore[arg-type]
+    assert out.tokens == script and len(out.trace) == out.calls > 3
+    assert [one.seconds for one in out.trace] == [3.0 + 4 * i for i in range(out.calls)]
+    assert [one.accepted for one in out.trace] == out.accepted
+    ends = list(itertools.accumulate((one.committed for one in out.trace), initial=1))
+    assert ends[-1] == 16 and all(one.committed - one.accepted in (0, 1) for one in out.trace)
+    counts = [d - a for d, a in zip(out.drafted, out.accepted, strict=True)]
+    assert [len(one.rejected) for one in out.trace] == counts and sum(counts) > 3
+
+
+@pytest.mark.parametrize(
+    ("parents", "path", "rejected"),
+    [
+        (None, [], (10, 11, 12, 13)),
+        (None, [0], (11, 12, 13)),
+        (None, [0, 1, 2, 3], ()),
+        ((-1, 0, 0, 1), [0], (11, 13)),
+        ((-1, -1, 0, 1), [], (10, 12)),
+        ((-1, -1, 0, 1), [1], (13,)),
+    ],
+)
+def test_rejected_drafts_are_those_that_would_have_come_next(
+    parents: tuple[int, ...] | None, path: list[int], rejected: tuple[int, ...]
+) -> None:
+    proposal = Proposal(torch.tensor([10, 11, 12, 13]), "point", parents=parents)
+    assert list_rejected(proposal.tokens_K.tolist(), proposal.tree, path) == rejected

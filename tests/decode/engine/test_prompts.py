@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import BatchEncoding
 
+from decode.engine.decoder import Decoder
 from decode.engine.prompts import prompt_tokens
 from specalign.common.errors import UserError
 from specalign.common.text import say_once
@@ -77,6 +78,9 @@ def test_messages_reach_the_chat_template(talking: Target, messages: Any, text: 
 @pytest.mark.parametrize("prompt", ["A", [{"role": "user", "content": "A"}]])
 def test_tools_reach_the_chat_template(talking: Target, prompt: Any, tools: Any) -> None:
     assert read(talking, prompt, tools) == "<weather: Look it up.>[user]A[assistant]"
+    assert read(talking, prompt, [WEATHER, *tools]).count("<weather: Look it up.>") == 2
+    with_tools, without = (Decoder(talking).generate(prompt, 1, tools=x) for x in (tools, None))
+    assert with_tools.prompt_tokens > without.prompt_tokens
     assert read(talking, prompt, []) == "[user]A[assistant]"
 
 

@@ -6,7 +6,9 @@ import torch
 
 from decode.speculation.sampling import (
     ProcessorState,
+    apply_penalties,
     best,
+    couple,
     draw,
     draw_at,
     make_generator,
@@ -49,7 +51,7 @@ def reference(
 
 
 SEEN, WRITTEN, BARRED = (
-    [{0, 5, 7}, {39}, {1}],
+    [{0, 5, 7, *range(20, 36)}, {39}, {1}],
     [{5}, set(), {1, 2, 3}],
     [set(), {4, 6, 11}, {0, *range(8, 20)}],
 )
@@ -87,6 +89,25 @@ def test_probs_follow_the_definition(
         torch.testing.assert_close(
             found[i : i + 1], probs(rows_RV[i : i + 1], sampling, before.rows(slice(i, i + 1)))
         )
+
+
+def test_states_of_several_requests_are_joined() -> None:
+    """A mask of one dimension is every row's; none is a mask without tokens."""
+    one, row, rows = marks([{1}])[0], marks([{4}]), marks([{2}, {3}, set()])
+    states = [(one, None), (row, row), (rows, rows), (None, one)]
+    joined = ProcessorState.joined([ProcessorState(*pair) for pair in states], [4, 1, 3, 2])
+    none = torch.zeros(4, 40, dtype=torch.bool)
+    assert joined.seen is not None and joined.written is not None and joined.barred is None
+    assert torch.equal(joined.seen, torch.cat((one.expand(4, -1), row, rows, none[:2])))
+    assert torch.equal(joined.written, torch.cat((none, row, rows, one.expand(2, -1))))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_numbers_are_fp32_and_fp64_stays(dtype: torch.dtype) -> None:
+    own = torch.float64 if dtype == torch.float64 else torch.float32
+    for sampling in (Sampling(), Sampling(1.0), Sampling(0.5, top_k=3, min_p=0.1)):
+        assert probs(logits(2, 40).to(dtype), sampling).dtype == own
+    assert apply_penalties(logits(2, 40).to(dtype), Sampling()).dtype == own
 
 
 @pytest.mark.parametrize(
@@ -139,6 +160,7 @@ def test_ties_go_to_the_lowest_id() -> None:
     assert probs(row, Sampling(1.0, top_k=2)).tolist() == [0, 0.5, 0.5, 0, 0]
     assert probs(row, Sampling(1.0, top_k=1)).tolist() == [0, 1, 0, 0, 0]
     assert probs(row, Sampling(1.0, top_p=0.4)).tolist() == [0, 0.5, 0.5, 0, 0]
+    assert probs(row, Sampling(1.0, min_p=1.0)).nonzero()[:, 0].tolist() == [1, 2, 3]
     below = torch.tensor([3.0, 2.0, 2.0, 2.0, 1.0])
     assert probs(below, Sampling(1.0, top_k=2)).nonzero()[:, 0].tolist() == [0, 1]
     assert probs(below, Sampling(1.0, top_k=3)).nonzero()[:, 0].tolist() == [0, 1, 2]
@@ -150,11 +172,9 @@ def test_ties_go_to_the_lowest_id() -> None:
 
 def test_top_p_ranks_as_many_candidates_as_it_needs() -> None:
     """Flat rows over a large vocabulary: the first few hundred candidates do not hold the mass."""
-    V = 9000
-    for scale in (0.0, 0.01, 1.0, 5.0):
-        row = logits(1, V) * scale
-        found = probs(row, Sampling(1.0, top_p=0.90003))[0]
-        full = row.double().softmax(-1)[0]
+    rows_RV = logits(4, 9000) * torch.tensor([[5.0], [0.0], [1.0], [0.01]])
+    for row, found in zip(rows_RV, probs(rows_RV, Sampling(1.0, top_p=0.90003)), strict=True):
+        full = row.double().softmax(-1)
         order = full.argsort(descending=True, stable=True)
         count = int((full[order].cumsum(0) < 0.90003).sum()) + 1
         assert set(found.nonzero()[:, 0].tolist()) == set(order[:count].tolist())
@@ -163,16 +183,19 @@ def test_top_p_ranks_as_many_candidates_as_it_needs() -> None:
 def test_the_input_is_left_alone() -> None:
     rows_RV = logits(2, 40)
     given = rows_RV.clone()
-    before = ProcessorState(marks([{1, 4}, {2}]), marks([{4}, {2, 3}]), marks([{9}, {0}]))
-    for sampling in (
+    state = ProcessorState(marks([{1, 4}, {2}]), marks([{4}, {2, 3}]), marks([{9}, {0}]))
+    settings = (
         Sampling(),
         Sampling(repetition_penalty=2.0, presence_penalty=0.5),
         Sampling(0.5, 0.5, 5, 2.0),
         Sampling(0.5),
         Sampling(1.0),
         Sampling(0.8, min_p=0.1),
-    ):
+    )
+    for sampling, before in itertools.product(settings, (state, ProcessorState())):
         expected = probs(rows_RV, sampling, before)
+        best(rows_RV, sampling, before)
+        apply_penalties(rows_RV, sampling, before)
         assert torch.equal(given, rows_RV)
         assert torch.equal(probs(given.clone(), sampling, before, overwrite=True), expected)
 
@@ -183,6 +206,8 @@ def test_draws_are_the_inverse_of_the_running_sum() -> None:
     assert draw_at(weights.expand(5, 5), u).tolist() == [1, 1, 3, 3, 3]
     grid = (torch.arange(8000, dtype=torch.float64) + 0.5) / 8000
     row = torch.rand(6, generator=torch.Generator().manual_seed(1))
+    faint, late = torch.tensor([1.0, 2**-25]), torch.tensor(1 - 2**-30, dtype=torch.float64)
+    assert draw_at(faint, late) == 1 and draw_at(torch.zeros(3), late) == 2
     counts = torch.bincount(draw_at(row.expand(8000, 6), grid), minlength=6)
     torch.testing.assert_close(counts / 8000, row / row.sum(), atol=3e-4, rtol=0)
 
@@ -191,6 +216,7 @@ def test_draws_need_no_normalisation_and_repeat_with_the_seed() -> None:
     weights = torch.rand(4, 100) * 1e-20
     first = draw(weights, torch.Generator().manual_seed(5))
     assert torch.equal(first, draw(weights * 1e10, torch.Generator().manual_seed(5)))
+    assert torch.equal(first, draw_at(weights, uniform(4, torch.Generator().manual_seed(5))))
     assert first.shape == (4,) and first.dtype == torch.int64
     assert draw(weights[0], torch.Generator().manual_seed(5)).shape == ()
     u = uniform(1000, torch.Generator().manual_seed(0))
@@ -199,7 +225,7 @@ def test_draws_need_no_normalisation_and_repeat_with_the_seed() -> None:
 
 def test_all_of_a_seed_counts() -> None:
     """torch's own generator looks at the lower 32 bits; what those alone seed stays as it was."""
-    alike = [5 + more for more in (0, 2**32, 2**33, 2**62)]
+    alike = [0, 2**32, 2**33, 2**62]
     assert len({tuple(uniform(4, make_generator(seed)).tolist()) for seed in alike}) == 4
     assert (
         len({tuple(position_noise(seed, 3, 4, torch.device("cpu")).tolist()) for seed in alike})
@@ -209,3 +235,17 @@ def test_all_of_a_seed_counts() -> None:
         assert torch.equal(
             uniform(4, make_generator(seed)), uniform(4, torch.Generator().manual_seed(seed))
         )
+
+
+def test_coupled_draws_take_the_gumbel_noise_of_their_positions() -> None:
+    def noise(position: int, size: int = 20_000) -> torch.Tensor:
+        return position_noise(3, position, size, torch.device("cpu"))
+
+    first = noise(7)
+    assert first.dtype == torch.float64 and torch.equal(first, noise(7))
+    assert not torch.equal(first, noise(8))
+    assert float(first.mean()) == pytest.approx(0.5772, abs=0.03)  # Euler's γ, and π²/6
+    assert float(first.var()) == pytest.approx(1.6449, abs=0.08)
+    p_RV = logits(4, 5).softmax(-1)
+    expected = (p_RV.double().log() + torch.stack([noise(i, 5) for i in (9, 4, 7, 8)])).argmax(1)
+    assert torch.equal(couple(p_RV, lambda i: noise(i, 5), [9, 4, 7, 8]), expected)

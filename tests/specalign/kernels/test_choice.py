@@ -27,6 +27,15 @@ def test_the_largest_of_each_row_is_torchs_argmax(size: int) -> None:
     assert choice.largest(rows).tolist() == rows.argmax(-1).tolist()
 
 
+def test_choices_take_contiguous_fp32_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = torch.zeros(2, 3)
+    assert choice.takes(row, row)
+    for other in (row.double(), row.t(), row.to("meta")):
+        assert not choice.takes(row, other)
+    monkeypatch.setattr(choice, "rows_library", lambda: None)
+    assert not choice.takes(row)
+
+
 def a_chain(seed: int) -> tuple[Tensor, Proposal]:
     """Of all kinds: a pruned vocabulary or all of it; p like q, p far from it, p with zeros, p = q; a q that is broken."""
     torch.manual_seed(seed)

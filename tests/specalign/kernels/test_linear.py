@@ -34,6 +34,12 @@ def test_few_rows(outputs: int, inputs: int, bias: bool) -> None:
             for kept in (linear.Matrix(weight, offset), matrix):
                 alone = torch.cat([linear.few_rows(x[i : i + 1], *kept) for i in range(rows)])
                 assert torch.equal(linear.few_rows(x[:rows], *kept), alone)
+    for dtype in (torch.bfloat16, torch.float64):  # as torch multiplies them
+        own, wide = weight.to(dtype), x[:3].to(dtype)
+        found = linear.few_rows(wide, own, None if offset is None else offset.to(dtype))
+        close = F.linear(wide.double(), own.double(), None if offset is None else offset.double())
+        torch.testing.assert_close(found.double(), close, rtol=2e-2, atol=5e-2)
+        assert found.dtype == dtype
     assert linear.few_rows(x[:6].view(2, 3, inputs), weight).shape == (2, 3, outputs)
     assert linear.few_rows(x[:0], weight).shape == (0, outputs)
 
@@ -110,6 +116,9 @@ def test_weights_that_are_bf16_stay_so_and_change_no_bit(rows: int) -> None:
     kept = linear.RowsLinear(weight, None)
     assert kept.weight.dtype == torch.bfloat16
     assert torch.equal(kept(x), linear.few_rows(x, weight))
+    rounded = linear.RowsLinear(weight, None, torch.int8)
+    assert torch.equal(rounded(x), linear.few_rows(x, *linear.round_weight(weight, torch.int8)))
+    assert not any(p.requires_grad for layer in (kept, rounded) for p in layer.parameters())
     weight[32, 39] += 2**-12  # one number that bf16 does not have
     assert linear.RowsLinear(weight, None).weight.dtype == torch.float32
 
@@ -120,3 +129,40 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kind is (linear.PackedLinear if torch.backends.mkldnn.is_available() else None)
     assert linear.fast_linear(torch.float16, torch.device("cpu")) is None
     assert linear.fast_linear(torch.float32, torch.device("meta")) is None
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+@pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, 24)])
+def test_the_packed_form_is_the_layer(bias: torch.Tensor | None) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(24, 70), torch.randn(5, 70)
+    layer = linear.PackedLinear(weight, bias)
+    torch.testing.assert_close(layer(x), F.linear(x, weight, bias), rtol=1e-5, atol=1e-4)
+    assert torch.equal(layer.weight, weight) and layer.weight.shape == (24, layer.in_features)
+
+
+def test_matrices_copied_together_share_one_memory() -> None:
+    one = linear.round_weight(torch.randn(3, 5), torch.int8, torch.randn(3))
+    other = linear.Matrix(torch.randn(7, 2))
+    found = linear.copy_together(one, other)
+    for matrix, copied in zip((one, other), found, strict=True):
+        assert torch.equal(copied.weight, matrix.weight) and copied[1:] == matrix[1:]
+        assert copied.weight.data_ptr() != matrix.weight.data_ptr()
+    first, second = (copied.weight.untyped_storage().data_ptr() for copied in found)
+    assert first == second
+
+
+def test_the_largest_number_of_each_row_becomes_127() -> None:
+    torch.manual_seed(0)
+    weight, bias = torch.randn(4, 64).bfloat16(), torch.randn(4)
+    weight[2] = 0
+    kept = linear.round_weight(weight, torch.int8, bias)
+    assert kept.scale is not None and kept.weight.abs().amax(1).tolist() == [127, 127, 0, 127]
+    assert torch.equal(kept.scale[:2], weight[:2].float().abs().amax(1) / 127)
+    error = (kept.dense(torch.float64) - weight.double()).abs()
+    assert (error <= 0.5001 * kept.scale[:, None]).all()
+    assert kept.dense(torch.bfloat16).dtype == torch.bfloat16
+    rows = torch.randn(2, 3, 64)
+    assert torch.equal(linear.rounded_rows(rows).view(6, 64), linear.rounded_rows(rows.view(6, 64)))
+    assert kept.bias is bias is linear.round_weight(weight, torch.float32, bias).bias
+    assert kept.scale.dtype == torch.float32 and kept.weight.dtype == torch.int8

@@ -42,6 +42,9 @@ def test_gpt2s_layers_lie_as_they_are_read(half: bool) -> None:
     copied = copy.deepcopy(model)
     copied.load_state_dict(model.state_dict())
     assert torch.equal(copied["own"](x), fast(x))
+    rounded = linear.RowsConv1D(own.weight.data, own.bias, torch.int8)
+    assert rounded.weight.dtype == torch.int8 and rounded.matrix.scale is not None
+    assert not any(p.requires_grad for layer in (fast, rounded) for p in layer.parameters())
 
 
 @pytest.mark.skipif(
