@@ -180,7 +180,7 @@ class RequestRunner:
         if self.session is not None and not out.finish:
             self.session.observe(output if outcome.straight else output.at(rows), len(rows))
         if self.tracing:
-            self._trace(proposal.tokens_K.tolist(), proposal.tree, outcome.path, before)
+            self._trace(verified, proposal.tokens_K.tolist(), proposal.tree, outcome.path, before)
         out.verify_seconds += verified - self.drafted
         out.draft_seconds += perf_counter() - verified
         self._record_end()
@@ -192,14 +192,19 @@ class RequestRunner:
         self._append(result.tokens)
         self._record_round(result.depth, tree, result.accepted, before)
         if self.tracing:
-            self._trace(result.drafts, result.parents, result.path, before)
+            self._trace(perf_counter(), result.drafts, result.parents, result.path, before)
         self._record_end()
 
     def _trace(
-        self, drafts: Sequence[int], parents: Sequence[int], path: Sequence[int], before: int
+        self,
+        at: float,
+        drafts: Sequence[int],
+        parents: Sequence[int],
+        path: Sequence[int],
+        before: int,
     ) -> None:
         out, rejected = self.out, list_rejected(drafts, parents, path)
-        seconds, committed = perf_counter() - self.prefilled, len(out.tokens) - before
+        seconds, committed = at - self.prefilled, len(out.tokens) - before
         out.trace.append(RoundTrace(seconds, committed, out.accepted[-1], rejected))
 
     def _record_round(self, depth: int, tree: Tree | None, accepted: int, before: int) -> None:

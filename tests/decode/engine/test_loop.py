@@ -268,7 +268,7 @@ def test_a_trace_records_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     table, prompt = TableTarget(4, seed=1), [0, 1]
     script = Decoder(table).generate(prompt, 16).tokens  # type: ignore[arg-type]
     clock = itertools.count(5)
-    monkeypatch.setattr("decode.engine.loop.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("decode.engine.request.perf_counter", lambda: float(next(clock)))
     drafter = ScriptedDrafter("point", oracle(prompt + script, 3), K)
     out = Decoder(table, drafter).generate(prompt, 16, trace=True)  # type: ignore[arg-type]
     assert out.tokens == script and len(out.trace) == out.calls > 3
