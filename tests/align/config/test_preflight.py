@@ -33,7 +33,7 @@ def test_torch_is_not_imported(
 import sys
 from {module} import main
 try:
-    main({arguments.split()!r})
+    main({[*arguments.split(), "target.device=cpu"]!r})
 except SystemExit as stop:
     assert stop.code == {0 if message is None else 2}, stop.code
 assert not {{"torch", "transformers", "lightning", "datasets"}} & set(sys.modules)
