@@ -1,6 +1,7 @@
 # make quickstart   set up, generate some data, calibrate the shipped drafter, measure, report
 # make test         set up, run the tests              (WORKERS=2 processes)
 # make test-fast    tests without the slow ones: a minute and a half
+# make test-lowest  the same with the lowest versions that pyproject.toml allows, in .venv-lowest  (PYTHON=python3.11, which has wheels of all)
 # make mutants      change the code in one place at a time and list the changes that no fast test catches (mutmut, hours; resumes)
 # make systems      train a drafter of every kind, then measure every system at its best setting (hours)
 # make serve-check  train a drafter if there is none (ten minutes), serve it with vLLM on the CPU and compare
@@ -35,7 +36,7 @@ $(1)/bin/python -m pip install --quiet "torch==$(TORCH)+cpu" 2>/dev/null \
 	  || { echo "setup: no CPU build available, installing the default torch"; $(1)/bin/python -m pip install --quiet "torch==$(TORCH)"; }
 endef
 
-.PHONY: quickstart systems test test-fast mutants serve-check lint docs setup clean
+.PHONY: quickstart systems test test-fast test-lowest mutants serve-check lint docs setup clean
 .DEFAULT_GOAL := quickstart
 
 setup: $(STAMP)
@@ -98,6 +99,20 @@ test: setup
 	$(PYTEST)
 
 test-fast: setup
+	$(PYTEST) -m "not slow"
+
+# --torch-backend: PyTorch's own index for CPUs; where it can't be reached, the default torch
+LOWEST ?= .venv-lowest
+LOWEST_INSTALL = $(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e ".[dev]"
+
+$(LOWEST)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet uv
+	$(LOWEST_INSTALL) --torch-backend=cpu || $(LOWEST_INSTALL)
+	@touch $@
+
+test-lowest: PY = $(LOWEST)/bin/python
+test-lowest: $(LOWEST)/.ready
 	$(PYTEST) -m "not slow"
 
 mutants: setup

@@ -77,8 +77,9 @@ def check_packages(recipe: Recipe) -> None:
 def check_devices(recipe: Recipe) -> None:
     """Raises UserError for missing GPUs, or for another number of processes than a launcher
     started."""
-    launch, gpus = recipe.launch, gpu_count()
+    launch = recipe.launch
     if accelerator(recipe) == "gpu":
+        gpus = gpu_count()
         no_gpu = f"target.device={recipe.target.device}: torch sees no GPU; use target.device=cpu"
         require(gpus, no_gpu)
         require(launch.devices <= gpus, f"launch.devices={launch.devices}: torch sees {gpus} GPUs")

@@ -83,6 +83,7 @@ def _measure(model: Any, spec: str, has_weights: bool) -> TargetSizes:
     tied = bool(is_tied) and embedding.shape == head.shape
     linears = [(n, m) for n, m in layers[-1].named_modules() if isinstance(m, torch.nn.Linear)]
     model.set_experts_implementation("batched_mm")  # grouped products take only bf16 on `meta`
+    model.set_attn_implementation("eager")  # masks of sdpa may read values, which `meta` lacks
     anatomy = inspect_model(model, body)
     kv_heads, head_dim = anatomy.heads()
     return TargetSizes(

@@ -15,8 +15,9 @@ SIZES: tuple[int | None, ...] = (None, 0, 2, 1)
 """Drafted tokens of a request in a round; None = all that its drafter proposes."""
 KEEP = 0.9
 """The weight of a round in the next one's average."""
-TRY_AGAIN = 32
-"""One of so many rounds tries a size that is not the fastest."""
+TRY_AGAIN, LOSS = 32, 0.005
+"""A size that is not the fastest is tried again after that many rounds at the earliest, and so that
+it costs at most this share of the time."""
 
 
 @dataclass
@@ -26,22 +27,24 @@ class Trials:
     sizes: tuple[int | None, ...] = SIZES
     tokens: dict[int | None, float] = field(default_factory=dict)
     seconds: dict[int | None, float] = field(default_factory=dict)
+    tried: dict[int | None, int] = field(default_factory=dict)
     rounds: int = 0
 
     def choose(self) -> int | None:
         self.rounds += 1
+        untried = [size for size in self.sizes if size not in self.seconds]
+        if untried:
+            return untried[0]
+        speed = {size: self.tokens[size] / self.seconds[size] for size in self.sizes}
+        best = max(speed, key=lambda size: speed[size])
         for size in self.sizes:
-            if size not in self.seconds:
+            wait = max(TRY_AGAIN, (speed[best] / max(speed[size], 1e-9) - 1) / LOSS)
+            if size != best and self.rounds - self.tried[size] >= wait:
                 return size
-        turn, remainder = divmod(self.rounds, TRY_AGAIN)
-        if remainder == 0:
-            return self.sizes[turn % len(self.sizes)]
-        return self._fastest()
-
-    def _fastest(self) -> int | None:
-        return max(self.sizes, key=lambda size: self.tokens[size] / self.seconds[size])
+        return best
 
     def observe(self, size: int | None, tokens: int, seconds: float) -> None:
+        self.tried[size] = self.rounds
         self.tokens[size] = KEEP * self.tokens.get(size, 0.0) + tokens
         self.seconds[size] = KEEP * self.seconds.get(size, 0.0) + seconds
 

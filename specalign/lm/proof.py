@@ -169,13 +169,14 @@ def _difference(target: Target, own: OwnOutput) -> str:
         return f"its logits differ from the model's own by {found:.2g} standard deviations"
     if not target.chains_only and _in_pieces(target, own, True, torch.float32) > most:
         target.restrict(chains_only=True)
-    if target.anatomy.recurrent:
+    if target.anatomy.others:  # a layer that caches no keys may keep a state elsewhere
         found = _after_rejection(target, own)
         if found > most / 10:  # the same sums twice: hardly any rounding
             return (
                 f"a rejected draft changes later logits by {found:.2g} standard "
                 "deviations: it keeps a state outside its cache"
             )
+    if target.anatomy.recurrent:
         target.restrict(stepwise=_in_pieces(target, own, False, torch.float32) > most)
     if target.chains_only:
         found = _in_pieces(target, own, False, dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
-    DummyLayer,
     DynamicCache,
     LinearAttentionCacheLayerMixin,
     LinearAttentionLayer,
@@ -23,6 +22,9 @@ from transformers.cache_utils import (
 from specalign.folder.config import end_ids
 from specalign.lm.masks import Layout, use_layout
 from specalign.lm.slabs import LayerShape
+
+if TYPE_CHECKING:
+    from transformers.cache_utils import DummyLayer  # 5.17 lacks it
 
 UNLIMITED = 1 << 20
 """The context of a model whose config names none (ALiBi, recurrent states)."""
@@ -36,7 +38,7 @@ _KNOWN_LAYERS = {
     "LinearAttentionAndSlidingWindowAttentionLayer", "DummyLayer", "DynamicIndexedLayer", _BY_BLOCKS,
 }  # fmt: skip
 
-CacheLayer = CacheLayerMixin | LinearAttentionCacheLayerMixin | DummyLayer
+CacheLayer: TypeAlias = "CacheLayerMixin | LinearAttentionCacheLayerMixin | DummyLayer"
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,9 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
         (WRITE, "recipe=debug_block output=file", "output=file/data: can't be written"),
         (WRITE, "recipe=debug_block --print", ""),
     ]
-    asked = json.dumps([(module, words.split()) for module, words, _ in cases])
+    asked = json.dumps(
+        [(module, [*words.split(), "target.device=cpu"]) for module, words, _ in cases]
+    )
     command = [sys.executable, "-c", CHILD, asked]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     found = [json.loads(line) for line in run.stdout.splitlines()]

@@ -11,7 +11,7 @@ from align.makers.geometry import (
 )
 from specalign.common.errors import UserError
 from tests.builders import block_options as options
-from tests.target_models import tiny_target
+from tests.target_models import needs_recent, tiny_target
 
 
 def test_layers_without_keys_are_left_out() -> None:
@@ -59,6 +59,7 @@ def test_keys_that_cannot_be_shared_are_refused_in_one_line(kind: str, why: str)
         ("hy_v4", "--methods lookup needs no drafter"),
     ],
 )
+@needs_recent
 def test_layers_of_several_states_are_refused_with_what_there_is_instead(
     kind: str, instead: str
 ) -> None:

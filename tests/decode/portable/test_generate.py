@@ -21,6 +21,7 @@ from transformers import (
 
 from decode.engine.stock import stock_model
 from decode.exporting.formats import write_export
+from specalign.lm.inspection.anatomy import cache_name
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import PROMPT, block_network, overfit_block_network
@@ -114,7 +115,7 @@ def test_streamers_and_accepted_drafts(model: Any, drafting: dict[str, Any]) -> 
 def test_what_drafts_can_not_honour(model: Any, drafting: dict[str, Any]) -> None:
     held = DynamicCache()
     with torch.no_grad():
-        model(torch.tensor([[9, 9, 9]]), cache=held, use_cache=True)
+        model(torch.tensor([[9, 9, 9]]), use_cache=True, **{cache_name(model): held})
     for words, says in (
         ({"past_key_values": held}, "must be empty"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores: is not"),

@@ -17,7 +17,7 @@ from specalign.lm import names
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.quantised_checkpoints import save_quantised
-from tests.target_models import tiny_model, write_gguf
+from tests.target_models import needs_recent, tiny_model, write_gguf
 
 
 def test_folder_in_hub_layout_gives_the_same_model(target: Target, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_unknown_dtype_and_device() -> None:
     assert load_target("debug", dtype="bf16").dtype_name == "bfloat16"
 
 
-@pytest.mark.parametrize("method", ["fp8", "mxfp4"])
+@pytest.mark.parametrize("method", ["fp8", pytest.param("mxfp4", marks=needs_recent)])
 def test_quantised_checkpoints_that_a_cpu_can_open(method: str, tmp_path: Path) -> None:
     """They are restored, to the bit, and p is proved."""
     meant = save_quantised(method, tmp_path)
