@@ -113,7 +113,7 @@ class MuonAdamW(torch.optim.AdamW):
 
 
 def group_matrices(matrices: Sequence[Tensor], numbers: int) -> list[list[Tensor]]:
-    """Matrices of one shape, or its transpose, in stacks of at most so many numbers, or alone."""
+    """Matrices of one shape, or its transpose, in stacks of at most `numbers` numbers, or alone."""
     stacks: list[list[Tensor]] = []
     last: dict[tuple[int, ...], list[Tensor]] = {}
     for matrix in matrices:

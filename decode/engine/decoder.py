@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
@@ -147,8 +148,7 @@ class Decoder:
 
     @torch.no_grad()
     def _run(self, runners: Sequence[RequestRunner], most: int) -> list[Generation]:
-        for _ in self.run_rounds(runners, most):
-            pass
+        deque(self.run_rounds(runners, most), maxlen=0)
         return [runner.out for runner in runners]
 
     def _make_runners(
@@ -214,8 +214,7 @@ class Stream(AbstractContextManager["Stream"]):
     generation.
 
     Args:
-        runner: a request that has not started.
-        rounds: the engine that runs it, round by round.
+        runner: a request that has not started. rounds: the engine that runs it.
         pieces: the list to which the engine appends its pieces of text.
     """
 
@@ -277,8 +276,8 @@ def _check_count(name: str, value: object) -> int:
 
 def _list_prompts(prompts: Any) -> list[Prompt]:
     """The prompts of a batch. Raises UserError for one prompt or for padded rows of tokens."""
-    single = isinstance(prompts, str | Mapping | Tensor | np.ndarray)
-    single = single or not isinstance(prompts, Iterable)
+    alone = isinstance(prompts, str | Mapping | Tensor | np.ndarray)
+    single = alone or not isinstance(prompts, Iterable)
     found = [] if single else list(prompts)
     first = found[0] if found else None
     if single or (isinstance(first, Mapping) and ("role" in first or is_message(dict(first)))):

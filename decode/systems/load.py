@@ -32,6 +32,8 @@ from specalign.models.standalone import DiffusionDrafter
 
 AnyDrafter = str | os.PathLike[str] | Proposer | BlockDrafter | DiffusionDrafter | Target
 
+_FOREIGN = "a standalone drafter given as a folder or Hub id"
+
 
 def load(
     target: str | os.PathLike[str] | Target = DEFAULT_TARGET,
@@ -66,15 +68,14 @@ def load(
         steps, order: for standalone drafters: number of denoising passes, and the unmasking order.
         drafter_tokenizer: folder or hub id, for a standalone drafter of another vocabulary.
         method: a system such as `specdiff:steps=4`; `drafter` is then FOLDER or KIND=FOLDER,….
-        engine: eager; captured: rounds of fixed shapes, on a GPU as CUDA graphs; or auto: captured
-            on a GPU. What captured can't run, such as other drafters, falls back to eager.
+        engine: eager; captured (on a GPU: CUDA graphs), which falls back to eager; or auto.
         trust_remote_code: run Python code shipped with the models.
         template_kwargs, system: of the target's chat template.
 
     Raises:
         UserError: a file or model can't be found, read or combined, or an option is invalid.
     """
-    spec = _spec_of(target)
+    spec = _spec_of(target, bool(template_kwargs) or system is not None)
     check_engine(engine)
     drafter = _choose_drafter(drafter, spec, method)
     trained = drafter is not None and drafter not in NO_FOLDERS
@@ -85,17 +86,12 @@ def load(
     )  # fmt: skip
     chosen, folders = _choose_method(method, drafter, options)
     if drafter_tokenizer is not None and not (folders and ANY in chosen.needs):
-        needed = "a standalone drafter given as a folder or Hub id"
-        raise UserError(f"drafter_tokenizer requires {needed}")
+        raise UserError(f"drafter_tokenizer requires {_FOREIGN}")
     if not isinstance(target, Target):
         target = load_target(
             spec, str(dtype).removeprefix("torch."), str(device), decoding=True,
             trust_remote_code=trust_remote_code, template_kwargs=template_kwargs, system=system,
         )  # fmt: skip
-    elif template_kwargs or system is not None:
-        raise UserError(
-            "the target is already loaded; pass template_kwargs and system to load_target"
-        )
     opened = OpenDrafters(target, {ANY: drafter})
     if drafter is None or isinstance(drafter, str):
         opened = open_drafters([chosen], folders, target, drafter_tokenizer)
@@ -103,9 +99,13 @@ def load(
     return (assemble if method is None else build)(chosen, opened, draft_tokens)
 
 
-def _spec_of(target: object) -> str:
-    """A target's name. Raises UserError for what is none."""
+def _spec_of(target: object, has_chat_options: bool) -> str:
+    """A target's name. Raises UserError for what is none, or options of its chat template where it
+    is loaded already."""
     if isinstance(target, Target):
+        if has_chat_options:
+            what = "pass template_kwargs and system to load_target"
+            raise UserError(f"the target is already loaded; {what}")
         return target.spec
     if not isinstance(target, str | os.PathLike):
         raise UserError(f"target={target!r:.40}: must be a hub id, a folder or a GGUF file")

@@ -176,7 +176,7 @@ def print_rows(shape: str, rows: list[JsonObject]) -> None:
     cells = []
     for row in rows:
         speed, nodes = row["tokens_per_second"], row["nodes"]
-        drafts = "plain" if nodes is None else f"tree of {nodes}" if nodes else "chain"
+        drafts = {None: "plain", 0: "chain"}.get(nodes, f"tree of {nodes}")
         line = [f"{row['engine']}, {drafts}", str(row["batch"]), f"{row['tau']:g}"]
         line += [f"{row['measured_tau']:.2f}", f"{speed['median']:.0f}"]
         line.append(f"{speed['min']:.0f}…{speed['max']:.0f}")
