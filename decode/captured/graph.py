@@ -141,4 +141,10 @@ def capture(function: Function, backend: Backend, device: torch.device) -> Graph
         # under a dispatch mode, dynamo would give up compiled layers for good
         with torch.compiler.set_stance("force_eager"), forbid_waiting(device):
             function()
-    return _BACKENDS[backend](function)
+    try:
+        return _BACKENDS[backend](function)
+    except RuntimeError as error:
+        if "captur" not in str(error):
+            raise
+        # an upload that no dispatch mode sees, such as torch.tensor on the device
+        raise WaitsForDevice(str(error).splitlines()[0]) from None

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from decode.captured import acceptance, block, causal, denoising, engine, rows
+from decode.captured import acceptance, block, causal, denoising, engine, graph, rows
 from decode.captured.engine import CapturedEngine
 from decode.captured.graph import Backend, WaitsForDevice, forbid_waiting
 from decode.engine.decoder import Decoder
@@ -252,3 +252,17 @@ def test_what_is_not_supported_falls_back(target: Target, monkeypatch: pytest.Mo
     wanted = Decoder(target, proposer).generate(PROMPTS[0], 8).tokens
     assert captured.generate(PROMPTS[0], 8).tokens == wanted
     assert notes and "order=random" in notes[0]
+
+
+def test_a_capture_that_cuda_refuses_falls_back(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(function: Callable[[], None]) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    notes: list[str] = []
+    monkeypatch.setattr(engine, "say_once", notes.append)
+    monkeypatch.setitem(graph._BACKENDS, "eager", refuse)  # type: ignore[arg-type]
+    captured = Decoder(target, engine=CapturedEngine(target, None))
+    assert captured.generate(PROMPTS[0], 8).tokens == Decoder(target).generate(PROMPTS[0], 8).tokens
+    assert "not permitted when stream is capturing" in notes[0]
