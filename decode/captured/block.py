@@ -35,8 +35,8 @@ class BlockDrafting(Drafting):
     def read_prompt(self, row: int, output: TargetOutput) -> None:
         self.context.read_prompt(row, output)
 
-    def start(self, row: int, tokens: list[int]) -> None:
-        self.context.start(row)
+    def clear(self, row: int) -> None:
+        self.context.clear(row)
 
     def observe(
         self,

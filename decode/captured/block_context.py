@@ -48,7 +48,7 @@ class BlockContext:
                 layer.update(k, v)
             view.advance(count)
 
-    def start(self, row: int) -> None:
+    def clear(self, row: int) -> None:
         self._reading.pop(row, None)
 
     def observe(

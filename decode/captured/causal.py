@@ -10,7 +10,6 @@ from decode.captured.drafting import Draft, Drafting, Unsupported, fixed_shape, 
 from decode.captured.state import RowState
 from decode.proposers.autoregressive import AutoregressiveProposer, CausalContext
 from decode.speculation.sampling import best, draw_at, probs
-from decode.speculation.settings import Sampling
 from decode.speculation.tree import chain
 from specalign.lm.cache import KVCache, Slots
 
@@ -18,13 +17,17 @@ PREFILL_CHUNK = 2048
 
 
 class CausalChain(Drafting):
-    """K tokens in a row, each after those before it. A round commits at most one token that the
-    model has not read besides the last one, so it begins with the last two tokens."""
+    """K tokens in a row, each after those before it.
+
+    unread: with how many of the text's last tokens a round begins. Of its own accepted drafts the
+    model has not read the last one; of drafts that something else proposed it has read none.
+    """
 
     cache: KVCache
     can_skip = False
+    unread: int
 
-    def __init__(self, proposer: AutoregressiveProposer, sampling: Sampling) -> None:
+    def __init__(self, proposer: AutoregressiveProposer) -> None:
         self.model, self.nodes = proposer.model, proposer.draft_tokens
 
     def check(self, longest: int) -> None:
@@ -37,7 +40,9 @@ class CausalChain(Drafting):
         if self.model.device != state.target.device:
             raise Unsupported("the drafter is on another device")
         self.missing = CausalContext(self.model, state.target, 1).missing
-        self.cache = self.model.new_cache(state.shape.rows, state.shape.capacity)
+        self.unread = 2 if state.shape.nodes == self.nodes else state.shape.nodes + 1
+        # one more, for places before the start of a text
+        self.cache = self.model.new_cache(state.shape.rows, state.shape.capacity + 1)
 
     def start(self, row: int, tokens: list[int]) -> None:
         view = self.cache.row(row)
@@ -48,7 +53,8 @@ class CausalChain(Drafting):
     def draft(self, state: RowState, end: int) -> Draft:
         nodes, room_B = self.nodes, room_of(state, self.nodes)
         above_BN, depth_BN = fixed_shape(chain(nodes), room_B)
-        unread, at_B1 = state.last_tokens(2), state.counter("length")[:, None] - 1
+        unread = state.last_tokens(self.unread)
+        at_B1 = state.counter("length")[:, None] + 1 - self.unread
         tokens: list[Tensor] = []
         q: list[Tensor] = []
         for i in range(nodes):
@@ -73,7 +79,9 @@ class CausalChain(Drafting):
         """Logits (B, 1, V) after tokens at places from `at_B1` on."""
         model = self.model
         places_BL = at_B1 + torch.arange(tokens_BL.shape[1], device=at_B1.device)
-        self.cache.slots = Slots(state.rows_B1, places_BL, end)
+        slots_BL = torch.where(places_BL < 0, state.shape.capacity, places_BL)
+        places_BL = places_BL.clamp(min=0)
+        self.cache.slots = Slots(state.rows_B1, slots_BL, end)
         see = torch.arange(end, device=at_B1.device) <= places_BL[..., None]
         output = model.forward(
             tokens_BL.clamp(max=model.vocab_size - 1), cache=self.cache, positions_BL=places_BL,

@@ -47,6 +47,9 @@ class Copied(Drafting):
     def allocate(self, state: RowState) -> None:
         self.inner.allocate(state)
 
+    def clear(self, row: int) -> None:
+        self.inner.clear(row)
+
     def read_prompt(self, row: int, output: TargetOutput) -> None:
         self.inner.read_prompt(row, output)
 

@@ -62,7 +62,7 @@ class PrefixContext:
         self.cached_B = torch.zeros(rows, dtype=torch.int64, device=state.target.device)
 
     def start(self, row: int, tokens: list[int]) -> None:
-        """All tokens but the last few; the first round reads those."""
+        """Read all tokens but the last, which the first round reads."""
         drafter = self.drafter
         known = torch.tensor([tokens[:-1]], device=self.cached_B.device)
         view = self.cache.row(row)
@@ -73,7 +73,6 @@ class PrefixContext:
         self.cached_B[row] = known.shape[1]
 
     def begin(self, state: RowState, size: int, end: int) -> None:
-        # with a shift the last token has to be read in every round
         self._state, self._end, self._first = state, end + 2 * self.new, True
         self._length_B1 = state.counter("length")[:, None] + 1
         self._from_B1 = self.cached_B[:, None].clone()

@@ -74,6 +74,9 @@ class Drafting:
     def allocate(self, state: RowState) -> None:
         """Allocate memory for all rows."""
 
+    def clear(self, row: int) -> None:
+        """A request is about to begin in this row."""
+
     def read_prompt(self, row: int, output: TargetOutput) -> None:
         """A forward pass over (more of) the prompt of a row; not captured."""
 

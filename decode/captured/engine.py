@@ -29,6 +29,8 @@ from decode.speculation.verifiers import find
 from specalign.common.text import say_once
 from specalign.lm.model import Target
 
+RowsKey = tuple[Sampling, str, int]
+"""Settings, verifier and number of rows."""
 MOST_OPEN = 2
 """Sets of rows whose memory and graphs are kept."""
 
@@ -60,7 +62,7 @@ def make_drafting(proposer: Proposer | None, sampling: Sampling, verifier: str) 
     if isinstance(proposer, LookupProposer):
         return CopiedBranch(Drafting(), proposer.draft_tokens, proposer.shortest, proposer.longest)
     if isinstance(proposer, AutoregressiveProposer):
-        return CausalChain(proposer, sampling)
+        return CausalChain(proposer)
     if isinstance(proposer, DiffusionProposer):
         if proposer.order == "random":
             raise Unsupported("order=random")
@@ -72,9 +74,11 @@ def make_drafting(proposer: Proposer | None, sampling: Sampling, verifier: str) 
         return BlockChain(proposer, proposer.draft_tokens)
     if proposer.law(sampling) == "point":
         return BestPaths(proposer, nodes)
-    if proposer.siblings is None or proposer.siblings not in rule.siblings:
-        raise Unsupported(f"siblings={proposer.siblings!r}")
-    return DrawnTree(proposer, nodes, proposer.siblings)
+    siblings = proposer.siblings
+    # equal siblings each have a token of the target's own: the deepest match would be biased
+    if siblings is None or siblings not in rule.siblings or verifier in BY_TARGET:
+        raise Unsupported(f"siblings={siblings!r} with verifier {verifier!r}")
+    return DrawnTree(proposer, nodes, siblings)
 
 
 class CapturedEngine:
@@ -90,7 +94,7 @@ class CapturedEngine:
         self.target, self.proposer = target, proposer
         self.pace = DraftPace((None, 0)) if paced else None
         self.backend: Backend = backend or ("cuda" if target.device.type == "cuda" else "eager")
-        self._rows: dict[Hashable, Rows] = {}
+        self._rows: dict[RowsKey, Rows] = {}
 
     def run_rounds(
         self, runners: Sequence[RequestRunner], most: int = 1
@@ -103,43 +107,50 @@ class CapturedEngine:
             form = (replace(runner.sampling, seed=None), runner.verifier)
             groups.setdefault(form, []).append(runner)
         for group in groups.values():
+            key = (replace(group[0].sampling, seed=None), group[0].verifier, min(most, len(group)))
             try:
-                rows = self._open(group, most)
+                rows = self._take(key, group)
             except Unsupported as error:
                 say_once(f"note: engine=captured does not run this: {error}; using engine=eager")
                 yield from loop.run_rounds(group, most)
-            else:
-                yield from GroupRun(rows, group, self.pace).run()
+                continue
+            yield from GroupRun(rows, group, self.pace).run()
+            self._keep(key, rows)
 
-    def _open(self, group: Sequence[RequestRunner], most: int) -> Rows:
-        """Rows of memory for a group of equal settings, allocated before or now."""
-        first = group[0]
-        sampling, count = replace(first.sampling, seed=None), min(most, len(group))
+    def _keep(self, key: RowsKey, rows: Rows) -> None:
+        """Keep rows for the next run. While one is under way its rows are its own."""
+        self._rows[key] = rows
+        while len(self._rows) > MOST_OPEN:  # the ones used longest ago go
+            self._rows.pop(next(iter(self._rows)))
+
+    def _take(self, key: RowsKey, group: Sequence[RequestRunner]) -> Rows:
+        """Rows of memory for a group of equal settings: kept ones that are large enough, or new
+        ones."""
+        sampling, verifier, count = key
         check_target(self.target)
-        drafting = make_drafting(self.proposer, sampling, first.verifier)
+        drafting = make_drafting(self.proposer, sampling, verifier)
         longest = max(len(runner.prompt) + runner.limit for runner in group)
         drafting.check(longest)
-        capacity = 1 << (longest + drafting.nodes).bit_length()
-        new_tokens = 1 << max(runner.limit for runner in group).bit_length()
-        key = (sampling, first.verifier, count)
+        capacity = _round_up(longest + drafting.nodes + 1)
+        new_tokens = _round_up(max(runner.limit for runner in group))
         rows = self._rows.pop(key, None)
         if rows is not None:
-            shape = rows.state.shape
-            if capacity > shape.capacity or new_tokens > shape.new_tokens:
-                capacity = max(capacity, shape.capacity)
-                new_tokens = max(new_tokens, shape.new_tokens)
-                rows = None
-        if rows is None:
-            shape = Shape(count, capacity, new_tokens, drafting.nodes)
-            while len(self._rows) >= MOST_OPEN:  # the one that was used longest ago
-                self._rows.pop(next(iter(self._rows)))
-            rows = Rows(self.target, drafting, first.verifier, sampling, shape, self.backend)
-            try:
-                rows.run(0)
-            except WaitsForDevice as error:
-                raise Unsupported(f"a round waits for the device ({error})") from None
-        self._rows[key] = rows
+            capacity = max(capacity, rows.state.shape.capacity)
+            new_tokens = max(new_tokens, rows.state.shape.new_tokens)
+        shape = Shape(count, capacity, new_tokens, drafting.nodes)
+        if rows is not None and rows.state.shape == shape:
+            return rows
+        rows = Rows(self.target, drafting, verifier, sampling, shape, self.backend)
+        try:
+            rows.run(max(len(runner.prompt) for runner in group))
+        except WaitsForDevice as error:
+            raise Unsupported(f"a round waits for the device ({error})") from None
         return rows
+
+
+def _round_up(size: int) -> int:
+    """To a power of two, so that few sizes are captured."""
+    return 1 << (size - 1).bit_length()
 
 
 class GroupRun:
@@ -178,7 +189,9 @@ class GroupRun:
                 self._read_at = 0.0  # the next interval is longer than a round
                 runner = self.waiting.pop()
                 self.rows.join(row, runner)
-                if not runner.out.finish:
+                if runner.out.finish:
+                    runner.free()
+                else:
                     self.running[row] = runner
                 yield
 
@@ -187,7 +200,11 @@ class GroupRun:
         ahead = 0 if self.pending is None else self.rows.state.shape.nodes + 1
         longest = max(runner.length for runner in self.running.values()) + ahead
         skip = self.trials is not None and self.trials.choose() == 0
-        return self.rows.run(longest, skip), dict(self.running)
+        graphs = self.rows.graphs
+        results = self.rows.run(longest, skip)
+        if self.rows.graphs > graphs:
+            self._read_at = 0.0  # the capture took most of the interval
+        return results, dict(self.running)
 
     def _commit(self) -> None:
         """Commit the results of the round before; a request that ends leaves its row."""

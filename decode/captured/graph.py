@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 Function = Callable[[], None]
 Backend = Literal["eager", "traced", "cuda"]
@@ -41,11 +42,14 @@ class WaitsForDevice(RuntimeError):
 
 class forbid_waiting(TorchDispatchMode):  # noqa: N801 (a context manager)
     """Context manager in which operators raise `WaitsForDevice` if the host would wait for them, or
-    if they copy from another device than `device`."""
+    if they copy from another device than `device`. read: the tensors that they read and that were
+    there before, by id."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.device = device.type
+        self.read: dict[int, torch.Tensor] = {}
+        self._made: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: Any = (), kwargs: Any = None
@@ -57,6 +61,10 @@ class forbid_waiting(TorchDispatchMode):  # noqa: N801 (a context manager)
         if func in _WAITING:
             raise WaitsForDevice(f"{func} at {_caller()}")
         out = func(*args, **kwargs)
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in self._made:
+                self.read[id(tensor)] = tensor
+        self._made.update(id(tensor) for tensor in tree_leaves(out))
         tensors = [t for t in (*args, out) if isinstance(t, torch.Tensor)]
         copies = func in (aten._to_copy.default, aten.copy_.default)
         if copies and any(t.device.type != self.device for t in tensors):
@@ -72,13 +80,17 @@ def _caller() -> str:
 
 
 class Graph(Protocol):
-    """A captured function."""
+    """A captured function. kept: the tensors that it reads, such as cached constants."""
+
+    kept: list[torch.Tensor]
 
     def replay(self) -> None: ...
 
 
 class EagerGraph:
     """The function itself."""
+
+    kept: list[torch.Tensor]
 
     def __init__(self, function: Function) -> None:
         self.replay = torch.no_grad()(function)
@@ -87,6 +99,8 @@ class EagerGraph:
 class TracedGraph:
     """The operators of one call, recorded by make_fx. Code that leaves torch, such as a C kernel,
     is not seen."""
+
+    kept: list[torch.Tensor]
 
     def __init__(self, function: Function) -> None:
         def run(unused: torch.Tensor) -> torch.Tensor:
@@ -104,8 +118,10 @@ class TracedGraph:
 
 
 class CudaGraph:
-    """A CUDA graph; all of them share the memory of their intermediate results."""
+    """A CUDA graph. All of them share the memory of their intermediate results: what lasts is
+    copied into memory of the state."""
 
+    kept: list[torch.Tensor]
     _pool: Any = None
 
     @torch.no_grad()
@@ -139,10 +155,12 @@ def capture(function: Function, backend: Backend, device: torch.device) -> Graph
     with torch.no_grad():
         function()  # constants are uploaded at the first call
         # under a dispatch mode, dynamo would give up compiled layers for good
-        with torch.compiler.set_stance("force_eager"), forbid_waiting(device):
+        with torch.compiler.set_stance("force_eager"), forbid_waiting(device) as guard:
             function()
     try:
-        return _BACKENDS[backend](function)
+        graph = _BACKENDS[backend](function)
+        graph.kept = [*guard.read.values()]  # a graph knows addresses alone
+        return graph
     except RuntimeError as error:
         if "captur" not in str(error):
             raise

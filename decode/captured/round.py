@@ -33,10 +33,10 @@ def run_round(state: RowState, drafting: Drafting, verifier: str, end: int) -> N
     assert output.logits_BLV is not None
     path = verify(state, verifier, draft, output.logits_BLV, see_BMM)
     path_BM = _sort_path(see_BMM, path.end_B, drafting.chains)
-    count_before_B1 = state.counter("length")[:, None]
     if not drafting.chains:
+        length_B1 = state.counter("length")[:, None]
         at_M = torch.arange(tokens_BM.shape[1], device=tokens_BM.device)
-        state.cache.move_rows(count_before_B1 + path_BM, count_before_B1 + at_M)
+        state.cache.move_rows(length_B1 + path_BM, length_B1 + at_M)
     drafting.observe(state, output.hidden_BLD, output.taps_BLFD, path_BM, path.end_B)
     _commit(state, draft, tokens_BM, see_BMM, path, path_BM)
 
@@ -78,8 +78,8 @@ def _commit(
     count_B = count_B * active_B
     last_B = new_BM.gather(1, (count_B - 1).clamp(min=0)[:, None])[:, 0]
     state.append(new_BM, count_B)
-    path_depth_B = draft.depth_BN.amax(1) if draft.depth_BN.shape[1] else torch.zeros_like(count_B)
-    numbers_B3 = torch.stack((count_B, torch.minimum(accepted_B, count_B), path_depth_B), 1)
+    draft_depth_B = draft.depth_BN.amax(1) if draft.depth_BN.shape[1] else torch.zeros_like(count_B)
+    numbers_B3 = torch.stack((count_B, torch.minimum(accepted_B, count_B), draft_depth_B), 1)
     result = (numbers_B3, new_BM, path_BM, draft.tokens_BN, draft.above_BN)
     numbers_BX = torch.cat(result, 1)  # as `read_result` takes it apart
     state.result_BX[:, : numbers_BX.shape[1]].copy_(numbers_BX)

@@ -42,8 +42,8 @@ class Rows:
     def run(self, longest: int, skip: bool = False) -> PendingResults:
         """Run a round; no row has more than `longest` cache entries before it. skip: without
         drafts."""
-        end = _bucket(longest + self.state.shape.nodes + 1)
-        end = min(end, self.state.shape.capacity)
+        needed, capacity = longest + self.state.shape.nodes + 1, self.state.shape.capacity
+        end = min(next((size for size in BUCKETS if size >= needed), capacity), capacity)
         if (end, skip) not in self._graphs:
             self._graphs[end, skip] = self._capture(end, skip)
         self._graphs[end, skip].replay()
@@ -53,17 +53,24 @@ class Rows:
         state, drafting = self.state, self.skipped if skip else self.drafting
         running = state.counter("active").clone()
         state.counter("active").zero_()  # while it is captured no row advances
-        graph = capture(
-            lambda: run_round(state, drafting, self.verifier, end),
-            self.backend,
-            state.target.device,
-        )
-        state.counter("active").copy_(running)
-        return graph
+        try:
+            return capture(
+                lambda: run_round(state, drafting, self.verifier, end),
+                self.backend,
+                state.target.device,
+            )
+        finally:
+            state.counter("active").copy_(running)
+
+    @property
+    def graphs(self) -> int:
+        """How many were captured."""
+        return len(self._graphs)
 
     def join(self, row: int, runner: RequestRunner) -> None:
         """Read a request's prompt into a row and choose its first token."""
         state, drafting = self.state, self.drafting
+        drafting.clear(row)
         opened = runner.prefill_into(
             state.cache.row(row),
             drafting.taps,
@@ -77,10 +84,8 @@ class Rows:
         if len(state.u_BT[row]):
             state.u_BT[row] = uniform(state.u_BT.shape[1], request.generator)
         history = request.history
-        for held_BV, its_V in (
-            (state.seen_BV, history.seen_V),
-            (state.written_BV, history.written_V),
-        ):
+        pairs = ((state.seen_BV, history.seen_V), (state.written_BV, history.written_V))
+        for held_BV, its_V in pairs:
             if held_BV is not None and its_V is not None:
                 held_BV[row] = its_V
         if state.banned_BV is not None:
@@ -116,7 +121,3 @@ class PendingResults:
         if self._done is not None:
             self._done.synchronize()
         return [read_result(row, self.nodes) for row in self._numbers_BX.tolist()]
-
-
-def _bucket(size: int) -> int:
-    return next((bucket for bucket in BUCKETS if bucket >= size), size)

@@ -26,7 +26,7 @@ class Shape(NamedTuple):
 
 
 class RowState:
-    """Requests in rows, B of them. Nothing is allocated after the start, so a graph may hold it.
+    """Requests in rows, B of them. Its tensors keep their addresses, which graphs know.
 
     numbers_FB: the integers of `_COUNTERS`: cache entries in use (all of the text but its last
     token), the last token, output tokens so far and at most, uniform numbers used, and whether the

@@ -78,7 +78,7 @@ def make(target: Target, name: str) -> Proposer | None:
 
 DRAFTERS = [
     "plain", "lookup", "taps 0 0", "taps 8 5", "shared_kv 8 0", "shared_kv 0 5", "copy shared_kv 8 5",
-    "shared_kv 8 6 without_replacement", "taps 0 6 iid", "autoregressive", "ddit 1 left_to_right",
+    "shared_kv 8 6 without_replacement", "taps 0 6 iid", "autoregressive", "copy autoregressive", "ddit 1 left_to_right",
     "ddit 2 confidence", "ddit_full 2 left_to_right", "masked_lm 2 left_to_right", "masked_lm_full 1 left_to_right",
 ]  # fmt: skip
 
@@ -115,7 +115,7 @@ def test_the_text_is_the_eager_engines(target: Target, name: str) -> None:
             compare(target, proposer, sampling)
 
 
-@pytest.mark.parametrize("name", DRAFTERS[:7] + DRAFTERS[10:12])
+@pytest.mark.parametrize("name", DRAFTERS[:7] + DRAFTERS[11:13])
 def test_a_replayed_trace_writes_the_same(target: Target, name: str) -> None:
     sampling = SETTINGS[0] if name.startswith("copy") else EVERYTHING
     compare(target, make(target, name), sampling, "traced")
@@ -266,3 +266,33 @@ def test_a_capture_that_cuda_refuses_falls_back(
     captured = Decoder(target, engine=CapturedEngine(target, None))
     assert captured.generate(PROMPTS[0], 8).tokens == Decoder(target).generate(PROMPTS[0], 8).tokens
     assert "not permitted when stream is capturing" in notes[0]
+
+
+def test_two_streams_of_one_decoder_do_not_mix(target: Target) -> None:
+    proposer = make(target, "taps 8 0")
+    decoder = Decoder(target, proposer, engine=CapturedEngine(target, proposer))
+    wanted = [decoder.generate(prompt, 16).tokens for prompt in PROMPTS[:2]]
+    first, second = (decoder.stream(prompt, 16) for prompt in PROMPTS[:2])
+    next(first)
+    for _ in second:
+        next(first, None)
+    for _ in first:
+        pass
+    assert [first.output.tokens, second.output.tokens] == wanted
+
+
+def test_a_request_that_ends_at_once_leaves_nothing_behind(target: Target) -> None:
+    proposer = make(target, "taps 8 0")
+    decoder = Decoder(target, proposer, engine=CapturedEngine(target, proposer))
+    alone = decoder.generate(PROMPTS[0], 16)
+    [_, after] = decoder.generate_batch([PROMPTS[2], PROMPTS[0]], [1, 16], batch_size=1)
+    assert (after.tokens, after.accepted) == (alone.tokens, alone.accepted)
+
+
+def test_drawn_siblings_need_a_rule(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(engine, "say_once", notes.append)
+    proposer = make(target, "taps 0 3 iid")
+    captured = Decoder(target, proposer, "point_mass", CapturedEngine(target, proposer))
+    captured.generate(PROMPTS[0], 4, temperature=1.0, seed=0)
+    assert "siblings='iid' with verifier 'point_mass'" in notes[0]
