@@ -94,7 +94,8 @@ def compare(
     """Requests of different lengths, more than there are rows, over several buckets."""
     limits, given = [22, 9, 22, 14], {"batch_size": size, "sampling": sampling, **options}
     captured = Decoder(target, proposer, engine=CapturedEngine(target, proposer, backend))
-    with mock.patch.object(rows, "BUCKETS", (16, 24, 32, 64)):
+    buckets = (24, 64) if backend == "traced" else (16, 24, 32, 64)
+    with mock.patch.object(rows, "BUCKETS", buckets):
         found = captured.generate_batch(PROMPTS, limits, **given)
     wanted = Decoder(target, proposer).generate_batch(PROMPTS, limits, **given)
     # near the end of an output, eager drafters draft less, and draw other numbers
@@ -110,12 +111,17 @@ def compare(
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_text_is_the_eager_engines(target: Target, name: str) -> None:
     proposer = make(target, name)
-    for sampling in SETTINGS[::3] if name.startswith("copy") else SETTINGS:
-        if not (name.startswith("copy") and not sampling.greedy):  # copies are of another length
-            compare(target, proposer, sampling)
+    # sampled copies are of another length than the eager engine's
+    for sampling in SETTINGS[:1] if name.startswith("copy") else SETTINGS:
+        compare(target, proposer, sampling)
 
 
-@pytest.mark.parametrize("name", DRAFTERS[:7] + DRAFTERS[11:13])
+TRACED = ["plain", "lookup", "taps 0 0", "shared_kv 8 0", "copy shared_kv 8 5", "ddit 2 confidence"]
+
+
+@pytest.mark.parametrize(
+    "name", ["taps 8 5", *(pytest.param(name, marks=pytest.mark.slow) for name in TRACED)]
+)
 def test_a_replayed_trace_writes_the_same(target: Target, name: str) -> None:
     sampling = SETTINGS[0] if name.startswith("copy") else EVERYTHING
     compare(target, make(target, name), sampling, "traced")
