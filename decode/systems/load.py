@@ -60,8 +60,7 @@ def load(
         target: hub id, folder, GGUF file or `debug`; or a loaded target.
         drafter: a trained drafter (folder, hub id or loaded), `lookup`, None or `none` (plain
             decoding), or `auto`: the shipped one for the default target, else `lookup`.
-        verifier: see `Decoder`.
-        dtype, device: of the target: float32, bfloat16 or float16; cpu, cuda or cuda:N.
+        verifier: see `Decoder`. dtype, device: of the target, see `load_target`.
         draft_tokens: maximum number of tokens to draft ahead; default: the drafter's block size.
         tree_nodes: of block drafters: size of the draft tree; 0 = a chain. Default: by temperature.
         copying: copy where the text repeats itself. Default: with a drafter and no `method`.
@@ -69,8 +68,7 @@ def load(
         drafter_tokenizer: folder or hub id, for a standalone drafter of another vocabulary.
         method: a system such as `specdiff:steps=4`; `drafter` is then FOLDER or KIND=FOLDER,….
         engine: eager; captured (on a GPU: CUDA graphs), which falls back to eager; or auto.
-        trust_remote_code: run Python code shipped with the models.
-        template_kwargs, system: of the target's chat template.
+        trust_remote_code, template_kwargs, system: see `load_target`.
 
     Raises:
         UserError: a file or model can't be found, read or combined, or an option is invalid.
