@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from align.makers.standalone import make_causal, make_standalone
 from align.training.base_module import DrafterModule
 from align.training.run import train
 from decode.engine.decoder import Decoder
-from decode.engine.loop import prefill_batch
+from decode.engine.loop import prefill_batch, run_rounds
+from decode.engine.output import Generation
 from decode.engine.request import RequestRunner
 from decode.proposers.autoregressive import AutoregressiveProposer, AutoregressiveSession
 from decode.proposers.diffusion import DiffusionProposer
@@ -362,3 +363,15 @@ def read_metric(output: Path, name: str = "train/loss") -> list[float]:
 def read_weights(output: Path) -> dict[str, Tensor]:
     """The tensors of a run's drafter."""
     return load_file(str(output / "drafter" / "model.safetensors"))
+
+
+@torch.no_grad()
+def run_batch(runners: Sequence[RequestRunner], most: int = 1) -> None:
+    """Run requests to their ends."""
+    for _ in run_rounds(runners, most):
+        pass
+
+
+def run_request(runner: RequestRunner) -> Generation:
+    run_batch([runner])
+    return runner.out

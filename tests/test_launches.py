@@ -1,24 +1,17 @@
-"""The counter of launches, syncs and uploads, in a process of its own: its device is known to the whole process."""
+"""The counter of launches, syncs and uploads, in a separate process, because its device is global."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.processes import run_module
 
 
 @pytest.mark.slow
 def test_operators_are_counted_as_on_a_gpu() -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-m", "tests.test_launches"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_module("tests.test_launches")
 
 
 def check() -> None:

@@ -2,24 +2,17 @@
 improvement: python -m tools.round_budget --json > tests/golden/round_budget.json"""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.processes import ROOT, run_module
+
 GOLDEN = ROOT / "tests" / "golden" / "round_budget.json"
 
 
 @pytest.mark.slow
 def test_a_round_costs_no_more_than_before() -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tools.round_budget", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
+    found = json.loads(run_module("tools.round_budget", "--json").stdout)
     for name, row in json.loads(GOLDEN.read_text()).items():
         for engine, most in row.items():
             pairs = zip(found[name][engine], most, strict=True)

@@ -1,6 +1,6 @@
 """Counts what a GPU would do, without one: kernel launches, host syncs and blocking uploads.
 
-Run the code on the pretended device of `tests/elsewhere.py`, in a process of its own:
+Run the code on the pretended device of `tests/elsewhere.py`, in a separate process:
 
     with elsewhere.Elsewhere(), OperatorCounter() as counter:
         step()

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from decode.captured.block_context import BlockContext
-from decode.captured.drafting import Draft, Drafting, fixed_shape, room_of
+from decode.captured.drafting import Draft, Drafting, Observation, fixed_shape, room_of
 from decode.captured.state import RowState
 from decode.proposers.block import BlockProposer
 from decode.speculation.proposal import Siblings
@@ -38,15 +38,8 @@ class BlockDrafting(Drafting):
     def clear(self, row: int) -> None:
         self.context.clear(row)
 
-    def observe(
-        self,
-        state: RowState,
-        hidden_BMD: Tensor,
-        taps_BMFD: Tensor | None,
-        path_BM: Tensor,
-        end_B: Tensor,
-    ) -> None:
-        self.context.observe(state, hidden_BMD, taps_BMFD, path_BM, end_B)
+    def observe(self, state: RowState, seen: Observation) -> None:
+        self.context.observe(state, seen)
 
     def _tokens(self, columns: Tensor) -> Tensor:
         return columns if self.ids is None else self.ids[columns]
@@ -117,8 +110,8 @@ class DrawnTree(BlockDrafting):
         tokens: dict[int, Tensor] = {-1: state.counter("last")[:, None]}
         q: dict[int, Tensor] = {}
         left: dict[int, Tensor] = {}
-        drawn = 0
-        for node in sorted(range(self.nodes), key=lambda i: (level[i], self.parents[i])):
+        order = sorted(range(self.nodes), key=lambda i: (level[i], self.parents[i]))
+        for drawn, node in enumerate(order):
             parent = self.parents[node]
             if parent not in q:
                 k, ahead = level[node] - 1, torch.full_like(tokens[-1], level[node] - 1)
@@ -131,11 +124,9 @@ class DrawnTree(BlockDrafting):
             if apart:
                 left[parent] = left[parent].scatter(2, columns_B1[..., None], 0.0)
             tokens[node] = self._tokens(columns_B1)
-            drawn += 1
-        order = range(self.nodes)
-        tokens_BN = torch.cat([tokens[i] for i in order], 1)
-        q_BNV = self._dense(state, torch.cat([q[self.parents[i]] for i in order], 1))
-        drawn_B = torch.where(room_B > 0, drawn, 0)
+        tokens_BN = torch.cat([tokens[i] for i in range(self.nodes)], 1)
+        q_BNV = self._dense(state, torch.cat([q[parent] for parent in self.parents], 1))
+        drawn_B = torch.where(room_B > 0, self.nodes, 0)
         return Draft(tokens_BN, above_BN, depth_BN, q_BNV, drawn_B, self.parents, apart)
 
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from decode.captured.drafting import Observation
 from decode.captured.state import RowState
 from specalign.lm.cache import KVCache, Slots
 from specalign.lm.model import TargetOutput
-from specalign.lm.slabs import LayerShape
 from specalign.models.block import BlockDrafter
 
 
@@ -22,56 +22,37 @@ class BlockContext:
         rows, device = state.shape.rows, weight.device
         self.network = network
         self.before_BD = torch.zeros(rows, config.hidden_size, dtype=weight.dtype, device=device)
-        self.own: KVCache | None = None
-        if config.context == "taps":
-            value = config.value_dim or config.head_dim
-            shapes = [LayerShape(config.num_key_value_heads, config.head_dim, value)]
-            shapes *= len(network.blocks)
-            self.own = KVCache(shapes, rows, state.shape.capacity, weight.dtype, device)
+        self.own = network.new_context_cache(rows, state.shape.capacity)
         # not the C kernels' own matrices: their products are invisible to a graph
         self.head_VdD = network.head_weight_VdD.to(weight.dtype)
         self.basis_Vr = None if network.markov is None else network.markov.basis_Vr()
         self._reading: dict[int, KVCache] = {}
 
     def read_prompt(self, row: int, output: TargetOutput) -> None:
-        dtype = self.before_BD.dtype
-        self.before_BD[row] = output.hidden_BLD[0, -1].to(dtype)
+        self.before_BD[row] = output.hidden_BLD[0, -1].to(self.before_BD.dtype)
         if self.own is not None:
-            assert output.taps_BLFD is not None
             if row not in self._reading:
                 self._reading[row] = self.own.row(row)
-            view = self._reading[row]
-            count = output.taps_BLFD.shape[1]
+            view, count = self._reading[row], output.hidden_BLD.shape[1]
             positions = torch.arange(view.length, view.length + count, device=self.before_BD.device)
-            pairs = self.network.context_keys_values(output.taps_BLFD.to(dtype), positions[None])
-            for layer, (k, v) in zip(view.slabs, pairs, strict=True):
-                layer.update(k, v)
+            self.network.write_context(view, output.taps_BLFD, positions[None])
             view.advance(count)
 
     def clear(self, row: int) -> None:
         self._reading.pop(row, None)
 
-    def observe(
-        self,
-        state: RowState,
-        hidden_BMD: Tensor,
-        taps_BMFD: Tensor | None,
-        path_BM: Tensor,
-        end_B: Tensor,
-    ) -> None:
-        dtype, rows_B1 = self.before_BD.dtype, state.rows_B1
-        before_BD = hidden_BMD[rows_B1[:, 0], end_B].to(dtype)
+    def observe(self, state: RowState, seen: Observation) -> None:
+        rows_B1 = state.rows_B1
+        before_BD = seen.hidden_BMD[rows_B1[:, 0], seen.end_B].to(self.before_BD.dtype)
         self.before_BD.copy_(torch.where(state.active_B1, before_BD, self.before_BD))
-        if self.own is None:
-            return
-        assert taps_BMFD is not None
-        at_M = torch.arange(path_BM.shape[1], device=end_B.device)
-        positions_BM = state.counter("length")[:, None] + at_M
-        on_path = taps_BMFD[rows_B1, path_BM].to(dtype)
-        pairs = self.network.context_keys_values(on_path, positions_BM)
-        self.own.slots = Slots(rows_B1, positions_BM, state.shape.capacity)
-        for layer, (k, v) in zip(self.own.slabs, pairs, strict=True):
-            layer.update(k, v)
+        if self.own is not None:
+            assert seen.taps_BMFD is not None
+            at_M = torch.arange(seen.path_BM.shape[1], device=seen.end_B.device)
+            positions_BM = state.counter("length")[:, None] + at_M
+            self.own.slots = Slots(rows_B1, positions_BM, state.shape.capacity)
+            self.network.write_context(
+                self.own, seen.taps_BMFD[rows_B1, seen.path_BM], positions_BM
+            )
 
     def hidden_BKD(self, state: RowState, end: int) -> Tensor:
         """Hidden states of the drafts of all rows, (B, K, D)."""

@@ -19,8 +19,8 @@ PREFILL_CHUNK = 2048
 class CausalChain(Drafting):
     """K tokens in a row, each after those before it.
 
-    unread: with how many of the text's last tokens a round begins. Of its own accepted drafts the
-    model has not read the last one; of drafts that something else proposed it has read none.
+    unread: how many of the text's last tokens a round reads first. The model has not read the last
+    of its accepted drafts, and none of those that something else proposed.
     """
 
     cache: KVCache

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from decode.captured.drafting import Draft, Drafting, fixed_shape, room_of
+from decode.captured.drafting import Draft, Drafting, Observation, fixed_shape, room_of
 from decode.captured.state import RowState
 from decode.proposers.lookup import JOINING, LONGEST, SHORTEST
 from decode.speculation.tree import chain
@@ -56,15 +56,8 @@ class Copied(Drafting):
     def start(self, row: int, tokens: list[int]) -> None:
         self.inner.start(row, tokens)
 
-    def observe(
-        self,
-        state: RowState,
-        hidden_BMD: Tensor,
-        taps_BMFD: Tensor | None,
-        path_BM: Tensor,
-        end_B: Tensor,
-    ) -> None:
-        self.inner.observe(state, hidden_BMD, taps_BMFD, path_BM, end_B)
+    def observe(self, state: RowState, seen: Observation) -> None:
+        self.inner.observe(state, seen)
 
 
 class CopiedBranch(Copied):

@@ -26,7 +26,7 @@ class WindowContext:
     def start(self, row: int, tokens: list[int]) -> None:
         pass
 
-    def begin(self, state: RowState, size: int, end: int) -> None:
+    def begin(self, state: RowState, end: int) -> None:
         """A round begins."""
         window = min(self.drafter.config.window, end)
         self._clean_BW = state.last_tokens(window)
@@ -35,17 +35,12 @@ class WindowContext:
 
     def denoise(self, block_BK: Tensor) -> Tensor:
         """The network's output of a block, (B, K, V)."""
-        drafter, network = self.drafter, self.drafter.network
         tokens_BS = torch.cat((self._clean_BW, block_BK), 1)
         ones_BK = torch.ones_like(block_BK, dtype=torch.bool)
         inside_BS = torch.cat((self._inside_BW, ones_BK), 1)
-        positions_BS = (inside_BS.long().cumsum(1) - 1).clamp_min(0)
-        own_SS = torch.eye(inside_BS.shape[1], dtype=torch.bool, device=block_BK.device)
-        see = ((inside_BS[:, None] & inside_BS[..., None]) | own_SS)[:, None]
-        sigma_B = drafter.window_sigma(tokens_BS, inside_BS)
-        hidden = network.hidden(tokens_BS, sigma_B, positions_BL=positions_BS, see=see)
-        hidden_BKD = hidden[:, -block_BK.shape[1] :]
-        return drafter.logits(hidden_BKD, sigma_B[:, None].expand(block_BK.shape))
+        hidden_BSD, sigma_B = self.drafter.window_hidden(tokens_BS, inside_BS)
+        hidden_BKD = hidden_BSD[:, -block_BK.shape[1] :]
+        return self.drafter.logits(hidden_BKD, sigma_B[:, None].expand(block_BK.shape))
 
 
 class PrefixContext:
@@ -72,7 +67,7 @@ class PrefixContext:
             drafter.network.denoise(known, nothing, view, None, sigma_1)
         self.cached_B[row] = known.shape[1]
 
-    def begin(self, state: RowState, size: int, end: int) -> None:
+    def begin(self, state: RowState, end: int) -> None:
         self._state, self._end, self._first = state, end + 2 * self.new, True
         self._length_B1 = state.counter("length")[:, None] + 1
         self._from_B1 = self.cached_B[:, None].clone()
@@ -140,7 +135,7 @@ class Denoised(Drafting):
         last_B1 = state.counter("last")[:, None]
         block_BK = torch.full_like(last_B1, self.drafter.mask_id).repeat(1, nodes)
         steps_BK, q_BKV, left = torch.zeros_like(block_BK), None, nodes
-        self.context.begin(state, nodes, end)
+        self.context.begin(state, end)
         for step in range(self.steps):
             f_BKV = self.context.denoise(block_BK)
             logits_BKV = self.drafter.target_logits(f_BKV.float())

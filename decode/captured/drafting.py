@@ -56,6 +56,16 @@ class Draft(NamedTuple):
         return Drafts(self.tokens_BN, forest, q_BNV, self.steps_BN, self.without_replacement)
 
 
+class Observation(NamedTuple):
+    """A forward pass of the target over a round's rows. path_BM: those of the accepted path first,
+    which ends at row `end_B`."""
+
+    hidden_BMD: Tensor
+    taps_BMFD: Tensor | None
+    path_BM: Tensor
+    end_B: Tensor
+
+
 class Drafting:
     """Drafts for the rows of a captured engine; this class: plain decoding.
 
@@ -88,23 +98,18 @@ class Drafting:
         none_B0 = state.numbers_FB.new_zeros(state.shape.rows, 0)
         return Draft(none_B0, none_B0, none_B0)
 
-    def observe(
-        self,
-        state: RowState,
-        hidden_BMD: Tensor,
-        taps_BMFD: Tensor | None,
-        path_BM: Tensor,
-        end_B: Tensor,
-    ) -> None:
-        """A forward pass whose rows `path_BM`, up to row `end_B`, are now committed; called before
-        the counters change."""
+    def observe(self, state: RowState, seen: Observation) -> None:
+        """The accepted path is about to be committed; the counters are those before it."""
 
 
 class Skipped(Drafting):
     """Rounds in which a drafter only observes."""
 
     def __init__(self, inner: Drafting) -> None:
-        self.taps, self.observe = inner.taps, inner.observe  # type: ignore[method-assign]
+        self.inner, self.taps = inner, inner.taps
+
+    def observe(self, state: RowState, seen: Observation) -> None:
+        self.inner.observe(state, seen)
 
 
 def room_of(state: RowState, most: int) -> Tensor:

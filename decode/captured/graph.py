@@ -80,17 +80,13 @@ def _caller() -> str:
 
 
 class Graph(Protocol):
-    """A captured function. kept: the tensors that it reads, such as cached constants."""
-
-    kept: list[torch.Tensor]
+    """A captured function."""
 
     def replay(self) -> None: ...
 
 
 class EagerGraph:
     """The function itself."""
-
-    kept: list[torch.Tensor]
 
     def __init__(self, function: Function) -> None:
         self.replay = torch.no_grad()(function)
@@ -99,8 +95,6 @@ class EagerGraph:
 class TracedGraph:
     """The operators of one call, recorded by make_fx. Code that leaves torch, such as a C kernel,
     is not seen."""
-
-    kept: list[torch.Tensor]
 
     def __init__(self, function: Function) -> None:
         def run(unused: torch.Tensor) -> torch.Tensor:
@@ -119,13 +113,14 @@ class TracedGraph:
 
 class CudaGraph:
     """A CUDA graph. All of them share the memory of their intermediate results: what lasts is
-    copied into memory of the state."""
+    copied into memory of the state. kept: the tensors that the function reads, such as cached
+    constants, because a graph knows only their addresses."""
 
-    kept: list[torch.Tensor]
     _pool: Any = None
 
     @torch.no_grad()
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, kept: list[torch.Tensor]) -> None:
+        self._kept = kept
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -142,11 +137,7 @@ class CudaGraph:
         self._graph.replay()
 
 
-_BACKENDS: dict[Backend, Callable[[Function], Graph]] = {
-    "eager": EagerGraph,
-    "traced": TracedGraph,
-    "cuda": CudaGraph,
-}
+_ON_CPU: dict[Backend, Callable[[Function], Graph]] = {"eager": EagerGraph, "traced": TracedGraph}
 
 
 def capture(function: Function, backend: Backend, device: torch.device) -> Graph:
@@ -158,9 +149,9 @@ def capture(function: Function, backend: Backend, device: torch.device) -> Graph
         with torch.compiler.set_stance("force_eager"), forbid_waiting(device) as guard:
             function()
     try:
-        graph = _BACKENDS[backend](function)
-        graph.kept = [*guard.read.values()]  # a graph knows addresses alone
-        return graph
+        if backend == "cuda":
+            return CudaGraph(function, [*guard.read.values()])
+        return _ON_CPU[backend](function)
     except RuntimeError as error:
         if "captur" not in str(error):
             raise

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from decode.captured.acceptance import Path, verify
-from decode.captured.drafting import Draft, Drafting
+from decode.captured.drafting import Draft, Drafting, Observation
 from decode.captured.state import RowState
 from decode.engine.output import RoundResult
 
@@ -37,7 +37,8 @@ def run_round(state: RowState, drafting: Drafting, verifier: str, end: int) -> N
         length_B1 = state.counter("length")[:, None]
         at_M = torch.arange(tokens_BM.shape[1], device=tokens_BM.device)
         state.cache.move_rows(length_B1 + path_BM, length_B1 + at_M)
-    drafting.observe(state, output.hidden_BLD, output.taps_BLFD, path_BM, path.end_B)
+    seen = Observation(output.hidden_BLD, output.taps_BLFD, path_BM, path.end_B)
+    drafting.observe(state, seen)
     _commit(state, draft, tokens_BM, see_BMM, path, path_BM)
 
 

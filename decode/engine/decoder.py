@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import secrets
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from numbers import Integral
 from typing import Any, Unpack
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from decode.engine.loop import run_rounds
 from decode.engine.output import MAX_NEW_TOKENS, Generation
-from decode.engine.prompts import Prompt, Tool, prompt_tokens
+from decode.engine.prompts import Prompt, Tool, list_prompts, prompt_tokens
 from decode.engine.request import Engine, RequestRunner
 from decode.proposers.base import Proposer
 from decode.speculation.settings import Sampling, SamplingOptions, read_sampling
 from decode.speculation.verifiers import check_pair, choose, find
 from specalign.common.errors import UserError, nearest
-from specalign.common.text import plural, short
+from specalign.common.text import plural
 from specalign.lm.model import Target
-from specalign.rows.conversation import is_message
 
 
 class GenerateOptions(SamplingOptions, total=False):
@@ -143,12 +139,13 @@ class Decoder:
                 request i uses its seed plus i.
         """
         size = _check_count("batch_size", batch_size)
-        runners = self._make_runners(_list_prompts(prompts), max_new_tokens, None, options)
+        runners = self._make_runners(list_prompts(prompts), max_new_tokens, None, options)
         return self._run(runners, size)
 
     @torch.no_grad()
     def _run(self, runners: Sequence[RequestRunner], most: int) -> list[Generation]:
-        deque(self.run_rounds(runners, most), maxlen=0)
+        for _ in self.run_rounds(runners, most):
+            pass
         return [runner.out for runner in runners]
 
     def _make_runners(
@@ -272,17 +269,6 @@ def _check_count(name: str, value: object) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise UserError(f"{name}={value!r}: must be a whole number, at least 1")
     return int(value)
-
-
-def _list_prompts(prompts: Any) -> list[Prompt]:
-    """The prompts of a batch. Raises UserError for one prompt or for padded rows of tokens."""
-    alone = isinstance(prompts, str | Mapping | Tensor | np.ndarray)
-    single = alone or not isinstance(prompts, Iterable)
-    found = [] if single else list(prompts)
-    first = found[0] if found else None
-    if single or (isinstance(first, Mapping) and ("role" in first or is_message(dict(first)))):
-        raise UserError(f"generate_batch takes a list of prompts, not {short(prompts, 60)}")
-    return found
 
 
 def _sampling_of_each(options: GenerateOptions, count: int) -> list[Sampling]:

@@ -13,30 +13,17 @@ from time import perf_counter
 
 import torch
 
-from decode.engine.output import Generation
 from decode.engine.pace import DraftPace
 from decode.engine.request import ForwardInput, RequestRunner
 from decode.speculation.rounds import verify_rounds
 from specalign.lm.model import TargetOutput
 
 
-@torch.no_grad()
-def run_batch(runners: Sequence[RequestRunner], most: int = 1) -> None:
-    """Run requests of one target and drafter to their ends, at most `most` at a time in one target
-    forward; as one ends the next begins."""
-    for _ in run_rounds(runners, most):
-        pass
-
-
-def run_request(runner: RequestRunner) -> Generation:
-    run_batch([runner])
-    return runner.out
-
-
 def run_rounds(
     runners: Sequence[RequestRunner], most: int = 1, pace: DraftPace | None = None
 ) -> Generator[None, None, None]:
-    """`run_batch` as an iterator that pauses after every prefill and round. Closing it ends the
+    """Run requests of one target and drafter to their ends, at most `most` at a time in one target
+    forward; as one ends the next begins. Pauses after every prefill and round. Closing it ends the
     drafters' sessions. pace: chooses how much greedy batches draft; None = all."""
     waiting = list(reversed(runners))
     running: list[RequestRunner] = []

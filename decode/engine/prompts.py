@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from specalign.common.schema import JsonObject
 from specalign.common.text import say_once, short
 from specalign.folder.template_notes import note_ignored
 from specalign.lm.model import Target
-from specalign.rows.conversation import Conversation
+from specalign.rows.conversation import Conversation, is_message
 from specalign.rows.shapes import parse_prompt
 
 Messages = Sequence[Mapping[str, Any]]
@@ -148,3 +148,14 @@ def _read_tools(tools: Any) -> tuple[JsonObject, ...]:
         with in_one_line(f"tools: can't derive a JSON schema from {name!r}"):
             schemas.append(get_json_schema(tool))
     return tuple(schemas)
+
+
+def list_prompts(prompts: Any) -> list[Prompt]:
+    """The prompts of a batch. Raises UserError for one prompt or for padded rows of tokens."""
+    single = isinstance(prompts, str | Mapping | Tensor | np.ndarray)
+    single = single or not isinstance(prompts, Iterable)
+    found = [] if single else list(prompts)
+    first = found[0] if found else None
+    if single or (isinstance(first, Mapping) and ("role" in first or is_message(dict(first)))):
+        raise UserError(f"generate_batch takes a list of prompts, not {short(prompts, 60)}")
+    return found

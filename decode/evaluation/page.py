@@ -45,7 +45,7 @@ _DEFINITIONS = (
     "the mean of the prompts' own τ (per-request mean). Mean accepted tokens are τ − 1.",
     "Acceptance at position k: the share of rounds with at least k drafted tokens in which the "
     "k-th was accepted.",
-    "In-domain: training's estimate of τ on rows it held out of its own data, not a result. A suite's "
+    "In-domain: τ that training estimated on held-out rows of its data; not a result. A suite's "
     "prompt overlaps if it shares 13 words in a row with the training data.",
     "Score: the suite's own metric, applied alike to plain and drafted answers.",
 )

@@ -54,7 +54,7 @@ class Target(FrozenModel):
     def compile_layers(self, **options: Any) -> None:
         """Compile the layers: at the first forward pass each takes seconds, later ones are fewer
         and larger kernels. `options`: of torch.compile."""
-        # a layer that writes to a cache is a graph of its own, and one for each kind of batch
+        # layers that write to a cache compile separately, once for each kind of batch
         config = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, 4 * len(self.layers))
         for layer in self.layers:

@@ -37,7 +37,9 @@ from specalign.kernels.linear import (
 )
 from specalign.kernels.replacing import speed_up_linears
 from specalign.kernels.tree import DraftHead
+from specalign.lm.cache import KVCache
 from specalign.lm.model import Target
+from specalign.lm.slabs import LayerShape
 from specalign.models.block_config import BlockConfig
 from specalign.models.block_layers import BlockLayer, ConfidenceHead, RMSNorm
 from specalign.models.block_mask import (
@@ -212,6 +214,22 @@ class BlockDrafter(nn.Module):
         fused = self.hidden_norm(self.fc(taps_BLFD.flatten(2)))
         cos, sin = self.rotary_tables(fused, positions_BL)
         return [layer.keys_values(fused, cos, sin) for layer in self.blocks]
+
+    def new_context_cache(self, rows: int, capacity: int) -> KVCache | None:
+        """Memory of a `taps` context's keys and values; None for `shared_kv`."""
+        c, weight = self.config, self.norm.weight
+        if c.context != "taps":
+            return None
+        shape = LayerShape(c.num_key_value_heads, c.head_dim, c.value_dim or c.head_dim)
+        return KVCache([shape] * len(self.blocks), rows, capacity, weight.dtype, weight.device)
+
+    def write_context(self, cache: KVCache, taps_BLFD: Tensor | None, positions_BL: Tensor) -> None:
+        """Write a `taps` context's keys and values; the cache's length does not change."""
+        assert taps_BLFD is not None
+        taps_BLFD = taps_BLFD.to(self.norm.weight.dtype)
+        pairs = self.context_keys_values(taps_BLFD, positions_BL)
+        for layer, (k, v) in zip(cache.slabs, pairs, strict=True):
+            layer.update(k, v)
 
     def markov_factors(
         self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor

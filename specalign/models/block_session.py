@@ -12,7 +12,6 @@ from specalign.kernels.linear import MOST_ROWS, Matrix, few_rows
 from specalign.kernels.repeated import RepeatedCall
 from specalign.lm.cache import KVCache
 from specalign.lm.fused import memory_of
-from specalign.lm.slabs import LayerShape
 from specalign.models.block import BlockDrafter
 
 
@@ -36,14 +35,9 @@ class BlockSession:
         self._block_1RD: Tensor | None = None  # embedded, its first token to be filled in
         self._repeated: RepeatedCall | None = None
         self._layers = tuple(config.target_layer_ids)
-        self.own: KVCache | None = None  # taps: the drafter's keys and values of the context
-        self.taps: tuple[int, ...] = ()  # layers whose outputs `observe` needs
-        if config.context == "taps":
-            self.taps, value = self._layers, config.value_dim or config.head_dim
-            shapes = [LayerShape(config.num_key_value_heads, config.head_dim, value)]
-            weight = drafter.norm.weight
-            shapes *= len(drafter.blocks)
-            self.own = KVCache(shapes, 1, capacity, weight.dtype, weight.device)
+        self.own = drafter.new_context_cache(1, capacity)  # the drafter's keys and values
+        # layers whose outputs `observe` needs
+        self.taps: tuple[int, ...] = () if self.own is None else self._layers
 
     @torch.no_grad()
     def observe(self, hidden_BLD: Tensor, taps_BLFD: Tensor | None, kept: int) -> None:
@@ -54,9 +48,7 @@ class BlockSession:
             assert taps_BLFD is not None
             start = self.own.length
             positions = torch.arange(start, start + kept, device=hidden_BLD.device)[None]
-            pairs = self.drafter.context_keys_values(taps_BLFD[:, :kept].to(dtype), positions)
-            for layer, (k, v) in zip(self.own.slabs, pairs, strict=True):
-                layer.update(k, v)
+            self.drafter.write_context(self.own, taps_BLFD[:, :kept], positions)
             self.own.advance(kept)
 
     @torch.no_grad()

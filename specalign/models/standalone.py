@@ -138,15 +138,23 @@ class DiffusionDrafter(nn.Module):
         inside = (place_BAW >= 0) & (document_BAW == document_BA1)
         tokens_NS = torch.cat((clean_BAW, noisy.tokens_t), 2).flatten(0, 1)
         inside_NS = torch.cat((inside, torch.ones_like(noisy.valid)), 2).flatten(0, 1)
+        hidden_NSD, sigma_N = self.window_hidden(tokens_NS, inside_NS, annealed)
+        return hidden_NSD[:, width:].unflatten(0, (B, A)), sigma_N.view(B, A, 1).expand(B, A, K)
+
+    def window_hidden(
+        self, tokens_NS: Tensor, inside_NS: Tensor, annealed: Annealed | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states of windows that begin with padding, (N, S, D), and σ (N,)."""
+        size = tokens_NS.shape[1]
         positions_NS = inside_NS.long().cumsum(1).sub(1).clamp_min(0)
         # padding sees itself, so that every row sees something
-        own_SS = torch.eye(width + K, dtype=torch.bool, device=flat.device)
+        own_SS = torch.eye(size, dtype=torch.bool, device=tokens_NS.device)
         see = ((inside_NS[:, None] & inside_NS[..., None]) | own_SS)[:, None]
         if annealed is not None:
-            see = see & annealed(width + K)
+            see = see & annealed(size)
         sigma_N = self.window_sigma(tokens_NS, inside_NS)
-        hidden_NSD = self.network.hidden(tokens_NS, sigma_N, positions_BL=positions_NS, see=see)
-        return hidden_NSD[:, width:].unflatten(0, (B, A)), sigma_N.view(B, A, 1).expand(B, A, K)
+        hidden = self.network.hidden(tokens_NS, sigma_N, positions_BL=positions_NS, see=see)
+        return hidden, sigma_N
 
     def window_sigma(self, tokens_NS: Tensor, inside_NS: Tensor) -> Tensor:
         """σ of windows, (N,): by the share of masks in them."""

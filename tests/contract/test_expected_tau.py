@@ -22,7 +22,6 @@ from align.training.block_module import BlockDrafterModule
 from align.training.datamodule import make_batch
 from align.training.diffusion_module import DiffusionDrafterModule
 from align.training.run import train
-from decode.engine.loop import run_batch
 from decode.engine.request import RequestRunner
 from decode.proposers.block import BlockProposer
 from decode.proposers.diffusion import DiffusionProposer
@@ -34,6 +33,7 @@ from specalign.models.block import BlockDrafter
 from specalign.models.standalone import DiffusionDrafter
 from specalign.rows import shards as data
 from specalign.rows.shards import read_samples
+from tests.builders import run_batch
 
 
 def error_over_texts(values: torch.Tensor, texts: torch.Tensor) -> float:

@@ -132,7 +132,7 @@ def time_us(function: Callable[[], object], device: torch.device, seconds: float
 @torch.no_grad()
 def kernel_us(calls: Sequence[Callable[[], object]], device: torch.device) -> float:
     """Microseconds of one of these calls, run in turn in a CUDA graph, where launches hardly count.
-    Calls with memory of their own show what is not in a cache. On a CPU as `time_us`."""
+    Calls on different memory show uncached reads. On a CPU as `time_us`."""
     in_turn = [*calls] * max(1, 20 // len(calls))
 
     def run() -> None:

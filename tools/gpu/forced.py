@@ -13,7 +13,8 @@ from torch import Tensor
 from decode.captured import engine
 from decode.captured.block import BestPaths, BlockChain, BlockDrafting
 from decode.captured.drafting import Draft, Drafting, Unsupported, fixed_shape, room_of
-from decode.captured.engine import CapturedEngine, Rows
+from decode.captured.engine import CapturedEngine, Rows, RowsKey
+from decode.captured.rows import Rows
 from decode.captured.state import RowState
 from decode.engine.loop import RequestRunner
 from decode.proposers.base import Request
@@ -143,7 +144,7 @@ class ForcedProposer(BlockProposer):
 class ForcedEngine(CapturedEngine):
     """Captured, or an error; without a proposer it decodes plainly."""
 
-    def _open(self, group: Sequence[RequestRunner], most: int) -> Rows:
+    def _take(self, key: RowsKey, group: Sequence[RequestRunner]) -> Rows:
         def make(proposer: ForcedProposer | None, sampling: Sampling, verifier: str) -> Drafting:
             if proposer is None:
                 return Drafting()
@@ -154,6 +155,6 @@ class ForcedEngine(CapturedEngine):
 
         with mock.patch.object(engine, "make_drafting", make):
             try:
-                return super()._open(group, most)
+                return super()._take(key, group)
             except Unsupported as error:
                 raise RuntimeError(f"not captured: {error}") from None

@@ -268,7 +268,7 @@ def test_a_capture_that_cuda_refuses_falls_back(
 
     notes: list[str] = []
     monkeypatch.setattr(engine, "say_once", notes.append)
-    monkeypatch.setitem(graph._BACKENDS, "eager", refuse)  # type: ignore[arg-type]
+    monkeypatch.setitem(graph._ON_CPU, "eager", refuse)  # type: ignore[arg-type]
     captured = Decoder(target, engine=CapturedEngine(target, None))
     assert captured.generate(PROMPTS[0], 8).tokens == Decoder(target).generate(PROMPTS[0], 8).tokens
     assert "not permitted when stream is capturing" in notes[0]

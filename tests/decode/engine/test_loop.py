@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from decode.engine.decoder import Decoder
-from decode.engine.loop import run_batch, run_request
 from decode.engine.output import Generation, Tree
 from decode.engine.request import RequestRunner, list_rejected
 from decode.proposers.base import Proposer, Request
@@ -19,6 +18,7 @@ from decode.speculation.proposal import Proposal
 from decode.speculation.settings import Sampling
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
+from tests.builders import run_batch, run_request
 from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget, oracle
 
 K = 3

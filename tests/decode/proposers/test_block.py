@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from decode import Decoder, Sampling
-from decode.engine.loop import prefill_batch, run_request
+from decode.engine.loop import prefill_batch
 from decode.engine.request import RequestRunner
 from decode.proposers.block import BlockProposer, BlockProposerSession
 from decode.speculation.sampling import ProcessorState, probs
@@ -21,7 +21,7 @@ from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from specalign.models.block_session import BlockSession
 from tests.builders import BLOCK_VARIANTS as VARIANTS
-from tests.builders import PROMPT, VARIED
+from tests.builders import PROMPT, VARIED, run_request
 from tests.builders import block_network as network
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from decode import Sampling
-from decode.engine.loop import prefill_batch, run_request
+from decode.engine.loop import prefill_batch
 from decode.engine.request import RequestRunner
 from decode.proposers.d2sd import D2SDProposer, D2SDSession
 from decode.speculation.proposal import Proposal
@@ -22,7 +22,7 @@ from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from specalign.models.block_session import BlockSession
 from tests.builders import DRAFT_IDS as IDS
-from tests.builders import PROMPT, VARIED
+from tests.builders import PROMPT, VARIED, run_request
 from tests.builders import sharp_block_network as network
 from tests.builders import tree_prefixes as prefixes
 from tests.d2sd_reference import by_definition, rows_by_definition
