@@ -13,10 +13,10 @@ from torch import Tensor
 from decode.captured import engine
 from decode.captured.block import BestPaths, BlockChain, BlockDrafting
 from decode.captured.drafting import Draft, Drafting, Unsupported, fixed_shape, room_of
-from decode.captured.engine import CapturedEngine, Rows, RowsKey
+from decode.captured.engine import CapturedEngine, RowsKey
 from decode.captured.rows import Rows
 from decode.captured.state import RowState
-from decode.engine.loop import RequestRunner
+from decode.engine.request import RequestRunner
 from decode.proposers.base import Request
 from decode.proposers.block import BlockProposer, BlockProposerSession
 from decode.speculation.proposal import Proposal
