@@ -40,6 +40,7 @@ def parser() -> Parser:
     dtypes = ("float32", "bfloat16", "float16", "auto")
     add("--dtype", choices=dtypes, default="float32", help="target dtype (default float32)")
     p.add_chat_options()
+    p.add_engine_option()
     drafter = "a drafter's folder, or lookup (default: the shipped one, for the default target)"
     several = "--drafter can then list several: KIND=FOLDER,…"
     vocabulary = "standalone drafters: the tokenizer, if the vocabulary is not the target's"

@@ -29,8 +29,8 @@ from decode.speculation.verifiers import find
 from specalign.common.text import say_once
 from specalign.lm.model import Target
 
-RowsKey = tuple[Sampling, str, int]
-"""Settings, verifier and number of rows."""
+RowsKey = tuple[Sampling, str, int, tuple[int, ...]]
+"""Settings, verifier, number of rows, and the target's EOS ids, which rows know."""
 MOST_OPEN = 2
 """Sets of rows whose memory and graphs are kept."""
 
@@ -107,7 +107,8 @@ class CapturedEngine:
             form = (replace(runner.sampling, seed=None), runner.verifier)
             groups.setdefault(form, []).append(runner)
         for group in groups.values():
-            key = (replace(group[0].sampling, seed=None), group[0].verifier, min(most, len(group)))
+            sampling, verifier = replace(group[0].sampling, seed=None), group[0].verifier
+            key = (sampling, verifier, min(most, len(group)), tuple(self.target.eos_ids))
             try:
                 rows = self._take(key, group)
             except Unsupported as error:
@@ -126,7 +127,7 @@ class CapturedEngine:
     def _take(self, key: RowsKey, group: Sequence[RequestRunner]) -> Rows:
         """Rows of memory for a group of equal settings: kept ones that are large enough, or new
         ones."""
-        sampling, verifier, count = key
+        sampling, verifier, count, _ = key
         check_target(self.target)
         drafting = make_drafting(self.proposer, sampling, verifier)
         longest = max(len(runner.prompt) + runner.limit for runner in group)
@@ -214,6 +215,8 @@ class GroupRun:
         for row, runner in self.pending[1].items():
             if runner.out.finish:
                 continue
+            if not results[row].tokens:
+                raise RuntimeError(f"row {row} stopped before the end of its output")
             runner.commit_result(results[row], self.rows.drafting.chains)
             tokens += len(results[row].tokens)
             if runner.out.finish:

@@ -21,6 +21,7 @@ LONG, PAST_WINDOW, LONGEST = 320, 40, 2048
 many tokens, up to the longest."""
 LONG_TEXT = 64  # tokens of the long text
 TOGETHER = 5  # requests in one target forward
+COPIES = 3  # requests of equal settings, for the captured engine
 TWO_TOKENS = (0, 0, 0, 1, 0, 1, 1, 1, 0, 0, 0, 1)
 """A prompt of two tokens in which every three of them occur. In a text of two tokens long paths are
 accepted, and whatever it ends with can be copied."""
@@ -87,10 +88,12 @@ def settings(seed: int, common: Sequence[int]) -> list[Sampling]:
 
 class Requests:
     """The batches of a run. `short`: the ends of the prompts; `common`: tokens of greedy texts, the
-    most frequent first; `letters`: two tokens that are drafted often."""
+    most frequent first; `letters`: two tokens that are drafted often. captured: the engine batches
+    requests of equal settings alone, so there are several of each, more than run at a time."""
 
-    def __init__(self, target: Target, prompts: list[list[int]]) -> None:
+    def __init__(self, target: Target, prompts: list[list[int]], captured: bool = False) -> None:
         self.target, self.prompts = target, prompts
+        self._copies, self._size = (COPIES, COPIES - 1) if captured else (1, TOGETHER)
         self.short = [prompt[-SHORT:] for prompt in sorted(prompts, key=len)]
         self.common: list[int] = []
         self.letters: list[int] = []
@@ -102,18 +105,23 @@ class Requests:
             # every option with the first rules by ratio; after that each method takes a part
             chosen = every if number == 0 else every[number % 3 :: 3] + every[-1:]
             name, decoder = f"{case.name}, {case.verifier}", cases.open(case)
-            yield RequestBatch(f"{name}: sampled", decoder, self.at(chosen))
-            yield RequestBatch(f"{name}: two tokens", decoder, self.of_letters(2000))
+            yield RequestBatch(f"{name}: sampled", decoder, self.at(chosen), self._size)
+            letters = self.of_letters(2000)
+            yield RequestBatch(f"{name}: two tokens", decoder, letters, self._size)
         for case in cases.compared:
             cold = [replace(one, temperature=0.0) for one in every[len(every) // 2 :: 2]]
-            yield RequestBatch(f"{case.name}: greedy", cases.open(case), self.at(cold))
+            decoder = cases.open(case)
+            yield RequestBatch(f"{case.name}: greedy", decoder, self.at(cold), self._size)
+            if cases.captured:  # not its verifier
+                continue
             both = (*self.at(every[1::5]), *self.of_letters(2000))
             yield RequestBatch(f"{case.name}: coupled", cases.open(case, "gumbel"), both)
         for case in cases.compared[-1:]:
             yield self._long_context(case.name, cases.open(case), Sampling())
             yield RequestBatch(f"{case.name}: ends", cases.open(case), tuple(self.ends(plain)))
         for case in cases.drawn[:1]:
-            yield self._long_context(case.name, cases.open(case, "gumbel"), Sampling(1.0, seed=7))
+            decoder = cases.open(case, None if cases.captured else "gumbel")
+            yield self._long_context(case.name, decoder, Sampling(1.0, seed=7))
             long = Asked(tuple(self.short[0]), every[-1], LONG_TEXT)
             name = f"{case.name}, {case.verifier}: long text"
             yield RequestBatch(name, cases.open(case), (long,), 1)
@@ -121,12 +129,14 @@ class Requests:
     def at(self, chosen: Sequence[Sampling]) -> tuple[Asked, ...]:
         """A request at each of the settings."""
         asked = []
-        for i, sampling in enumerate(chosen):
-            prompt = self.short[i % len(self.short)]
-            if i % 3 == 1:
+        each = [(i, one, n) for i, one in enumerate(chosen) for n in range(self._copies)]
+        for i, one, copy in each:
+            sampling = replace(one, seed=one.fixed_seed + 100 * copy)
+            prompt = self.short[(i + copy) % len(self.short)]
+            if (i + copy) % 3 == 1:
                 prompt = prompt[-4:] * 2  # something to copy
             eos = tuple(self.common[:2]) if sampling.min_new_tokens else None
-            new = max(8 + 3 * (i % 3), sampling.min_new_tokens + 1)
+            new = max(8 + 3 * ((i + copy) % 3), sampling.min_new_tokens + 1)
             asked.append(Asked(tuple(prompt), sampling, new, eos=eos))
         return tuple(asked)
 

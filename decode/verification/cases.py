@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -40,22 +40,36 @@ class Case:
 class Cases:
     """All cases of a run: those `compared` run at temperature 0 and coupled, those `drawn` sample,
     each with its verifier. drafters: folders by role. tokenizer: of the first one, where it is not
-    the target's."""
+    the target's. engine: its name in `parsing.ENGINES`."""
 
     target: Target
     drafters: Mapping[str, str]
     compared: Sequence[Case]
     drawn: Sequence[Case]
     tokenizer: str | None = None
+    engine: str = "eager"
 
     @cached_property
     def _opened(self) -> OpenDrafters:
         methods = [case.method for case in (*self.compared, *self.drawn)]
         return open_drafters(methods, self.drafters, self.target, self.tokenizer)
 
+    @property
+    def captured(self) -> bool:
+        """Whether the captured engine runs them."""
+        on_gpu = self.target.device.type == "cuda"
+        return self.engine == "captured" or (self.engine == "auto" and on_gpu)
+
+    def plain(self) -> Decoder:
+        """Plain decoding."""
+        return self._build(read_method("plain"))
+
     def open(self, case: Case, verifier: str | None = None) -> Decoder:
         """The decoder of a case; `verifier` replaces the case's own."""
-        return build(case.method.with_options(verifier=verifier or case.verifier), self._opened)
+        return self._build(case.method.with_options(verifier=verifier or case.verifier))
+
+    def _build(self, method: Method) -> Decoder:
+        return build(method, replace(self._opened, engine=self.engine))
 
 
 def cases_of(config: VerifyConfig, say: Callable[[str], object]) -> tuple[Cases, str]:
@@ -78,8 +92,11 @@ def cases_of(config: VerifyConfig, say: Callable[[str], object]) -> tuple[Cases,
         system=config.system,
     )
     if config.methods is None:
-        return _of_a_drafter(name, drafters, config.drafter_tokenizer, target), name
-    return of_methods(config.methods, drafters, target, say), name
+        cases = _of_a_drafter(name, drafters, config.drafter_tokenizer, target)
+    else:
+        cases = of_methods(config.methods, drafters, target, say)
+    cases.engine = config.engine
+    return cases, name
 
 
 _CHAIN, _TREE, _COPIES = "drafter:tree_nodes=0", "drafter:tree_nodes=5", "drafter:copying=true"

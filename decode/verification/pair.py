@@ -35,6 +35,7 @@ class VerifyConfig:
     self_test: bool = False
     dtype: str = "float32"
     device: str = "auto"
+    engine: str = "auto"
     trust_remote_code: bool = False
     template_kwargs: JsonObject = field(default_factory=dict)
     system: str | None = None

@@ -16,13 +16,14 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from decode.engine.request import RequestRunner
+from decode.captured import acceptance, block, causal, denoising
 from decode.speculation import rounds, verifiers
 from decode.speculation import sampling as sampling_module
 from decode.speculation.proposal import Proposal
 from decode.verification.cases import drafts_so
 from decode.verification.recording import Recorder
 from decode.verification.reference import NEAR, interval, is_inside
+from decode.verification.sources import DraftSource
 from decode.verification.verdict import Tally
 
 Result = TypeVar("Result")
@@ -31,6 +32,10 @@ EXACT = 1e-5
 SAME = 1e-4  # probabilities of one row differ by less: a context read in parts rounds differently
 MOST_OUTCOMES = 128
 FEW, SIBLINGS = 2, 3  # top-k of enumerated proposals, and of those of one level, all siblings
+DRAWING: tuple[Any, ...] = (
+    sampling_module, rounds, verifiers, acceptance, block, causal, denoising,
+)  # fmt: skip
+"""Modules whose `draw_at` is replaced."""
 LEVELS = 3  # draft tokens along a path of an enumerated proposal
 
 
@@ -54,12 +59,16 @@ class Choices:
 
     def draw_at(self, weights: Tensor, u: Tensor) -> Tensor:
         numbers = u.flatten().tolist()
-        if self.numbers & {*numbers} or len({*numbers}) < len(numbers):
+        counted = [i for i, number in enumerate(numbers) if number >= 0]  # of captured rounds
+        fresh = {numbers[i] for i in counted}
+        if self.numbers & fresh or len(fresh) < len(counted):
             raise ReusedNumber
-        self.numbers.update(numbers)
+        self.numbers.update(fresh)
+        tokens = torch.zeros(len(numbers), dtype=torch.int64, device=weights.device)
         rows = weights.reshape(-1, weights.shape[-1]).double()
-        found = [self._choose(row_V) for row_V in rows / rows.sum(-1, keepdim=True)]
-        return torch.stack(found).reshape(weights.shape[:-1])
+        for i in counted:
+            tokens[i] = self._choose(rows[i] / rows[i].sum())
+        return tokens.reshape(weights.shape[:-1])
 
     def _choose(self, row_V: Tensor) -> Tensor:
         support = row_V.nonzero()[:, 0]
@@ -88,7 +97,7 @@ def every_outcome(
     while True:
         choices = Choices(script)
         with ExitStack() as stack:
-            for module in (sampling_module, rounds, verifiers):
+            for module in DRAWING:
                 stack.enter_context(mock.patch.object(module, "draw_at", choices.draw_at))
             stack.enter_context(mock.patch.object(verifiers, "_chains_in_c", lambda *_: None))
             result = run()
@@ -103,30 +112,22 @@ def every_outcome(
         script[-1] += 1
 
 
-def check_proposal_of(runner: RequestRunner, tally: Tally, name: str) -> None:
+def check_proposal(source: DraftSource, tally: Tally, name: str) -> None:
     """Enumerate what a request would draft now, at a small top-k. The request is left as it was."""
     tally.place = {"method": name}
-    session, request, drafter = runner.session, runner.request, runner.drafter
-    room = min(LEVELS, runner.limit - len(runner.out.tokens) - 1)
-    if session is None or drafter is None or room < 1:
+    room, sampling = min(LEVELS, source.room), source.sampling
+    if room < 1:
         return
-    restore = _snapshot(runner)
-
-    def propose(levels: int) -> Proposal | None:
-        restore()
-        return session.propose(min(levels, drafter.draft_tokens))
-
-    sampling = request.sampling
     try:
-        if sampling.greedy or request.noise is not None:
-            first, second = propose(room), propose(room)
+        if source.chosen:
+            first, second = source.propose(room), source.propose(room)
             alike = first is None or second is None or _are_alike(first, second)
             what = f"{name}: two proposals for the same text differ, although nothing is drawn"
             tally.expect("chosen proposals, drafted twice", alike, what)
             return
         for top_k, most in ((FEW, room), (SIBLINGS, 1)):
-            request.sampling = replace(sampling, top_k=top_k)
-            outcomes = _enumerate(propose, most)
+            source.sampling = replace(sampling, top_k=top_k)
+            outcomes = _enumerate(source.propose, most)
             if outcomes is None:
                 tally.counts["proposals with too many outcomes"] += top_k == FEW
                 return
@@ -136,26 +137,7 @@ def check_proposal_of(runner: RequestRunner, tally: Tally, name: str) -> None:
     except ReusedNumber:
         tally.find(f"{name}: two drafts of a proposal used the same random number")
     finally:
-        request.sampling = sampling
-        restore()
-
-
-def _snapshot(runner: RequestRunner) -> Callable[[], None]:
-    """A function that puts a request's session, those that it wraps, and its random numbers back
-    into their present state."""
-
-    numbers, states, part = runner.request.generator.get_state(), [], runner.session
-    while part is not None and hasattr(part, "__dict__"):
-        states.append((part, dict(vars(part))))
-        part = getattr(part, "inner", None)
-
-    def restore() -> None:
-        runner.request.generator.set_state(numbers)
-        for session, fields in states:
-            vars(session).clear()
-            vars(session).update(fields)
-
-    return restore
+        source.restore()
 
 
 def _enumerate(
@@ -248,15 +230,15 @@ def check_drafts(recorder: Recorder, tally: Tally) -> None:
 def _check_drawn(proposal: Proposal, numbers: Sequence[Tensor], tally: Tally) -> None:
     assert proposal.q is not None
     u_K = [u for x in numbers if x.is_floating_point() for u in x.flatten().tolist()]
-    if not u_K and bool((proposal.q.probs.amax(1) == 1).all()):  # copies
+    columns_K, ids = proposal.tokens_K, proposal.q.ids
+    if ids is not None:
+        columns_K = (ids == columns_K[:, None]).long().argmax(1)
+    if not u_K and bool((proposal.q.probs.gather(1, columns_K[:, None]) == 1).all()):  # copies
         return
     if len(u_K) != len(proposal):
         what = "each proposed draft needs exactly one"
         tally.find(f"{len(proposal)} drafts used {len(u_K)} random numbers: {what}")
         return
-    columns_K, ids = proposal.tokens_K, proposal.q.ids
-    if ids is not None:
-        columns_K = (ids == columns_K[:, None]).long().argmax(1)
     bounds = []
     for k, parent in enumerate(proposal.tree):
         left_S = proposal.q.probs[k].clone()

@@ -30,6 +30,7 @@ from decode.speculation.rounds import Round
 from decode.speculation.tree import path_to
 from decode.speculation.verifiers import Outcome
 from decode.verification.batches import Asked
+from decode.verification.sources import DraftSource, SessionDrafts
 
 Original = Callable[..., Any]  # the watched function, as it was
 RANDOM = (
@@ -53,7 +54,7 @@ class RandomCall:
 
 @dataclass(eq=False)
 class RecordedRequest:
-    """One request. pieces: those of its text where it is streamed."""
+    """One request. pieces: those of its text where it is streamed. captured: by that engine."""
 
     number: int
     asked: Asked
@@ -61,6 +62,7 @@ class RecordedRequest:
     pieces: list[str] | None
     rounds: list[RecordedRound] = field(default_factory=list)
     generator: torch.Generator | None = None
+    captured: bool = False
 
 
 @dataclass(eq=False)
@@ -96,17 +98,18 @@ class RecordedRound:
         return [*self.text, *(int(self.proposal.tokens_K[i]) for i in self.path(node))]
 
 
+BeforeDraft = Callable[[RecordedRequest, DraftSource], object]
+
+
 class Recorder:
     """Context manager that records everything a decoder runs.
 
     Args:
         asked: the requests, in their order. Every second one is streamed.
-        before_draft: called with each request before it drafts.
+        before_draft: called with each request before it drafts, and with what it would draft.
     """
 
-    def __init__(
-        self, asked: Sequence[Asked], before_draft: Callable[[RecordedRequest], object]
-    ) -> None:
+    def __init__(self, asked: Sequence[Asked], before_draft: BeforeDraft) -> None:
         self.asked, self.before_draft = asked, before_draft
         self.requests: list[RecordedRequest] = []
         self.rounds: list[RecordedRound] = []
@@ -118,11 +121,23 @@ class Recorder:
         self._drawing: list[tuple[RecordedRound, int]] = []
         self._drafting: RecordedRequest | None = None
         self._verified = 0
+        self._paused = False
         self._stack = ExitStack()
         self._thread = threading.get_ident()
 
     def __enter__(self) -> Recorder:
-        for owner, name, watch in (
+        for owner, name, watch in self._watches():
+            self._replace(owner, name, watch)
+        for name in RANDOM:
+            for module in (torch, Tensor):
+                if hasattr(module, name):
+                    self._replace(module, name, partial(self._note_random, name))
+        self._shared = _shared_states()
+        return self
+
+    def _watches(self) -> list[tuple[Any, str, Original]]:
+        """Functions of the engine, and what runs in their place."""
+        return [
             (Decoder, "_make_runner", self._make_runner),
             (RequestRunner, "draft", self._draft),
             (RequestRunner, "make_round", self._make_round),
@@ -135,14 +150,7 @@ class Recorder:
             (sampling_module, "draw_at", self._note_numbers),
             (rounds, "_couple_token", self._couple),
             (rounds, "_known_outcome", self._choose),
-        ):
-            self._replace(owner, name, watch)
-        for name in RANDOM:
-            for module in (torch, Tensor):
-                if hasattr(module, name):
-                    self._replace(module, name, partial(self._note_random, name))
-        self._shared = _shared_states()
-        return self
+        ]
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
@@ -154,7 +162,8 @@ class Recorder:
         original = getattr(owner, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != self._thread:  # a drafter in the background verifies too
+            # a drafter in the background verifies too
+            if self._paused or threading.get_ident() != self._thread:
                 return original(*args, **kwargs)
             return watch(original, *args, **kwargs)
 
@@ -173,14 +182,17 @@ class Recorder:
 
     def _draft(self, original: Original, runner: RequestRunner, *size: int | None) -> Any:
         request = self._of(runner)
-        calls, used = len(self.calls), len(self.used)
-        self.before_draft(request)
-        del self.calls[calls:], self.used[used:]  # its draws are not the request's
+        self._prepare(request, SessionDrafts(runner))
         self._drafting = request
         try:
             return original(runner, *size)
         finally:
             self._drafting = None
+
+    def _prepare(self, request: RecordedRequest, source: DraftSource) -> None:
+        calls, used = len(self.calls), len(self.used)
+        self.before_draft(request, source)
+        del self.calls[calls:], self.used[used:]  # its draws are not the request's
 
     def _make_round(self, original: Original, runner: RequestRunner, *args: Any) -> Round:
         made: Round = original(runner, *args)
@@ -245,7 +257,7 @@ class Recorder:
         return self._note_numbers(original, p_RV, u_R)
 
     def _note_numbers(self, original: Original, weights: Tensor, u: Tensor) -> Any:
-        self.used.append(u.detach().clone())
+        self.used.append(u.detach()[u >= 0])  # captured rounds: others do not count
         return original(weights, u)
 
     def _couple(self, original: Original, p_1V: Tensor, one: Round, node: int) -> Any:

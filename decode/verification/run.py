@@ -13,15 +13,16 @@ from unittest import mock
 import torch
 
 from decode.engine import request
-from decode.engine.decoder import Decoder
 from decode.evaluation.tokenized import tokenize_prompts
 from decode.speculation.settings import Sampling
 from decode.verification import commit, end_to_end, proposals, randomness, rows, rules
 from decode.verification.batches import Asked, RequestBatch, Requests
+from decode.verification.captured import EngineRecorder
 from decode.verification.cases import Cases, cases_of, drafts_so
 from decode.verification.pair import VerifyConfig
 from decode.verification.recording import RecordedRequest, RecordedRound, Recorder
 from decode.verification.reference import Reference
+from decode.verification.sources import DraftSource
 from decode.verification.verdict import TITLES, Tally
 from specalign.common.errors import UserError
 from specalign.common.provenance import decoding_versions, git_commit, machine
@@ -59,8 +60,8 @@ class VerificationRun:
         self.reference = Reference(self.target, own_model(self.target) if own is None else own)
         self.tallies = {name: Tally(name) for name in TITLES}
         self.recorded: list[RecordedRound] = []
-        self.plain = Decoder(self.target)
-        self.requests = Requests(self.target, prompts)
+        self.plain = cases.plain()
+        self.requests = Requests(self.target, prompts, cases.captured)
 
     def run(self) -> list[Tally]:
         """Run all checks, and report each batch."""
@@ -151,13 +152,13 @@ class VerificationRun:
         asked = batch.asked if only is None else (only,)
         left = {0, len(asked) - 1} if enumerate_drafts else set()
 
-        def before_draft(request: RecordedRequest) -> None:
+        def before_draft(request: RecordedRequest, source: DraftSource) -> None:
             if request.number in left and len(request.runner.out.tokens) > 1:
                 left.discard(request.number)
                 with self.tallies["proposals"].measure_time() as tally:
-                    proposals.check_proposal_of(request.runner, tally, batch.name)
+                    proposals.check_proposal(source, tally, batch.name)
 
-        recorder = Recorder(asked, before_draft)
+        recorder = EngineRecorder(asked, before_draft)
         with recorder, mock.patch.object(request, "PREFILL_CHUNK", batch.chunk):
             for (eos, context, stop), together in groupby(asked, key=lambda one: one.ending):
                 group = list(together)
@@ -254,7 +255,7 @@ def verify(
         "methods": [case.name for case in (*cases.compared, *cases.drawn)],
         "dtype": target.dtype_name,
         "device": str(target.device),
-        "engine": "eager",
+        "engine": "captured" if cases.captured else "eager",
         "kernels": "C" if on_cpu and rows_library() is not None else "torch",
         "layers": "in one call" if target.fused is not None else "module by module",
         "attention": target.attention,

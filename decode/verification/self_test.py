@@ -1,5 +1,5 @@
-"""A dozen classic bugs, planted in the running engine one at a time. Nothing else imports this
-file; tests/contract has the rest."""
+"""A dozen classic bugs, planted in both engines, one at a time. Nothing else imports this file;
+tests/contract has the rest."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from decode.captured import acceptance, causal, denoising
+from decode.captured import block as captured_block
+from decode.captured import round as captured_round
+from decode.captured import rows as captured_rows
+from decode.captured.acceptance import Path
+from decode.captured.drafting import Draft
+from decode.captured.state import RowState
 from decode.engine.detokenizer import TextStream
 from decode.engine.request import RequestRunner
 from decode.evaluation.tokenized import tokenize_prompts
@@ -20,6 +27,7 @@ from decode.speculation import drafts, history, rounds, rules, sampling, tree, v
 from decode.speculation.proposal import DraftProbs
 from decode.speculation.rounds import Round
 from decode.speculation.sampling import ProcessorState
+from decode.speculation.settings import Sampling
 from decode.speculation.verifiers import Outcome
 from decode.verification.cases import cases_of
 from decode.verification.pair import VerifyConfig
@@ -46,29 +54,40 @@ def reused_numbers() -> list[Patch]:
         return original(count, generator) if last is None else last.repeat(count)[:count]
 
     patches: list[Patch] = [(module, "uniform", remember) for module in (sampling, block)]
-    return patches + [(module, "uniform", reuse) for module in (verifiers, rounds)]
+    patches += [(module, "uniform", reuse) for module in (verifiers, rounds)]
+    first = RowState.uniform
+    same = lambda state, at, counts: first(state, torch.zeros_like(at), counts)  # noqa: E731
+    return [*patches, (RowState, "uniform", same)]
 
 
-def _before_the_rules(change: Callable[[Round], Round]) -> list[Patch]:
-    """The rules receive changed rounds."""
-    original = rounds._apply_rule
-    return [(rounds, "_apply_rule", lambda group: original([change(x) for x in group]))]
+def _before_the_rules(
+    settings: Callable[[Sampling], Sampling], logits: Callable[[Tensor], Tensor] = lambda x: x
+) -> list[Patch]:
+    """The rules receive other settings or logits."""
+    original, probs = rounds._apply_rule, sampling.probs
 
+    def change(one: Round) -> Round:
+        return one._replace(sampling=settings(one.sampling), logits_MV=logits(one.logits_MV))
 
-def _sampled_otherwise(one: Round, **options: Any) -> Round:
-    return one._replace(sampling=replace(one.sampling, **options))
+    def changed_probs(logits_BMV: Tensor, own: Sampling, *args: Any, **options: Any) -> Tensor:
+        return probs(logits(logits_BMV), settings(own), *args, **options)
+
+    return [
+        (rounds, "_apply_rule", lambda group: original([change(x) for x in group])),
+        (acceptance, "probs", changed_probs),
+    ]
 
 
 def half_top_k() -> list[Patch]:
-    return _before_the_rules(lambda x: _sampled_otherwise(x, top_k=(x.sampling.top_k + 1) // 2))
+    return _before_the_rules(lambda x: replace(x, top_k=(x.top_k + 1) // 2))
 
 
 def no_min_p() -> list[Patch]:
-    return _before_the_rules(lambda x: _sampled_otherwise(x, min_p=0.0))
+    return _before_the_rules(lambda x: replace(x, min_p=0.0))
 
 
 def rounded_logits() -> list[Patch]:
-    return _before_the_rules(lambda x: x._replace(logits_MV=x.logits_MV.bfloat16().float()))
+    return _before_the_rules(lambda x: x, lambda logits: logits.bfloat16().float())
 
 
 def siblings_not_corrected() -> list[Patch]:
@@ -97,7 +116,12 @@ def other_temperature() -> list[Patch]:
         cooled = probs.double() ** 1.5
         return DraftProbs((cooled / cooled.sum(-1, keepdim=True)).to(probs.dtype), ids)
 
-    return [(module, "DraftProbs", report) for module in (autoregressive, block, diffusion)]
+    def draw_at(weights: Tensor, u: Tensor) -> Tensor:
+        return sampling.draw_at(weights**1.5, u)
+
+    reported = [(module, "DraftProbs", report) for module in (autoregressive, block, diffusion)]
+    modules = (captured_block, causal, denoising)
+    return [*reported, *((module, "draw_at", draw_at) for module in modules)]
 
 
 def swapped_states() -> list[Patch]:
@@ -107,7 +131,12 @@ def swapped_states() -> list[Patch]:
     def joined(states: Sequence[ProcessorState], heights: Sequence[int]) -> ProcessorState:
         return original([*states[1:], states[0]] if len(set(heights)) == 1 else states, heights)
 
-    return [(ProcessorState, "joined", staticmethod(joined))]
+    before = RowState.before
+
+    def shifted(self: RowState, *args: Any) -> ProcessorState:
+        return ProcessorState(*(x if x is None else x.roll(1, 0) for x in before(self, *args)))
+
+    return [(ProcessorState, "joined", staticmethod(joined)), (RowState, "before", shifted)]
 
 
 def stale_cache() -> list[Patch]:
@@ -117,7 +146,7 @@ def stale_cache() -> list[Patch]:
     def keep(self: KVCache, start: int, offsets: Sequence[int]) -> None:
         original(self, start, list(range(len(offsets))))
 
-    return [(KVCache, "keep", keep)]
+    return [(KVCache, "keep", keep), (KVCache, "move_rows", lambda *_: None)]
 
 
 def blind_tree() -> list[Patch]:
@@ -129,12 +158,20 @@ def blind_tree() -> list[Patch]:
         see_LL = None if call.see_LL is None else torch.ones_like(call.see_LL).tril()
         return call._replace(see_LL=see_LL)
 
-    return [(RequestRunner, "draft", draft)]
+    mask = captured_round._mask
+
+    def see_all(see_BMM: Tensor, *args: Any) -> Tensor:
+        return mask(torch.ones_like(see_BMM).tril(), *args)
+
+    return [(RequestRunner, "draft", draft), (captured_round, "_mask", see_all)]
 
 
 def penalty_of_the_text_alone() -> list[Patch]:
     """The penalties of a node do not see the drafts on its path."""
-    return [(history.History, "_with", staticmethod(lambda held_V, tokens_K, parents: held_V))]
+    text_alone = staticmethod(lambda held_V, tokens_K, parents: held_V)
+    held = RowState._held
+    blind = lambda self, held_BV, drafts, tokens: held(self, held_BV, None, tokens)  # noqa: E731
+    return [(history.History, "_with", text_alone), (RowState, "_held", blind)]
 
 
 def past_the_end() -> list[Patch]:
@@ -145,7 +182,13 @@ def past_the_end() -> list[Patch]:
         with mock.patch.object(self, "eos", self.eos - set(tokens[:-1])):
             return original(self, tokens)
 
-    return [(RequestRunner, "_append", append)]
+    run_round = captured_round.run_round
+
+    def run_on(state: RowState, *args: Any) -> None:
+        state.eos_V.zero_()
+        run_round(state, *args)
+
+    return [(RequestRunner, "_append", append), (captured_rows, "run_round", run_on)]
 
 
 def lost_half() -> list[Patch]:
@@ -173,7 +216,18 @@ def always_accepted() -> list[Patch]:
         first = Outcome(draft_tokens[:1], found.following, [0][: len(draft_tokens)])
         return found if found.path else first
 
-    return [(rounds, "walk", walk), (rounds, "verify_greedy", verify_greedy)]
+    accept = acceptance.accept_own_tokens
+
+    def accept_first(draft: Draft, *args: Any) -> Path:
+        path = accept(draft, *args)
+        some_B = draft.live_BN[:, :1].any(1)
+        return path._replace(end_B=torch.where(some_B, path.end_B.clamp(min=1), path.end_B))
+
+    return [
+        (rounds, "walk", walk),
+        (rounds, "verify_greedy", verify_greedy),
+        (acceptance, "accept_own_tokens", accept_first),
+    ]
 
 
 BUGS: dict[str, Callable[[], list[Patch]]] = {

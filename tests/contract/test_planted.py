@@ -730,7 +730,7 @@ def skipped(check: str) -> list[Patch]:
     if check != "rows":
         found.append((rows, "check_rows", lambda *_: None))
     if check != "proposals":
-        found.append((proposals, "check_proposal_of", lambda *_: None))
+        found.append((proposals, "check_proposal", lambda *_: None))
     if check != "randomness":
         found.append((VerificationRun, "_check_company", lambda *_: None))
     return found

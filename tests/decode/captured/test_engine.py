@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
@@ -12,21 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from decode.captured import acceptance, block, causal, denoising, engine, graph, rows
+from decode.captured import engine, graph, rows
 from decode.captured.engine import CapturedEngine
 from decode.captured.graph import Backend, WaitsForDevice, forbid_waiting
 from decode.engine.decoder import Decoder
-from decode.proposers.autoregressive import AutoregressiveProposer
 from decode.proposers.base import Proposer
 from decode.proposers.block import BlockProposer
-from decode.proposers.diffusion import DiffusionProposer
-from decode.proposers.lookup import CopyingProposer, LookupProposer
-from decode.speculation import verifiers
+from decode.proposers.lookup import LookupProposer
 from decode.speculation.settings import Sampling
 from decode.verification import proposals
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
-from tests.builders import block_network, diffusion_drafter, shallow_target
+from tests.captured_drafters import DRAFTERS, make
 from tests.exact_distribution import exact_law
 
 PROMPTS = [[4, 90, 17, 203, 90, 17], [5], [1, 90, 17, 2, 3, 1, 40, 0, 90], [9, 9, 9, 4, 3]]
@@ -56,31 +52,6 @@ def no_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError(note)
 
     monkeypatch.setattr(engine, "say_once", fail)
-
-
-def make(target: Target, name: str) -> Proposer | None:
-    kind, *words = name.split()
-    if kind == "plain":
-        return None
-    if kind == "lookup":
-        return LookupProposer(5)
-    if kind == "copy":
-        return CopyingProposer(make(target, " ".join(words)))  # type: ignore[arg-type]
-    if kind == "autoregressive":
-        return AutoregressiveProposer(shallow_target(1), 3)
-    if kind in ("taps", "shared_kv"):
-        network = block_network(target, kind, int(words[0]))
-        siblings = words[2] if len(words) > 2 else None
-        return BlockProposer(network, 4, int(words[1]), siblings)  # type: ignore[arg-type]
-    drafter = diffusion_drafter(target, kind.replace("_full", ", full"))
-    return DiffusionProposer(drafter, 3, int(words[0]), words[1])
-
-
-DRAFTERS = [
-    "plain", "lookup", "taps 0 0", "taps 8 5", "shared_kv 8 0", "shared_kv 0 5", "copy shared_kv 8 5",
-    "shared_kv 8 6 without_replacement", "taps 0 6 iid", "autoregressive", "copy autoregressive", "ddit 1 left_to_right",
-    "ddit 2 confidence", "ddit_full 2 left_to_right", "masked_lm 2 left_to_right", "masked_lm_full 1 left_to_right",
-]  # fmt: skip
 
 
 def compare(
@@ -160,17 +131,6 @@ def test_memory_keeps_its_addresses(target: Target) -> None:
     assert texts[:4] == texts[4:]
 
 
-class CountedChoices(proposals.Choices):
-    """Draws that do not count have the number −1."""
-
-    def draw_at(self, weights: Tensor, u: Tensor) -> Tensor:
-        found = torch.zeros(u.shape, dtype=torch.int64)
-        counted = u >= 0
-        if counted.any():
-            found[counted] = super().draw_at(weights[counted], u[counted])
-        return found
-
-
 @pytest.mark.parametrize(
     ("name", "verifier"),
     [
@@ -198,21 +158,11 @@ def distance(target: Target, name: str, verifier: str) -> float:
         return tuple(decoder.generate(prompt, max_new_tokens=length, sampling=sampling).tokens)
 
     run()  # captures
-    modules = (acceptance, block, causal, denoising)
     found: dict[tuple[int, ...], float] = defaultdict(float)
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(proposals, "Choices", CountedChoices))
-        for module in modules:
-            stack.enter_context(mock.patch.object(module, "draw_at", _scripted))
-        for weight, tokens in proposals.every_outcome(run, 4000):
-            found[tokens] += weight
+    for weight, tokens in proposals.every_outcome(run, 4000):
+        found[tokens] += weight
     law = exact_law(target, prompt, length, sampling)
     return sum(abs(found.get(x, 0.0) - law.get(x, 0.0)) for x in {*found, *law}) / 2
-
-
-def _scripted(weights: Tensor, u: Tensor) -> Tensor:
-    """The enumerating `draw_at` of the moment."""
-    return verifiers.draw_at(weights, u)
 
 
 def test_what_waits_for_the_device_is_refused() -> None:

@@ -1,0 +1,224 @@
+"""Records rounds of the captured engine, each as one round of every request in it.
+
+They run operator by operator in place of graphs, because a graph shows nothing of what is in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decode.captured import acceptance, block, causal, denoising
+from decode.captured import round as round_module
+from decode.captured import rows as rows_module
+from decode.captured.acceptance import Path
+from decode.captured.drafting import Draft, Drafting
+from decode.captured.rows import Rows
+from decode.captured.state import RowState
+from decode.engine.request import RequestRunner
+from decode.speculation.proposal import NO_DRAFTS, DraftProbs, Proposal, Siblings
+from decode.speculation.rounds import Round
+from decode.speculation.sampling import ProcessorState
+from decode.speculation.verifiers import Outcome
+from decode.verification.recording import Original, RecordedRequest, RecordedRound, Recorder
+
+
+class EngineRecorder(Recorder):
+    """A recorder of both engines."""
+
+    def __enter__(self) -> EngineRecorder:
+        self._rows: dict[int, dict[int, RecordedRequest]] = {}  # by state, of each row
+        self._running: dict[int, RecordedRequest] = {}
+        self._forget()
+        super().__enter__()
+        return self
+
+    def _forget(self) -> None:
+        """A round begins. drawn: its drafts' random numbers; the others: what was verified."""
+        self._drawn: list[Tensor] = []
+        self._p_BMV: Tensor | None = None
+        self._chosen_BM: Tensor | None = None
+        self._u_BR: Tensor | None = None
+
+    def _watches(self) -> list[tuple[Any, str, Original]]:
+        drafting = [(module, "draw_at", self._draw_draft) for module in (block, causal, denoising)]
+        return [
+            *super()._watches(),
+            *drafting,
+            (RequestRunner, "prefill_into", self._make_round),
+            (rows_module, "verify_rounds", self._verify),
+            (rows_module, "capture", self._capture),
+            (rows_module, "run_round", self._run_round),
+            (Rows, "join", self._join),
+            (round_module, "verify", self._verify_rows),
+            (acceptance, "best", self._best),
+            (acceptance, "probs", self._probs),
+            (acceptance, "draw_at", self._draw_own),
+            (acceptance, "resolve", self._resolve),
+        ]
+
+    def _capture(self, original: Original, function: Any, _: object, device: torch.device) -> Any:
+        self._paused = True  # nothing may be read, and no row runs
+        try:
+            return original(function, "eager", device)
+        finally:
+            self._paused = False
+
+    def _join(self, original: Original, rows: Rows, row: int, runner: RequestRunner) -> None:
+        request = self._of(runner)
+        request.captured = True
+        self._rows.setdefault(id(rows.state), {})[row] = request
+        original(rows, row, runner)
+
+    def _run_round(
+        self, original: Original, state: RowState, drafting: Drafting, verifier: str, end: int
+    ) -> None:
+        active = state.counter("active").tolist()
+        requests = self._rows.get(id(state), {})
+        self._running = {row: one for row, one in requests.items() if active[row]}
+        for row, request in self._running.items():
+            self._prepare(request, RowDrafts(state, drafting, end, row, request))
+        self._forget()
+        self._chains = drafting.chains
+        original(state, drafting, verifier, end)
+
+    # ---- what a round computes ----
+
+    def _draw_draft(self, original: Original, weights: Tensor, u_BR: Tensor) -> Any:
+        self._drawn.append(u_BR.clone())
+        return self._note_numbers(original, weights, u_BR)
+
+    def _best(self, original: Original, *args: Any, **options: Any) -> Any:
+        self._chosen_BM = original(*args, **options)
+        return self._chosen_BM
+
+    def _probs(self, original: Original, *args: Any, **options: Any) -> Any:
+        p_BMV = original(*args, **options)
+        self._p_BMV = p_BMV.clone()
+        return p_BMV
+
+    def _draw_own(self, original: Original, p_BMV: Tensor, u_BM: Tensor) -> Any:
+        self._u_BR = u_BM.clone()
+        return self._note_numbers(original, p_BMV, u_BM)
+
+    def _resolve(self, original: Original, outcomes: Any, p_BMV: Tensor, u_B2: Tensor) -> Any:
+        self._u_BR = u_B2.clone()
+        return original(outcomes, p_BMV, u_B2)
+
+    def _verify_rows(
+        self,
+        original: Original,
+        state: RowState,
+        verifier: str,
+        draft: Draft,
+        logits_BMV: Tensor,
+        see_BMM: Tensor,
+    ) -> Path:
+        given_BMV = logits_BMV.clone()  # overwritten
+        path: Path = original(state, verifier, draft, logits_BMV, see_BMM)
+        for row, request in self._running.items():
+            proposal = proposal_of(draft, row, self._chains, request)
+            generator = request.runner.request.generator
+            nodes = [0, *(i + 1 for i in _live(draft, row))]
+            own = (given_BMV[row, nodes], proposal, verifier, state.sampling)
+            round = Round(*own, ProcessorState(), generator)
+            text = state.text_BS[row, : int(state.counter("length")[row]) + 1].tolist()
+            numbers = [self._draft_numbers(draft, row, proposal)]
+            made = RecordedRound(request, text, round, round.logits_MV, numbers)
+            if self._p_BMV is not None:
+                made.received = dict(enumerate(self._p_BMV[row, nodes]))
+            elif self._chosen_BM is not None:
+                made.chosen = dict(enumerate(self._chosen_BM[row, nodes].tolist()))
+            if self._u_BR is not None:
+                made.verifying = [self._u_BR[row][self._u_BR[row] >= 0]]
+            on_path = see_BMM[row, path.end_B[row]].nonzero()[:, 0].tolist()
+            places = [nodes.index(node) - 1 for node in on_path if node and node in nodes]
+            accepted = proposal.tokens_K[places].tolist()
+            made.end = Outcome(accepted, int(path.next_B[row]), places)
+            request.rounds.append(made)
+            self.rounds.append(made)
+        return path
+
+    def _draft_numbers(self, draft: Draft, row: int, proposal: Proposal) -> Tensor:
+        """The random numbers that decided the drafts that count: in the order of a chain's places,
+        or as the nodes of a tree were drawn."""
+        copied = proposal.q is not None and bool((proposal.q.probs.amax(1) == 1).all())
+        if not self._drawn or copied:
+            return torch.zeros(0, dtype=torch.float64)
+        u_R = torch.cat([u_BR[row] for u_BR in self._drawn])
+        if proposal.parents is not None:
+            return u_R[u_R >= 0]
+        steps = [0] * len(u_R) if draft.steps_BN is None else draft.steps_BN[row].tolist()
+        order = sorted(range(len(u_R)), key=lambda i: (steps[i], i))
+        places = [order.index(i) for i in _live(draft, row)]
+        return u_R[places]
+
+
+def _live(draft: Draft, row: int) -> list[int]:
+    """The drafts of a row that count."""
+    return draft.live_BN[row].nonzero()[:, 0].tolist()
+
+
+def proposal_of(draft: Draft, row: int, chains: bool, request: RecordedRequest) -> Proposal:
+    """The drafts of one row."""
+    live, drafter = _live(draft, row), request.runner.drafter
+    if not live or drafter is None:
+        return NO_DRAFTS
+    tokens_K = draft.tokens_BN[row, live]
+    above = draft.above_BN[row, live].tolist()
+    parents = None if chains else tuple(live.index(i - 1) if i else -1 for i in above)
+    if draft.q_BNV is None:
+        return Proposal(tokens_K, "point", parents=parents)
+    siblings: Siblings | None = None
+    if parents is not None and len(set(parents)) < len(parents):
+        siblings = "without_replacement" if draft.without_replacement else "iid"
+    law, q = drafter.law(request.asked.sampling), DraftProbs(draft.q_BNV[row, live])
+    steps_K = None if draft.steps_BN is None else draft.steps_BN[row, live]
+    return Proposal(tokens_K, law, q, steps_K, parents, siblings, state_only=law == "unmasked")
+
+
+class RowDrafts:
+    """What a row would draft now; the other rows do not draft."""
+
+    def __init__(
+        self, state: RowState, drafting: Drafting, end: int, row: int, request: RecordedRequest
+    ) -> None:
+        self.state, self.drafting, self.end, self.row = state, drafting, end, row
+        self.request, self._sampling = request, state.sampling
+        self.room = int(state.room_B[row]) if drafting.nodes else 0
+        parts: list[Any] = [state, drafting]
+        while parts[-1] is not None:
+            parts.append(getattr(parts[-1], "inner", None) or getattr(parts[-1], "context", None))
+        held = [x for part in parts[:-1] for x in vars(part).values() if isinstance(x, Tensor)]
+        self._counters = [(x, x.clone()) for x in held if x.dtype == torch.int64]
+
+    @property
+    def sampling(self) -> Any:
+        return self.state.sampling
+
+    @sampling.setter
+    def sampling(self, sampling: Any) -> None:
+        self.state.sampling = sampling
+
+    @property
+    def chosen(self) -> bool:
+        return self.sampling.greedy
+
+    def propose(self, levels: int) -> Proposal | None:
+        self._rewind()
+        state, row = self.state, self.row
+        state.counter("active").zero_()[row] = 1
+        state.counter("limit")[row] = state.counter("written")[row] + 1 + levels
+        draft = self.drafting.draft(state, self.end)
+        found = proposal_of(draft, row, self.drafting.chains, self.request)
+        return found if len(found) else None
+
+    def restore(self) -> None:
+        self.sampling = self._sampling
+        self._rewind()
+
+    def _rewind(self) -> None:
+        for now, before in self._counters:
+            now.copy_(before)
