@@ -5,7 +5,9 @@ They run operator by operator in place of graphs, because a graph shows nothing 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -15,14 +17,46 @@ from decode.captured import round as round_module
 from decode.captured import rows as rows_module
 from decode.captured.acceptance import Path
 from decode.captured.drafting import Draft, Drafting
+from decode.captured.graph import Backend, Function, Graph, capture
 from decode.captured.rows import Rows
 from decode.captured.state import RowState
+from decode.engine.decoder import Decoder
 from decode.engine.request import RequestRunner
 from decode.speculation.proposal import NO_DRAFTS, DraftProbs, Proposal, Siblings
 from decode.speculation.rounds import Round
 from decode.speculation.sampling import ProcessorState
+from decode.speculation.settings import Sampling
 from decode.speculation.verifiers import Outcome
 from decode.verification.recording import Original, RecordedRequest, RecordedRound, Recorder
+from decode.verification.verdict import Tally
+from specalign.common.schema import JsonObject
+
+GRAPH_TOKENS = 16
+
+
+def check_graphs(
+    name: str,
+    make_decoder: Callable[[], Decoder],
+    prompts: Sequence[Sequence[int]],
+    settings: Sequence[Sampling],
+    tally: Tally,
+) -> None:
+    """Graphs write what their operators write when they run one by one. In fp32: in half precision
+    products may be rounded otherwise in a graph."""
+    graphs, operators = make_decoder(), make_decoder()
+
+    def capture_operators(function: Function, _: Backend, device: torch.device) -> Graph:
+        return capture(function, "eager", device)
+
+    for sampling in settings:
+        options: JsonObject = {"sampling": sampling, "batch_size": 2}
+        texts = graphs.generate_batch(prompts, GRAPH_TOKENS, **options)
+        with mock.patch.object(rows_module, "capture", capture_operators):
+            wanted = operators.generate_batch(prompts, GRAPH_TOKENS, **options)
+        for i, (one, other) in enumerate(zip(texts, wanted, strict=True)):
+            tally.place = {"method": name, "prompt": i}
+            what = f"{name}, {sampling}: a graph writes another text than its operators"
+            tally.expect("texts of graphs", one.tokens == other.tokens, what)
 
 
 class EngineRecorder(Recorder):

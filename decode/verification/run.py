@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 from unittest import mock
@@ -16,8 +17,8 @@ from decode.engine import request
 from decode.evaluation.tokenized import tokenize_prompts
 from decode.speculation.settings import Sampling
 from decode.verification import commit, end_to_end, proposals, randomness, rows, rules
-from decode.verification.batches import Asked, RequestBatch, Requests
-from decode.verification.captured import EngineRecorder
+from decode.verification.batches import Asked, RequestBatch, Requests, settings
+from decode.verification.captured import EngineRecorder, check_graphs
 from decode.verification.cases import Cases, cases_of, drafts_so
 from decode.verification.pair import VerifyConfig
 from decode.verification.recording import RecordedRequest, RecordedRound, Recorder
@@ -80,6 +81,7 @@ class VerificationRun:
 
     def _check_greedy_texts(self) -> None:
         new, prompts, reference = self.config.max_new_tokens, self.prompts, self.reference
+        graphs = self.cases.captured and self.target.device.type == "cuda"
         with self.tallies["end_to_end"].measure_time() as tally:
             texts = end_to_end.check_plain(self.plain, prompts, new, reference, tally)
             for case in self.cases.compared:
@@ -87,6 +89,10 @@ class VerificationRun:
                 end_to_end.check_greedy(case.name, decoder, prompts, texts, new, reference, tally)
                 self.say(f"{case.name}: greedy texts")
             self.requests.common = [t for t, _ in Counter(sum(texts, [])).most_common()]
+            for case in self.cases.drawn if graphs and self.target.dtype == torch.float32 else ():
+                make = partial(self.cases.open, case)
+                chosen = settings(1000, self.requests.common)
+                check_graphs(case.name, make, self.requests.short, chosen, tally)
             self.requests.letters = self._letters()
 
     def _letters(self) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from decode.speculation import sampling
 from decode.speculation.settings import Sampling
 from decode.verification import self_test
 from decode.verification.batches import Asked, RequestBatch
+from decode.verification.captured import check_graphs
 from decode.verification.cases import Cases
 from decode.verification.pair import VerifyConfig
 from decode.verification.run import VerificationRun
@@ -342,3 +344,25 @@ def test_ends(run: VerificationRun, finish: str) -> None:
 def test_another_context_is_no_difference(run: VerificationRun) -> None:
     batch = make_batch(run, CHAIN, EVERY[1:2])
     assert findings(run, batch, rejected_context()) == set()
+
+
+def test_graphs_are_compared_with_their_operators(run: VerificationRun) -> None:
+    proposer, tally = make(run.target, CHAIN), Tally("end_to_end")
+
+    def open_decoder() -> Decoder:
+        return Decoder(run.target, proposer, "auto", CapturedEngine(run.target, proposer, "traced"))
+
+    check_graphs(CHAIN, open_decoder, PROMPTS, EVERY[1:2], tally)
+    assert tally.counts["texts of graphs"] == 3 and not tally.findings
+    join = rows.Rows.join
+
+    def join_elsewhere(self: rows.Rows, *args: Any) -> None:
+        """Its random numbers go into other memory than the graph's."""
+        join(self, *args)
+        fresh_BT = self.state.u_BT.clone()
+        self.state.u_BT.fill_(0.5)
+        self.state.u_BT = fresh_BT
+
+    with mock.patch.object(rows.Rows, "join", join_elsewhere):
+        check_graphs(CHAIN, open_decoder, PROMPTS, EVERY[1:2], tally)
+    assert tally.findings
