@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from decode.captured.drafting import Draft
 from decode.captured.state import RowState
 from decode.speculation.sampling import best, draw_at, probs
-from decode.speculation.verifiers import Verdict, find, resolve
+from decode.speculation.verifiers import OWN_TOKENS, Verdict, find, resolve
 
-BY_TARGET = frozenset({"greedy", "point_mass"})
-"""Verifiers that accept the target's own tokens."""
+BY_TARGET = OWN_TOKENS - {"gumbel"}
 BY_RULE = frozenset({"token", "block", "recursive", "k_seq", "traversal", "hybrid"})
 
 
@@ -39,14 +39,10 @@ def verify(
         return accept_own_tokens(draft, see_BMM, depth_BM, chosen_BM)
     p_BMV = probs(logits_BMV, sampling, before, overwrite=True, fixed=True)
     if draft.q_BNV is None or verifier in BY_TARGET:
-        # as many numbers as nodes that count
-        counts_BM = torch.cat((torch.ones_like(root_B1), draft.live_BN.long()), 1)
-        drawn_B = torch.zeros_like(root_B1[:, 0]) if draft.drawn_B is None else draft.drawn_B
-        at_BM = drawn_B[:, None] + (counts_BM.cumsum(1) - 1)
-        counted_BM = (counts_BM > 0) & state.active_B1
-        chosen_BM = draw_at(p_BMV, state.uniform(at_BM, counted_BM))
+        counts_BM = torch.cat((root_B1 == 0, draft.live_BN), 1)
+        chosen_BM = draw_at(p_BMV, state.own_numbers(depth_BM, counts_BM))
         path = accept_own_tokens(draft, see_BMM, depth_BM, chosen_BM)
-        return path._replace(used_B=drawn_B + counts_BM.sum(1))
+        return path if draft.drawn_B is None else path._replace(used_B=draft.drawn_B)
     return _accept_by_rule(state, verifier, draft, p_BMV)
 
 
@@ -63,10 +59,10 @@ def accept_own_tokens(draft: Draft, see_BMM: Tensor, depth_BM: Tensor, chosen_BM
 def _accept_by_rule(state: RowState, verifier: str, draft: Draft, p_BMV: Tensor) -> Path:
     rule = find(verifier).rule
     assert rule is not None and draft.drawn_B is not None
-    # without a draft that counts, the token after the text takes the only number
-    some_B = draft.live_BN.any(1)
-    at_B2 = torch.stack((draft.drawn_B, draft.drawn_B + some_B), 1)
-    counted_B2 = torch.cat((some_B[:, None], state.active_B1), 1)
-    u_B2 = state.uniform(at_B2, counted_B2)
+    # without a draft that counts, the token after the text is the target's own
+    some_B1 = draft.live_BN.any(1, keepdim=True)
+    at_B2 = torch.stack((draft.drawn_B, draft.drawn_B + 1), 1)
+    own_B1 = state.own_numbers(torch.zeros_like(some_B1, dtype=torch.int64), ~some_B1)
+    u_B2 = torch.maximum(state.uniform(at_B2, some_B1), F.pad(own_B1, (1, 0), value=-1.0))
     verdict: Verdict = resolve(rule(p_BMV, draft.as_drafts()), p_BMV, u_B2)
-    return Path(*verdict, draft.drawn_B + 1 + some_B)
+    return Path(*verdict, draft.drawn_B + 2 * some_B1[:, 0])

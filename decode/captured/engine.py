@@ -25,7 +25,7 @@ from decode.proposers.block import BlockProposer
 from decode.proposers.diffusion import DiffusionProposer
 from decode.proposers.lookup import CopyingProposer, LookupProposer
 from decode.speculation.settings import Sampling
-from decode.speculation.verifiers import find
+from decode.speculation.verifiers import OWN_TOKENS, find
 from specalign.common.text import say_once
 from specalign.lm.model import Target
 
@@ -165,9 +165,9 @@ class GroupRun:
         self.rows, self.waiting = rows, list(reversed(group))
         self.running: dict[int, RequestRunner] = {}
         self.pending: tuple[PendingResults, dict[int, RequestRunner]] | None = None
-        greedy = rows.state.sampling.greedy and rows.drafting.nodes > 0 and rows.drafting.can_skip
+        free = rows.verifier in OWN_TOKENS and rows.drafting.nodes > 0 and rows.drafting.can_skip
         self.trials: Trials | None = None
-        if pace is not None and greedy and rows.state.shape.rows > 1:
+        if pace is not None and free and rows.state.shape.rows > 1:
             self.trials = pace.of(rows.state.shape.rows)
         self._read_at = 0.0
 

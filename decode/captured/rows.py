@@ -83,6 +83,8 @@ class Rows:
         drafting.start(row, request.tokens)
         if len(state.u_BT[row]):
             state.u_BT[row] = uniform(state.u_BT.shape[1], request.generator)
+            assert request.numbers_T is not None
+            state.own_u_BT[row, : runner.limit] = request.numbers_T
         history = request.history
         pairs = ((state.seen_BV, history.seen_V), (state.written_BV, history.written_V))
         for held_BV, its_V in pairs:

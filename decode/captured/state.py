@@ -30,8 +30,8 @@ class RowState:
 
     numbers_FB: the integers of `_COUNTERS`: cache entries in use (all of the text but its last
     token), the last token, output tokens so far and at most, uniform numbers used, and whether the
-    request runs. text_BS: prompt and output; its last column is a spare one. u_BT: its uniform
-    numbers. seen_BV, written_BV, banned_BV: tokens of its text, of its output, and banned ones;
+    request runs. text_BS: prompt and output; its last column is a spare one. u_BT: uniform numbers
+    of drafts and rules. own_u_BT: those of the target's own tokens, by position. seen_BV, written_BV, banned_BV: tokens of its text, of its output, and banned ones;
     None where the settings do not look at them.
     """
 
@@ -54,9 +54,12 @@ class RowState:
         self.banned_BV = make_masks(bool(sampling.banned or sampling.min_new_tokens))
         self.eos_V = torch.zeros(size, dtype=torch.bool, device=device)
         self.eos_V[torch.tensor(target.eos_ids, dtype=torch.int64, device=device)] = True
-        # every round commits a token; it uses a number for each draft and each node, or N + 2
-        used = 0 if sampling.greedy else shape.new_tokens * 2 * (shape.nodes + 1)
-        self.u_BT = torch.zeros(rows, used, dtype=torch.float64, device=device)
+        # every round commits a token; it uses a number for each draft, and two for a rule
+        positions = 0 if sampling.greedy else shape.new_tokens
+        sizes = positions * (shape.nodes + 2), positions
+        self.u_BT, self.own_u_BT = (
+            torch.zeros(rows, size, dtype=torch.float64, device=device) for size in sizes
+        )
         width = 5 + 4 * shape.nodes
         self.result_BX = torch.zeros(rows, width, dtype=torch.int64, device=device)
 
@@ -90,6 +93,13 @@ class RowState:
         that no number serves two draws."""
         u_BR = self.u_BT.gather(1, self.counter("cursor")[:, None] + at_BR)
         return torch.where(counts_BR, u_BR, -1.0)
+
+    def own_numbers(self, depth_BM: Tensor, counts_BM: Tensor) -> Tensor:
+        """The numbers of the target's own tokens this far ahead of the text, (B, M); −1 where a
+        node does not count."""
+        at_BM = self.counter("written")[:, None] + depth_BM
+        own_BM = self.own_u_BT.gather(1, at_BM.clamp(max=self.shape.new_tokens - 1))
+        return torch.where(counts_BM & self.active_B1, own_BM, -1.0)
 
     def before(
         self, drafts_BMN: Tensor | None, tokens_BN: Tensor, depth_BM: Tensor

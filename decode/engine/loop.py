@@ -16,6 +16,7 @@ import torch
 from decode.engine.pace import DraftPace
 from decode.engine.request import ForwardInput, RequestRunner
 from decode.speculation.rounds import verify_rounds
+from decode.speculation.verifiers import OWN_TOKENS
 from specalign.lm.model import TargetOutput
 
 
@@ -24,7 +25,7 @@ def run_rounds(
 ) -> Generator[None, None, None]:
     """Run requests of one target and drafter to their ends, at most `most` at a time in one target
     forward; as one ends the next begins. Pauses after every prefill and round. Closing it ends the
-    drafters' sessions. pace: chooses how much greedy batches draft; None = all."""
+    drafters' sessions. pace: chooses how much batches draft (`can_pace`); None = all."""
     waiting = list(reversed(runners))
     running: list[RequestRunner] = []
     try:
@@ -70,7 +71,10 @@ class PacedEngine:
 def can_pace(running: Sequence[RequestRunner]) -> bool:
     """Whether these are several requests whose text does not depend on what is drafted."""
     return len(running) > 1 and all(
-        runner.drafter is not None and runner.verifier == "greedy" for runner in running
+        runner.drafter is not None
+        and runner.verifier in OWN_TOKENS
+        and runner.request.law(runner.drafter) == "point"
+        for runner in running
     )
 
 

@@ -4,7 +4,8 @@ A forward pass over a few rows costs little more than one over a single row; the
 requests cost time. So drafts pay for one request and may not pay for eight. The fastest size is
 found by trying: committed tokens per second of rounds with all drafts, with two, one or none.
 
-Only the clock decides, so this is for greedy requests, whose text does not depend on the drafts.
+Only the clock decides, so this is for requests whose text does not depend on the drafts
+(`can_pace`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation.history import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
 from decode.speculation.rounds import Round
-from decode.speculation.sampling import make_generator, position_noise
+from decode.speculation.sampling import make_generator, position_noise, token_numbers
 from decode.speculation.settings import MOST_NODES, Sampling
 from decode.speculation.tree import ancestors
 from decode.speculation.verifiers import Outcome
@@ -105,6 +105,7 @@ class RequestRunner:
             sampling,
             make_generator(sampling.fixed_seed, target.device),
             History(sampling, prompt, target.vocab_size, target.eos_ids, target.device),
+            token_numbers(sampling.fixed_seed, self.limit, target.device),
             self._noise() if self.verifier == "gumbel" and not sampling.greedy else None,
         )
 
@@ -232,7 +233,9 @@ class RequestRunner:
     def _round(self, logits_MV: Tensor, proposal: Proposal) -> Round:
         request, sampling, place = self.request, self.sampling, len(self.request.tokens)
         before = request.history.rows(proposal.tokens_K, proposal.tree)
-        draws = (request.generator, request.noise, place)
+        assert request.numbers_T is not None
+        numbers_T = request.numbers_T[len(self.out.tokens) :]
+        draws = (request.generator, numbers_T, request.noise, place)
         return Round(logits_MV, proposal, self.verifier, sampling, before, *draws)
 
     def _append(self, tokens: Sequence[int]) -> list[int]:

@@ -31,8 +31,8 @@ class Request:
     """One request's state, owned by the engine and read by a drafter's session.
 
     tokens: prompt and committed output. cache: the target's; it holds all tokens but the last.
-    history: the processors' state after `tokens`; q goes through the same processors as p. noise:
-    under the verifier `gumbel`, the noise (V,) that the target adds at a position; a drafter that
+    history: the processors' state after `tokens`; q goes through the same processors as p.
+    numbers_T: what decides the target's own tokens, by the position in the output. noise: under the verifier `gumbel`, the noise (V,) that the target adds at a position; a drafter that
     adds it too drafts the target's own token wherever q is near p.
     """
 
@@ -42,6 +42,7 @@ class Request:
     sampling: Sampling
     generator: torch.Generator
     history: History
+    numbers_T: Tensor | None = None
     noise: Callable[[int], Tensor] | None = None
 
     def law(self, drafter: Proposer) -> Law:

@@ -87,9 +87,8 @@ class HierarchicalSession(DraftSession):
         before = middle.history.rows(draft.tokens_K, draft.tree)
         if self.law == "point":
             verifier, first = "greedy" if sampling.greedy else "gumbel", len(middle.tokens)
-            one = Round(
-                logits_MV, draft, verifier, sampling, before, middle.generator, middle.noise, first
-            )
+            draws = (middle.generator, None, middle.noise, first)
+            one = Round(logits_MV, draft, verifier, sampling, before, *draws)
             return verify_rounds([one])[0], logits_MV
         p_MV = probs(logits_MV, sampling, before, overwrite=True)
         verifier = choose(draft.law, sampling.temperature)

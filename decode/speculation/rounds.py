@@ -15,12 +15,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from decode.speculation.proposal import Proposal
-from decode.speculation.sampling import ProcessorState, best, couple, draw_at, probs, uniform
+from decode.speculation.sampling import ProcessorState, best, couple, draw_at, probs
 from decode.speculation.settings import Sampling
-from decode.speculation.tree import depths, path_to, walk
+from decode.speculation.tree import depths, node_depths, path_to, walk
 from decode.speculation.verifiers import (
+    OWN_TOKENS,
     Outcome,
     check_proposal,
     find,
@@ -37,8 +39,9 @@ class Round(NamedTuple):
 
     logits_MV: the target's, after the last committed token and after each of the N = M − 1 drafts;
     overwritten. verifier: at temperature 0 every one that is not lossy acts as `greedy`. before:
-    what each of the M prefixes holds. noise: under the verifier `gumbel` the noise (V,) of an
-    absolute position; then nothing is drawn. position: of the next token, for `noise`.
+    what each of the M prefixes holds. numbers_T: decide the target's own tokens at the next T
+    positions. noise: under the verifier `gumbel` the noise (V,) of an absolute position; then
+    nothing is drawn. position: of the next token, for `noise`.
     """
 
     logits_MV: Tensor
@@ -47,6 +50,7 @@ class Round(NamedTuple):
     sampling: Sampling
     before: ProcessorState
     generator: torch.Generator
+    numbers_T: Tensor | None = None
     noise: Callable[[int], Tensor] | None = None
     position: int = 0
 
@@ -56,7 +60,7 @@ class Round(NamedTuple):
         if not len(self.proposal):
             return False
         return find(self.verifier).lossy or not (
-            self.sampling.greedy or self.verifier in ("point_mass", "gumbel")
+            self.sampling.greedy or self.verifier in OWN_TOKENS
         )
 
 
@@ -200,8 +204,7 @@ def _sampler(group: Sequence[Round]) -> Callable[[list[tuple[int, int]]], Tensor
     there."""
     sampling, heights = group[0].sampling, [len(one.logits_MV) for one in group]
     start = [0, *accumulate(heights)]
-    coupled = group[0].noise is not None
-    u_R = None if coupled else torch.cat([uniform(len(x.logits_MV), x.generator) for x in group])
+    u_R = None if group[0].noise is not None else torch.cat([_own_numbers(x) for x in group])
 
     def sample(asked: list[tuple[int, int]]) -> Tensor:
         at = [(group[b], slice(node, node + 1)) for b, node in asked]
@@ -215,6 +218,15 @@ def _sampler(group: Sequence[Round]) -> Callable[[list[tuple[int, int]]], Tensor
         return torch.cat([_couple_token(p_1V, group[b], node) for p_1V, (b, node) in rows])
 
     return sample
+
+
+def _own_numbers(one: Round) -> Tensor:
+    """The number of each node: that of its position, so nodes of one depth share it."""
+    assert one.numbers_T is not None
+    tree = one.proposal.parents
+    if tree is None:
+        return one.numbers_T[: len(one.logits_MV)]
+    return one.numbers_T[F.pad(node_depths(tree, one.numbers_T.device), (1, 0))]
 
 
 def _couple_token(p_1V: Tensor, one: Round, node: int) -> Tensor:

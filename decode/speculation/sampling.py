@@ -248,6 +248,12 @@ def _hash_seed(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
+def token_numbers(seed: int, count: int, device: torch.device) -> Tensor:
+    """The uniform numbers (count,), fp64, that decide the target's own tokens: one for each position
+    of an output. The same text results from every draft, and without drafts."""
+    return uniform(count, torch.Generator(device).manual_seed(_hash_seed(f"{seed} tokens")))
+
+
 def position_noise(seed: int, position: int, vocab_size: int, device: torch.device) -> Tensor:
     """The Gumbel noise (V,), fp64, of an absolute position in a text under a seed."""
     generator = torch.Generator(device).manual_seed(_hash_seed(f"{seed} {position}"))

@@ -43,6 +43,11 @@ TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3
 TOP_BETA = 3
 
 
+OWN_TOKENS = frozenset({"greedy", "point_mass", "gumbel"})
+"""Verifiers that compare drafts with the target's own tokens. The text does not depend on the
+drafts."""
+
+
 class Outcome(NamedTuple):
     """A round's outcome on the host: the accepted drafts, the token after them, and the places of
     those drafts in the proposal (ascending)."""

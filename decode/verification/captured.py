@@ -89,7 +89,6 @@ class EngineRecorder(Recorder):
             (round_module, "verify", self._verify_rows),
             (acceptance, "best", self._best),
             (acceptance, "probs", self._probs),
-            (acceptance, "draw_at", self._draw_own),
             (acceptance, "resolve", self._resolve),
         ]
 
@@ -133,13 +132,11 @@ class EngineRecorder(Recorder):
         self._p_BMV = p_BMV.clone()
         return p_BMV
 
-    def _draw_own(self, original: Original, p_BMV: Tensor, u_BM: Tensor) -> Any:
-        self._u_BR = u_BM.clone()
-        return self._note_numbers(original, p_BMV, u_BM)
-
     def _resolve(self, original: Original, outcomes: Any, p_BMV: Tensor, u_B2: Tensor) -> Any:
-        self._u_BR = u_B2.clone()
-        return original(outcomes, p_BMV, u_B2)
+        self._u_BR, used = u_B2.clone(), len(self.used)
+        verdict = original(outcomes, p_BMV, u_B2)
+        del self.used[used:]  # noted by row: without drafts the token is the target's own
+        return verdict
 
     def _verify_rows(
         self,
@@ -165,8 +162,9 @@ class EngineRecorder(Recorder):
                 made.received = dict(enumerate(self._p_BMV[row, nodes]))
             elif self._chosen_BM is not None:
                 made.chosen = dict(enumerate(self._chosen_BM[row, nodes].tolist()))
-            if self._u_BR is not None:
-                made.verifying = [self._u_BR[row][self._u_BR[row] >= 0]]
+            if self._u_BR is not None and round.by_rule:
+                made.verifying = [self._u_BR[row]]
+                self.used.append(self._u_BR[row])
             on_path = see_BMM[row, path.end_B[row]].nonzero()[:, 0].tolist()
             places = [nodes.index(node) - 1 for node in on_path if node and node in nodes]
             accepted = proposal.tokens_K[places].tolist()

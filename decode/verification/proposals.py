@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from decode.captured import acceptance, block, causal, denoising
 from decode.speculation import rounds, verifiers
@@ -31,6 +32,7 @@ Row = dict[int, float]  # token → probability
 EXACT = 1e-5
 SAME = 1e-4  # probabilities of one row differ by less: a context read in parts rounds differently
 MOST_OUTCOMES = 128
+NEGLIGIBLE = 1e-12  # shares of an interval that are left to rounding
 FEW, SIBLINGS = 2, 3  # top-k of enumerated proposals, and of those of one level, all siblings
 DRAWING: tuple[Any, ...] = (
     sampling_module, rounds, verifiers, acceptance, block, causal, denoising,
@@ -43,43 +45,42 @@ class TooMany(Exception):
     """More outcomes than are enumerated, or other ones at every run."""
 
 
-class ReusedNumber(Exception):
-    """One random number serves two draws."""
-
-
 class Choices:
-    """Replaces `draw_at` by the next choice of a script; beyond the script, by the first token of
-    each row."""
+    """Replaces `draw_at`. Of each random number the interval is known in which it lies, at first all
+    of [0, 1). A draw tries the tokens that the number may give, as a script says, beyond it the
+    first one; then the number lies within that token's part. So numbers that serve several draws
+    are followed exactly."""
 
     def __init__(self, script: list[int]) -> None:
         self.script, self.place = script, 0
         self.weight = 1.0
         self.widths: list[int] = []
-        self.numbers: set[float] = set()
+        self.intervals: dict[float, tuple[float, float]] = {}
 
     def draw_at(self, weights: Tensor, u: Tensor) -> Tensor:
         numbers = u.flatten().tolist()
-        counted = [i for i, number in enumerate(numbers) if number >= 0]  # of captured rounds
-        fresh = {numbers[i] for i in counted}
-        if self.numbers & fresh or len(fresh) < len(counted):
-            raise ReusedNumber
-        self.numbers.update(fresh)
         tokens = torch.zeros(len(numbers), dtype=torch.int64, device=weights.device)
         rows = weights.reshape(-1, weights.shape[-1]).double()
-        for i in counted:
-            tokens[i] = self._choose(rows[i] / rows[i].sum())
+        for i, number in enumerate(numbers):
+            if number >= 0:  # in captured rounds others do not count
+                tokens[i] = self._choose(rows[i], number)
         return tokens.reshape(weights.shape[:-1])
 
-    def _choose(self, row_V: Tensor) -> Tensor:
-        support = row_V.nonzero()[:, 0]
+    def _choose(self, row_V: Tensor, number: float) -> int:
+        low, high = self.intervals.get(number, (0.0, 1.0))
+        ends_V = row_V.cumsum(0) / row_V.sum()
+        starts_V = F.pad(ends_V, (1, 0))[:-1].clamp(min=low)
+        shares_V = (ends_V.clamp(max=high) - starts_V).clamp(min=0) / (high - low)
+        support = (shares_V > NEGLIGIBLE).nonzero()[:, 0]
         if self.place == len(self.script):
             self.script.append(0)
         if self.script[self.place] >= len(support):
             raise TooMany  # another run than the last one: it cannot be enumerated
-        token = support[self.script[self.place]]
+        token = int(support[self.script[self.place]])
         self.widths.append(len(support))
         self.place += 1
-        self.weight *= float(row_V[token])
+        self.weight *= float(shares_V[token])
+        self.intervals[number] = float(starts_V[token]), min(high, float(ends_V[token]))
         return token
 
 
@@ -90,7 +91,7 @@ def every_outcome(
     draws equally often, so the first one shows how many outcomes there are.
 
     Raises:
-        TooMany, ReusedNumber.
+        TooMany.
     """
     found: list[tuple[float, Result]] = []
     script: list[int] = []
@@ -134,8 +135,6 @@ def check_proposal(source: DraftSource, tally: Tally, name: str) -> None:
             judge(outcomes, tally, name)
             if not any(proposal is not None and proposal.siblings for _, proposal in outcomes):
                 return
-    except ReusedNumber:
-        tally.find(f"{name}: two drafts of a proposal used the same random number")
     finally:
         source.restore()
 

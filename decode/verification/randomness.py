@@ -15,6 +15,7 @@ from decode.verification.reference import (
     interval,
     is_inside,
     noise,
+    own_numbers,
 )
 from decode.verification.verdict import Tally
 
@@ -77,10 +78,9 @@ def check_decisions(recorder: Recorder, tally: Tally) -> None:
         if VERIFIERS[one.verifier].lossy:
             continue
         u_N = [u for x in one.verifying for u in x.flatten().tolist()]
-        drawn = not one.sampling.greedy and one.verifier != "gumbel"
         nodes = len(one.proposal) + 1
-        count = 2 if one.by_rule else nodes
-        if (one.by_rule or drawn) and len(u_N) != count:
+        count = 2 if one.by_rule else 0
+        if len(u_N) != count and one.verifier != "gumbel":
             tally.find(
                 f"a round over {nodes - 1} drafts took {len(u_N)} random numbers, not {count}"
             )
@@ -89,7 +89,7 @@ def check_decisions(recorder: Recorder, tally: Tally) -> None:
         elif one.by_rule:
             _check_rule_decision(one, u_N, tally)
         else:
-            _check_own_decision(one, u_N, tally)
+            _check_own_decision(one, tally)
 
 
 def _check_rule_decision(one: RecordedRound, u_2: Sequence[float], tally: Tally) -> None:
@@ -109,19 +109,21 @@ def _check_rule_decision(one: RecordedRound, u_2: Sequence[float], tally: Tally)
     )
 
 
-def _check_own_decision(one: RecordedRound, u_M: Sequence[float], tally: Tally) -> None:
+def _check_own_decision(one: RecordedRound, tally: Tally) -> None:
     """Check rounds in which the target chooses its own tokens and accepts drafts that equal
     them."""
+    asked, first = one.request.asked, len(one.text) - len(one.request.asked.prompt)
+    seed, device = asked.sampling.fixed_seed, one.logits_MV.device
+    u_T = own_numbers(seed, first + one.proposal.depth + 1, device)[first:]
     tokens = [*one.end.accepted, one.end.following]
     for depth, (node, token) in enumerate(zip(one.end.rows, tokens, strict=True)):
         if one.sampling.greedy:
             right = one.chosen.get(node) == token
         elif one.verifier != "gumbel":
             right = node in one.received
-            right = right and is_inside(interval(one.received[node], token), u_M[node])
+            right = right and is_inside(interval(one.received[node], token), u_T[depth])
         else:
             p_V = one.received[node].double().cpu()
-            seed = one.request.asked.sampling.fixed_seed
             values_V = p_V.log() + noise(seed, len(one.text) + depth, len(p_V))
             right = one.logits_MV.device.type != "cpu" or int(values_V.argmax()) == token
         what = (

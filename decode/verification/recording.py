@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from decode.engine import loop as engine_module
+from decode.engine import request as request_module
 from decode.engine.decoder import Decoder
 from decode.engine.request import RequestRunner
 from decode.speculation import rounds, verifiers
@@ -139,6 +140,7 @@ class Recorder:
         """Functions of the engine, and what runs in their place."""
         return [
             (Decoder, "_make_runner", self._make_runner),
+            (request_module, "token_numbers", self._make_numbers),
             (RequestRunner, "draft", self._draft),
             (RequestRunner, "make_round", self._make_round),
             (RequestRunner, "prefill", self._make_round),
@@ -179,6 +181,12 @@ class Recorder:
 
     def _of(self, runner: RequestRunner) -> RecordedRequest:
         return next(one for one in self.requests if one.runner is runner)
+
+    def _make_numbers(self, original: Original, *args: Any) -> Tensor:
+        count = len(self.calls)
+        numbers_T: Tensor = original(*args)
+        del self.calls[count:]  # of a generator of their own
+        return numbers_T
 
     def _draft(self, original: Original, runner: RequestRunner, *size: int | None) -> Any:
         request = self._of(runner)
@@ -254,7 +262,7 @@ class Recorder:
     def _draw_at(self, original: Original, p_RV: Tensor, u_R: Tensor) -> Any:
         for (one, node), p_V in zip(self._drawing, p_RV, strict=False):
             one.received[node] = p_V.clone()
-        return self._note_numbers(original, p_RV, u_R)
+        return original(p_RV, u_R)
 
     def _note_numbers(self, original: Original, weights: Tensor, u: Tensor) -> Any:
         self.used.append(u.detach()[u >= 0])  # captured rounds: others do not count

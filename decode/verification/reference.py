@@ -199,6 +199,14 @@ def noise(seed: int, position: int, size: int) -> Tensor:
     return -torch.rand(size, dtype=torch.float64, generator=generator).log().neg().log()
 
 
+def own_numbers(seed: int, count: int, device: torch.device) -> Tensor:
+    """The numbers that decide the target's own tokens under a seed, by the position in the output:
+    the definition."""
+    key = hashlib.blake2b(f"{seed} tokens".encode(), digest_size=8).digest()
+    generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little") // 2)
+    return torch.rand(count, dtype=torch.float64, generator=generator, device=device)
+
+
 def end_of(
     target: Target,
     tokens: Sequence[int],

@@ -54,7 +54,7 @@ def reused_numbers() -> list[Patch]:
         return original(count, generator) if last is None else last.repeat(count)[:count]
 
     patches: list[Patch] = [(module, "uniform", remember) for module in (sampling, block)]
-    patches += [(module, "uniform", reuse) for module in (verifiers, rounds)]
+    patches.append((verifiers, "uniform", reuse))
     first = RowState.uniform
     same = lambda state, at, counts: first(state, torch.zeros_like(at), counts)  # noqa: E731
     return [*patches, (RowState, "uniform", same)]

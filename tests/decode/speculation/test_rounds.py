@@ -16,7 +16,7 @@ from decode.speculation import rounds as rounds_module
 from decode.speculation.history import History
 from decode.speculation.proposal import NO_DRAFTS
 from decode.speculation.rounds import Round, verify_rounds
-from decode.speculation.sampling import best, couple, draw_at, position_noise, probs, uniform
+from decode.speculation.sampling import best, couple, draw_at, position_noise, probs
 from decode.speculation.settings import Sampling
 from decode.speculation.tree import depths, path_to, walk
 from decode.speculation.verifiers import VERIFIERS, Outcome, run_verifier
@@ -53,7 +53,9 @@ def round_of(kind: str, verifier: str, sampling: Sampling, length: int, seed: in
         if verifier == "gumbel" and not sampling.greedy
         else None
     )
-    return Round(logits, proposal, verifier, sampling, before, generator, noise, len(text))
+    numbers_T = torch.rand(8, dtype=torch.float64, generator=generator)
+    draws = (generator, numbers_T, noise, len(text))
+    return Round(logits, proposal, verifier, sampling, before, *draws)
 
 
 def rounds(step: int = 4) -> list[Round]:
@@ -130,7 +132,8 @@ def test_without_a_rule_the_targets_own_tokens_are_followed(many: list[Round]) -
             levels = (0, *depths(one.proposal.tree))
             chosen_M = couple(p_MV, one.noise, [one.position + level for level in levels])
         else:
-            chosen_M = draw_at(p_MV, uniform(len(p_MV), given.generator))
+            assert one.numbers_T is not None
+            chosen_M = draw_at(p_MV, one.numbers_T[[0, *depths(one.proposal.tree)]])
         tokens, chosen = one.proposal.tokens_K.tolist(), chosen_M.tolist()
         ((path, following),) = walk(
             [tokens],
