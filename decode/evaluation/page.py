@@ -49,7 +49,8 @@ _DEFINITIONS = (
     "prompt overlaps if it shares 13 words in a row with the training data.",
     "Score: the suite's own metric, applied alike to plain and drafted answers: exact match "
     "(math-verify), multiple choice, last line, pass@1 (the code runs the suite's tests), ROUGE-L "
-    "(F measure). The interval of a difference is paired by prompt.",
+    "(F measure). Cut: answers that ended at the length limit, often before their result. The "
+    "interval of a difference is paired by prompt.",
 )
 
 

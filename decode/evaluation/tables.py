@@ -116,7 +116,7 @@ def plain_table(title: str, header: Sequence[str], body: list[list[str]]) -> Tab
     """Rows of text for the terminal."""
     result = Table(title=title, title_justify="left")
     for name in header:
-        breaks = name in (header[0], "metric", METHOD, domains.HEADER[-1])
+        breaks = name in (header[0], "metric", "scored", METHOD, domains.HEADER[-1])
         result.add_column(name, no_wrap=not breaks, overflow="fold")
     for row in body:
         result.add_row(*row)
@@ -196,22 +196,25 @@ def accuracy_rows(summary: Summary) -> list[list[str]]:
     found = []
     for source in summary.run.suites:
         alike: dict[tuple[str, ...], list[str]] = {}
-        for method, figures in summary.suites.get(source["name"], {}).items():
+        measured = summary.suites.get(source["name"], {})
+        for method, figures in measured.items():
             if figures.score is not None:
                 gain = format_estimate(figures.score_difference, "", ".3f")
                 scored = f"{figures.score.prompts}/{source['prompts']}"
+                if cut := figures.finish.get("length"):
+                    scored += f", {cut / sum(figures.finish.values()):.0%} cut"
                 row = (scored, f"{figures.score.value:.3f}", gain)
                 alike.setdefault(row, []).append(format_method(method, figures))
         for (scored, score, gain), methods in alike.items():
             if methods == [PLAIN]:
                 gain = ""
-            names = ", ".join(methods)
+            names = "all alike" if 1 < len(methods) == len(measured) else ", ".join(methods)
             found.append([source["title"], source["metric"], scored, names, score, gain])
     return found
 
 
 def unscored(summary: Summary) -> list[str]:
-    """A line for each reason why the answers of suites have no score."""
+    """A line for each reason why suites have no score."""
     reasons: dict[str, list[str]] = {}
     for source in summary.run.suites:
         methods = summary.suites.get(source["name"], {}).values()
@@ -222,8 +225,8 @@ def unscored(summary: Summary) -> list[str]:
             reason = "open answers, without a metric here"
         elif source["metric"] == CODE and not summary.settings.get("execute_code"):
             reason = "the answers are code, which only --execute-code runs"
-        reasons.setdefault(reason, []).append(source["title"])
-    return [f"not scored: {', '.join(titles)} ({reason})" for reason, titles in reasons.items()]
+        reasons.setdefault(reason, []).append(source["name"])
+    return [f"not scored: {', '.join(names)} ({reason})" for reason, names in reasons.items()]
 
 
 def source_lines(summary: Summary) -> list[str]:

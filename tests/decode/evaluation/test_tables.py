@@ -97,14 +97,14 @@ def test_accuracy_says_what_was_scored(tmp_path: Path, capsys: pytest.CaptureFix
     append(folder, [*rows, *others])
     summary, _ = make_report(folder)
     assert tables.accuracy_rows(summary) == [
-        ["Math", "exact match", "6/6", "plain, lookup", "0.500", "0.000 [0.000, 0.000]"],
-        ["Math", "exact match", "6/6", "drafter", "0.750", "0.250 [0.250, 0.250]"],
+        ["Math", "exact match", "6/6, 100% cut", "plain, lookup", "0.500", "0.000 [0.000, 0.000]"],
+        ["Math", "exact match", "6/6, 100% cut", "drafter", "0.750", "0.250 [0.250, 0.250]"],
     ]
     assert "Scores of plain decoding and drafter: Math 0.500 and 0.750." in summary.verdict
     lines = [
-        "not scored: Code (the answers are code, which only --execute-code runs)",
-        "not scored: Gold (the rows have no reference answers)",
-        "not scored: Chat (open answers, without a metric here)",
+        "not scored: code (the answers are code, which only --execute-code runs)",
+        "not scored: gold (the rows have no reference answers)",
+        "not scored: chat (open answers, without a metric here)",
     ]
     assert tables.unscored(summary) == lines
     print_report(summary, folder, PlainConsole(width=80, no_color=True), sources=False)
