@@ -13,7 +13,7 @@ from decode.evaluation.execution import run_program
 EXACT, CHOICE, LINE, CODE, ROUGE = (
     "exact match", "multiple choice", "last line", "pass@1", "ROUGE-L",
 )  # fmt: skip
-_ANSWER = re.compile(r"answer\s*(?:is|:)?\s*[:*]*\s*\(?\**([A-J])\b", re.IGNORECASE)
+_ANSWER = re.compile(r"(?i:answer[\s*]*(?:is|:))[\s*:(]*([A-J])\b")
 _BOXED = re.compile(r"\\boxed\{\s*(?:\\text\{)?\s*\(?([A-J])\)?\s*\}?\s*\}")
 _LETTER = re.compile(r"\(?\b([A-J])\b\)?[.\s]*$")
 _LINE = re.compile(r"answer is:?\s*(.+)", re.IGNORECASE)

@@ -47,7 +47,10 @@ _DEFINITIONS = (
     "k-th was accepted.",
     "In-domain: τ that training estimated on held-out rows of its data; not a result. A suite's "
     "prompt overlaps if it shares 13 words in a row with the training data.",
-    "Score: the suite's own metric, applied alike to plain and drafted answers.",
+    "Score: the suite's own metric, applied alike to plain and drafted answers: exact match "
+    "(math-verify), multiple choice, last line, pass@1 (the code runs the suite's tests), ROUGE-L "
+    "(F measure). Cut: answers that ended at the length limit, often before their result. The "
+    "interval of a difference is paired by prompt.",
 )
 
 
@@ -78,7 +81,7 @@ def print_report(
     console.print(tables.table(summary))
     for title, (header, body) in tables.extra_tables(summary).items():
         console.print(tables.plain_table(title, header, body))
-    for line in tables.source_lines(summary) if sources else ():
+    for line in [*tables.unscored(summary), *(tables.source_lines(summary) if sources else ())]:
         console.say(line)
     if line := tables.baseline_line(summary.run.baseline):
         console.say(line)
@@ -105,7 +108,7 @@ def page(summary: Summary, records: Sequence[Record], replays: Sequence[JsonObje
         render_charts(drawn[1:]),
         f"<p>{html_text(baseline)}</p>" if baseline else "",
         "<h2>Lossless?</h2>" + _losslessness(summary, records),
-        "<h2>Prompts</h2>" + _list(tables.source_lines(summary)),
+        "<h2>Prompts</h2>" + _list([*tables.source_lines(summary), *tables.unscored(summary)]),
         "<h2>How it was measured</h2>" + _list(_method_notes(summary)),
         "<h2>Copy as Markdown</h2><details><summary>Table in Markdown</summary>"
         f"<pre>{html_text(tables.markdown(summary))}</pre></details>",
@@ -240,7 +243,6 @@ def _method_notes(summary: Summary) -> list[str]:
         f"{settings.get('warmup', 0)} untimed round(s)."
     )
     notes = [f"Settings tuned on other prompts: {'; '.join(tuned)}."] if tuned else []
-    notes += [f"Not scored: {line}" for line in tables.unscored(summary)]
     return [*notes, order, *_DEFINITIONS]
 
 

@@ -18,9 +18,10 @@ from specalign.folder.chat import Chat
 
 COLUMNS = (
     "suite", "method", "tokens/s", "speed-up [95%]", "with prefill", "τ [95%]", "τ macro",
-    "accepted at 1, 2, 4, 8", "draft + verify, ms per round", "identical", "prompts", "score",
+    "accepted at 1, 2, 4, 8", "draft + verify, ms per round", "identical", "prompts",
 )  # fmt: skip
-SUITE, METHOD, SPEED, SPEEDUP, _, TAU, _, _, _, SAME, _, SCORE = COLUMNS
+SUITE, METHOD, SPEED, SPEEDUP, _, TAU, _, _, _, SAME, _ = COLUMNS
+ACCURACY = (SUITE, "metric", "scored", METHOD, "score", "difference [95%]")
 AGAINST = ("point", "τ, difference [95%]", "speed, ratio [95%]", "prompts")
 FAIR = 0.97
 """From this ratio to transformers' speed on the baseline is strong."""
@@ -62,7 +63,6 @@ def _row(title: str, method: str, figures: Figures) -> dict[str, str]:
         "" if plain else times,
         _describe_identity(figures),
         str(figures.prompts),
-        "" if figures.score is None else format_estimate(figures.score, "", ".3f"),
     )
     return dict(zip(COLUMNS, cells, strict=True))
 
@@ -79,8 +79,6 @@ def table(summary: Summary) -> Table:
     """The table for the terminal: the columns that fit into 80 characters."""
     result = Table(title=headline(summary), title_justify="left")
     shown = [SUITE, METHOD, SPEED, SPEEDUP, TAU, SAME]
-    if any(figures.score for methods in summary.suites.values() for figures in methods.values()):
-        shown.append(SCORE)
     if len(summary.suites) == 1:  # which the headline names
         shown.remove(SUITE)
     if any(figures.lossy for figures in summary.overall.values()):  # long names
@@ -98,7 +96,6 @@ def table(summary: Summary) -> Table:
         if row[METHOD] == PLAIN:
             result.add_section()
         row[TAU] = row[TAU].partition(" [")[0]
-        row[SCORE] = row[SCORE].partition(" [")[0]
         style = "bold" if row[METHOD].startswith(MAIN) else ""
         result.add_row(*(row[name] for name in shown), style=style)
     return result
@@ -119,7 +116,7 @@ def plain_table(title: str, header: Sequence[str], body: list[list[str]]) -> Tab
     """Rows of text for the terminal."""
     result = Table(title=title, title_justify="left")
     for name in header:
-        breaks = name in (header[0], domains.HEADER[-1])
+        breaks = name in (header[0], "metric", "scored", METHOD, domains.HEADER[-1])
         result.add_column(name, no_wrap=not breaks, overflow="fold")
     for row in body:
         result.add_row(*row)
@@ -162,6 +159,11 @@ def extra_tables(summary: Summary) -> dict[str, tuple[Sequence[str], list[list[s
     found: dict[str, tuple[Sequence[str], list[list[str]]]] = {
         title: (AGAINST, points) for title, points in against_first(summary).items()
     }
+    if scored := accuracy_rows(summary):
+        found["Accuracy: mean score of the answers, and the difference from plain decoding"] = (
+            ACCURACY,
+            scored,
+        )
     if batches := batch_rows(summary):
         found["Batches"] = (BATCH, batches)
     training = summary.run.training
@@ -189,13 +191,42 @@ def batch_rows(summary: Summary) -> list[list[str]]:
     return found
 
 
+def accuracy_rows(summary: Summary) -> list[list[str]]:
+    """Rows of `ACCURACY`. Methods with the same figures on a suite share a row."""
+    found = []
+    for source in summary.run.suites:
+        alike: dict[tuple[str, ...], list[str]] = {}
+        measured = summary.suites.get(source["name"], {})
+        for method, figures in measured.items():
+            if figures.score is not None:
+                gain = format_estimate(figures.score_difference, "", ".3f")
+                scored = f"{figures.score.prompts}/{source['prompts']}"
+                if cut := figures.finish.get("length"):
+                    scored += f", {cut / sum(figures.finish.values()):.0%} cut"
+                row = (scored, f"{figures.score.value:.3f}", gain)
+                alike.setdefault(row, []).append(format_method(method, figures))
+        for (scored, score, gain), methods in alike.items():
+            if methods == [PLAIN]:
+                gain = ""
+            names = "all alike" if 1 < len(methods) == len(measured) else ", ".join(methods)
+            found.append([source["title"], source["metric"], scored, names, score, gain])
+    return found
+
+
 def unscored(summary: Summary) -> list[str]:
-    """A line for each suite whose metric was not applied."""
-    return [
-        f"{source['title']} ({source['metric']}): its answers are code (--execute-code runs it)"
-        for source in summary.run.suites
-        if source.get("metric") == CODE and not summary.settings.get("execute_code")
-    ]
+    """A line for each reason why suites have no score."""
+    reasons: dict[str, list[str]] = {}
+    for source in summary.run.suites:
+        methods = summary.suites.get(source["name"], {}).values()
+        if any(figures.score is not None for figures in methods):
+            continue
+        reason = "the rows have no reference answers"
+        if not source.get("metric"):
+            reason = "open answers, without a metric here"
+        elif source["metric"] == CODE and not summary.settings.get("execute_code"):
+            reason = "the answers are code, which only --execute-code runs"
+        reasons.setdefault(reason, []).append(source["name"])
+    return [f"not scored: {', '.join(names)} ({reason})" for reason, names in reasons.items()]
 
 
 def source_lines(summary: Summary) -> list[str]:

@@ -127,16 +127,18 @@ def _describe_losslessness(summary: Summary, methods: Sequence[str]) -> str:
 
 def _describe_accuracy(summary: Summary, method: str) -> Iterator[str]:
     """The scores of plain decoding and the best method on each suite that has a metric."""
+    found = []
     for source in summary.run.suites:
         methods = summary.suites.get(source["name"], {})
         if method not in methods or methods[method].score is None:
             continue
         plain, mine = methods[PLAIN].score, methods[method].score
         gain = methods[method].score_difference
-        where = f"{source['title']}, {source['metric']}"
-        scores = f"{value_of(plain):.3f} with plain decoding, {value_of(mine):.3f} drafted"
-        change = "" if summary.greedy else f", difference {format_estimate(gain, '', '+.3f')}"
-        yield f"{where}: {scores}{change}."
+        change = "" if summary.greedy else f" (difference {format_estimate(gain, '', '+.3f')})"
+        scores = f"{value_of(plain):.3f} and {value_of(mine):.3f}{change}"
+        found.append(f"{source['title']} {scores}")
+    if found:
+        yield f"Scores of plain decoding and {method}: {'; '.join(found)}."
 
 
 def _describe_lossy(method: str, figures: Figures) -> str:

@@ -78,6 +78,42 @@ def test_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(lines) == 2 + len(body) and "Suite Z" in lines[0]
 
 
+def test_accuracy_says_what_was_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Methods that score alike share a row; a suite without scores has its reason."""
+    folder = fill(tmp_path / "o")
+    run = read_run(folder)
+    metrics = {"math": "exact match", "code": "pass@1", "gold": "ROUGE-L", "chat": ""}
+    run.suites = [
+        {**run.suites[0], "name": name, "title": name.title(), "metric": metric}
+        for name, metric in metrics.items()
+    ]
+    write_run(folder, run)
+    plain = [replace(r, suite="math", score=0.5) for r in read_records(folder)]
+    rows = [replace(r, score=0.75) if r.method == "drafter" else r for r in plain]
+    others = [
+        replace(r, suite=name, score=None) for name in metrics for r in rows if name != "math"
+    ]
+    (folder / "records.jsonl").unlink()
+    append(folder, [*rows, *others])
+    summary, _ = make_report(folder)
+    assert tables.accuracy_rows(summary) == [
+        ["Math", "exact match", "6/6, 100% cut", "plain, lookup", "0.500", "0.000 [0.000, 0.000]"],
+        ["Math", "exact match", "6/6, 100% cut", "drafter", "0.750", "0.250 [0.250, 0.250]"],
+    ]
+    assert "Scores of plain decoding and drafter: Math 0.500 and 0.750." in summary.verdict
+    lines = [
+        "not scored: code (the answers are code, which only --execute-code runs)",
+        "not scored: gold (the rows have no reference answers)",
+        "not scored: chat (open answers, without a metric here)",
+    ]
+    assert tables.unscored(summary) == lines
+    print_report(summary, folder, PlainConsole(width=80, no_color=True), sources=False)
+    printed, page = capsys.readouterr().out, (folder / "report.html").read_text()
+    for part in ("Accuracy: mean score", *lines):
+        assert part in printed and part in page
+    assert all(len(line) <= 80 for line in printed.splitlines() if "│" in line)
+
+
 def test_report_imports_no_torch(tmp_path: Path) -> None:
     folder = fill(tmp_path / "o")
     code = (
