@@ -252,8 +252,7 @@ def session_after_prefill(target: Target, proposer: DiffusionProposer, sampling:
     """An engine's session after the prompt's first token, and the engine."""
 
     runner = RequestRunner(target, PROMPT, 40, sampling, proposer, "point_mass")
-    with torch.no_grad():
-        prefill_batch([runner])
+    prefill(runner)
     assert runner.session is not None
     return runner, runner.session
 
@@ -363,6 +362,14 @@ def read_metric(output: Path, name: str = "train/loss") -> list[float]:
 def read_weights(output: Path) -> dict[str, Tensor]:
     """The tensors of a run's drafter."""
     return load_file(str(output / "drafter" / "model.safetensors"))
+
+
+@torch.no_grad()
+def prefill(runner: RequestRunner) -> None:
+    """Read a request's prompt and choose its first token."""
+    joining = {runner: runner.prefill()}
+    while joining:
+        prefill_batch(joining)
 
 
 @torch.no_grad()

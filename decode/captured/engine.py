@@ -18,7 +18,7 @@ from decode.captured.rows import PendingResults, Rows
 from decode.captured.state import Shape
 from decode.engine import loop
 from decode.engine.pace import DraftPace, Trials
-from decode.engine.request import RequestRunner
+from decode.engine.request import Prefill, RequestRunner
 from decode.proposers.autoregressive import AutoregressiveProposer
 from decode.proposers.base import Proposer
 from decode.proposers.block import BlockProposer
@@ -99,9 +99,9 @@ class CapturedEngine:
     def run_rounds(
         self, runners: Sequence[RequestRunner], most: int = 1
     ) -> Generator[None, None, None]:
-        """Run requests to their ends, at most `most` at a time; pauses after every prefill and
-        round. Requests of different settings run one group after another. What the engine can't
-        run falls back to the eager one, with a warning."""
+        """Run requests to their ends, at most `most` at a time; pauses after chunks of prompts and
+        after every round. Requests of different settings run one group after another. What the
+        engine can't run falls back to the eager one, with a warning."""
         groups: dict[Hashable, list[RequestRunner]] = {}
         for runner in runners:
             form = (replace(runner.sampling, seed=None), runner.verifier)
@@ -157,12 +157,14 @@ def _round_up(size: int) -> int:
 class GroupRun:
     """Requests of equal settings, in the rows of an engine.
 
-    pending: the round that the host has not read, and the requests that ran in it. trials: of the
-    sizes of drafts, where they are measured.
+    free_rows: those without a request. pending: the round that the host has not read, and the
+    requests that ran in it. trials: of the sizes of drafts, where they are measured.
     """
 
     def __init__(self, rows: Rows, group: Sequence[RequestRunner], pace: DraftPace | None) -> None:
         self.rows, self.waiting = rows, list(reversed(group))
+        self.free_rows = list(reversed(range(rows.state.shape.rows)))
+        self.joining: dict[RequestRunner, Prefill[int]] = {}
         self.running: dict[int, RequestRunner] = {}
         self.pending: tuple[PendingResults, dict[int, RequestRunner]] | None = None
         free = rows.verifier in OWN_TOKENS and rows.drafting.nodes > 0 and rows.drafting.can_skip
@@ -172,9 +174,9 @@ class GroupRun:
         self._read_at = 0.0
 
     def run(self) -> Iterator[None]:
-        """Run all requests; pauses after every prefill and round."""
+        """Run all requests; pauses after chunks of prompts and after every round."""
         try:
-            while self.waiting or self.running:
+            while self.waiting or self.joining or self.running:
                 yield from self._join()
                 following = self._begin_round() if self.running else None
                 self._commit()
@@ -185,16 +187,18 @@ class GroupRun:
                 self.rows.leave(row)
 
     def _join(self) -> Iterator[None]:
-        for row in range(self.rows.state.shape.rows):
-            if self.waiting and row not in self.running:
-                self._read_at = 0.0  # the next interval is longer than a round
-                runner = self.waiting.pop()
-                self.rows.join(row, runner)
-                if runner.out.finish:
-                    runner.free()
-                else:
-                    self.running[row] = runner
-                yield
+        while self.waiting and self.free_rows:
+            runner = self.waiting.pop()
+            self.joining[runner] = self.rows.join(self.free_rows.pop(), runner)
+        if not self.joining:
+            return
+        self._read_at = 0.0  # the next interval is longer than a round
+        for runner, row in loop.read_chunks(self.joining).items():
+            if runner.out.finish:
+                self._leave(row, runner)
+            else:
+                self.running[row] = runner
+        yield
 
     def _begin_round(self) -> tuple[PendingResults, dict[int, RequestRunner]]:
         # a round may be under way that the host has not read
@@ -206,6 +210,11 @@ class GroupRun:
         if self.rows.graphs > graphs:
             self._read_at = 0.0  # the capture took most of the interval
         return results, dict(self.running)
+
+    def _leave(self, row: int, runner: RequestRunner) -> None:
+        self.rows.leave(row)
+        self.free_rows.append(row)
+        runner.free()
 
     def _commit(self) -> None:
         """Commit the results of the round before; a request that ends leaves its row."""
@@ -221,8 +230,7 @@ class GroupRun:
             tokens += len(results[row].tokens)
             if runner.out.finish:
                 del self.running[row]
-                self.rows.leave(row)
-                runner.free()
+                self._leave(row, runner)
         now = perf_counter()
         if self.trials is not None and self._read_at:
             size = None if self.pending[0].nodes else 0

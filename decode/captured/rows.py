@@ -10,7 +10,7 @@ from decode.captured.graph import Backend, Graph, capture
 from decode.captured.round import read_result, run_round
 from decode.captured.state import RowState, Shape
 from decode.engine.output import RoundResult
-from decode.engine.request import RequestRunner
+from decode.engine.request import Prefill, RequestRunner
 from decode.speculation.rounds import verify_rounds
 from decode.speculation.sampling import uniform
 from decode.speculation.settings import Sampling
@@ -67,18 +67,21 @@ class Rows:
         """How many were captured."""
         return len(self._graphs)
 
-    def join(self, row: int, runner: RequestRunner) -> None:
-        """Read a request's prompt into a row and choose its first token."""
+    def join(self, row: int, runner: RequestRunner) -> Prefill[int]:
+        """Read a request's prompt into a row, with pauses between chunks, and choose its first
+        token; returns the row. Rounds may run in the pauses, and what they write into a row that
+        does not run is behind its length: behind the whole prompt."""
         state, drafting = self.state, self.drafting
         drafting.clear(row)
-        opened = runner.prefill_into(
+        state.counter("length")[row] = len(runner.prompt)
+        opened = yield from runner.prefill_into(
             state.cache.row(row),
             drafting.taps,
             lambda output, kept: drafting.read_prompt(row, output),
         )
         runner.commit_prefill(verify_rounds([opened])[0])
         if runner.out.finish:
-            return
+            return row
         request = runner.request
         drafting.start(row, request.tokens)
         if len(state.u_BT[row]):
@@ -93,6 +96,7 @@ class Rows:
         if state.banned_BV is not None:
             state.banned_BV[row] = False if history.banned_V is None else history.banned_V
         state.start_row(row, request.tokens, runner.limit)
+        return row
 
     def leave(self, row: int) -> None:
         """Stop a row, whose memory the next request takes."""

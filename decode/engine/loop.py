@@ -13,9 +13,10 @@ from time import perf_counter
 
 import torch
 
+from decode.engine import request
 from decode.engine.pace import DraftPace
-from decode.engine.request import ForwardInput, RequestRunner
-from decode.speculation.rounds import verify_rounds
+from decode.engine.request import ForwardInput, Prefill, RequestRunner, T
+from decode.speculation.rounds import Round, verify_rounds
 from decode.speculation.verifiers import OWN_TOKENS
 from specalign.lm.model import TargetOutput
 
@@ -24,16 +25,19 @@ def run_rounds(
     runners: Sequence[RequestRunner], most: int = 1, pace: DraftPace | None = None
 ) -> Generator[None, None, None]:
     """Run requests of one target and drafter to their ends, at most `most` at a time in one target
-    forward; as one ends the next begins. Pauses after every prefill and round. Closing it ends the
-    drafters' sessions. pace: chooses how much batches draft (`can_pace`); None = all."""
+    forward; as one ends the next begins. Pauses after chunks of prompts and after every round.
+    Closing it ends the drafters' sessions. pace: chooses how much batches draft (`can_pace`); None
+    = all."""
     waiting = list(reversed(runners))
+    joining: dict[RequestRunner, Prefill[Round]] = {}
     running: list[RequestRunner] = []
     try:
-        while waiting or running:
-            while waiting and len(running) < most:
-                fresh = [waiting.pop() for _ in range(min(most - len(running), len(waiting)))]
-                prefill_batch(fresh)
-                running += [runner for runner in fresh if not runner.out.finish]
+        while waiting or joining or running:
+            while waiting and len(joining) + len(running) < most:
+                runner = waiting.pop()
+                joining[runner] = runner.prefill()
+            if joining:
+                running = free_finished(running + prefill_batch(joining), among=len(runners))
                 yield
             if not running:
                 continue
@@ -45,10 +49,7 @@ def run_rounds(
                 run_round(running, size)
                 tokens = sum(runner.length for runner in running) - before
                 trials.observe(size, tokens, perf_counter() - started)
-            for runner in running:
-                if runner.out.finish and len(runners) > 1:  # room for the next ones
-                    runner.free()
-            running = [runner for runner in running if not runner.out.finish]
+            running = free_finished(running, among=len(runners))
             yield
     finally:
         for runner in runners:
@@ -88,12 +89,44 @@ def run_round(running: Sequence[RequestRunner], size: int | None = None) -> None
         runner.commit_round(output, outcome)
 
 
+def free_finished(running: Sequence[RequestRunner], among: int) -> list[RequestRunner]:
+    """Those that have not finished. Frees the memory of the others for the next of `among`."""
+    for runner in running:
+        if runner.out.finish and among > 1:
+            runner.free()
+    return [runner for runner in running if not runner.out.finish]
+
+
 @torch.no_grad()
-def prefill_batch(runners: Sequence[RequestRunner]) -> None:
-    """Prefill each request's prompt and choose its first token."""
-    rounds = [runner.prefill() for runner in runners]
-    for runner, outcome in zip(runners, verify_rounds(rounds), strict=True):
+def prefill_batch(joining: dict[RequestRunner, Prefill[Round]]) -> list[RequestRunner]:
+    """Read more of the joining prompts. Chooses the first token of those that are complete, and
+    returns them."""
+    rounds = read_chunks(joining)
+    outcomes = verify_rounds(list(rounds.values())) if rounds else []
+    for runner, outcome in zip(rounds, outcomes, strict=True):
         runner.commit_prefill(outcome)
+    return list(rounds)
+
+
+def read_chunks(joining: dict[RequestRunner, Prefill[T]]) -> dict[RequestRunner, T]:
+    """Read at most PREFILL_CHUNK tokens of the joining prompts, in their order. Removes complete
+    ones and returns their results.
+
+    Running requests wait no longer than this for their next round. That is vLLM's chunked prefill
+    with its budget of tokens, but each chunk is a forward pass of its own, and is never cut to fill
+    the budget: a request computes the same alone and among others.
+    """
+    budget, complete = request.PREFILL_CHUNK, {}
+    for runner, prefill in list(joining.items()):
+        budget -= min(runner.unread, request.PREFILL_CHUNK)
+        if budget < 0:
+            break
+        try:
+            next(prefill)
+        except StopIteration as end:
+            complete[runner] = end.value
+            del joining[runner]
+    return complete
 
 
 def forward_batch(

@@ -65,7 +65,8 @@ class Generation:
     seconds: float = 0.0
     """Decoding time, excluding the prefill."""
     prefill_seconds: float = 0.0
-    """Time to allocate the cache, process the prompt and choose the first token."""
+    """Time to allocate the cache, process the prompt and choose the first token, including the
+    rounds of other requests in between."""
     draft_seconds: float = 0.0
     """Part of `seconds` spent drafting. Queued GPU work counts where it is synchronized."""
     verify_seconds: float = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,10 @@ from specalign.lm.cache import KVCache
 from specalign.lm.model import Target, TargetOutput
 
 PREFILL_CHUNK = 2048
+"""At most so many tokens of a prompt in one forward pass, and of all prompts between two rounds."""
+T = TypeVar("T")
+Prefill = Generator[None, None, T]
+"""Reads a prompt; pauses between chunks."""
 Observe = Callable[[TargetOutput, int], None]
 """Of a drafter: a forward pass of the target, and how many of its tokens count."""
 
@@ -73,12 +77,14 @@ class RequestRunner:
             special = special_tokens_in(stop, target.tokenizer)
             self.text = TextStream(target.detokenize, stop, stream, special)
         self.session: DraftSession | None = None
+        self.unread = len(prompt)  # tokens of the prompt
         self.tracing = False
         self.out = Generation([], "", len(prompt), finish="")
         self.out.seed = None if sampling.greedy else sampling.fixed_seed
 
-    def prefill(self) -> Round:
-        """Run the target over the prompt; returns the round that chooses the first token."""
+    def prefill(self) -> Prefill[Round]:
+        """Run the target over the prompt, with pauses between chunks; returns the round that
+        chooses the first token."""
         target, drafter = self.target, self.drafter
         self.started = perf_counter()
         # room for tree nodes that are rejected; a chain always fits into what may still be written
@@ -86,15 +92,15 @@ class RequestRunner:
         self._open(target.new_cache(1, len(self.prompt) + self.limit + spare))
         # the prefill and a round without drafts give one token each: up to two, no draft fits
         if drafter is None or self.limit <= 2:
-            return self._read_prompt((), None)
+            return (yield from self._read_prompt((), None))
         self.session = drafter.start(self.request)
-        return self._read_prompt(self.session.taps, self.session.observe)
+        return (yield from self._read_prompt(self.session.taps, self.session.observe))
 
-    def prefill_into(self, cache: KVCache, taps: Sequence[int], observe: Observe) -> Round:
+    def prefill_into(self, cache: KVCache, taps: Sequence[int], observe: Observe) -> Prefill[Round]:
         """`prefill` into a given cache, for a drafter that reads what `observe` gets."""
         self.started = perf_counter()
         self._open(cache)
-        return self._read_prompt(taps, observe)
+        return (yield from self._read_prompt(taps, observe))
 
     def _open(self, cache: KVCache) -> None:
         target, prompt, sampling = self.target, self.prompt, self.sampling
@@ -109,13 +115,16 @@ class RequestRunner:
             self._noise() if self.verifier == "gumbel" and not sampling.greedy else None,
         )
 
-    def _read_prompt(self, taps: Sequence[int], observe: Observe | None) -> Round:
+    def _read_prompt(self, taps: Sequence[int], observe: Observe | None) -> Prefill[Round]:
         target, prompt = self.target, self.prompt
         for start in range(0, len(prompt), PREFILL_CHUNK):
             chunk = torch.tensor([prompt[start : start + PREFILL_CHUNK]], device=target.device)
             output = target.forward(chunk, cache=self.request.cache, taps=taps, logits=False)
             if observe is not None:
                 observe(output, chunk.shape[1])
+            self.unread -= chunk.shape[1]
+            if self.unread:
+                yield
         return self._round(target.head(output.hidden_BLD[:, -1:])[0], NO_DRAFTS)
 
     def commit_prefill(self, outcome: Outcome) -> None:

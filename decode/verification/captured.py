@@ -21,7 +21,7 @@ from decode.captured.graph import Backend, Function, Graph, capture
 from decode.captured.rows import Rows
 from decode.captured.state import RowState
 from decode.engine.decoder import Decoder
-from decode.engine.request import RequestRunner
+from decode.engine.request import Prefill, RequestRunner
 from decode.speculation.proposal import NO_DRAFTS, DraftProbs, Proposal, Siblings
 from decode.speculation.rounds import Round
 from decode.speculation.sampling import ProcessorState
@@ -81,7 +81,7 @@ class EngineRecorder(Recorder):
         return [
             *super()._watches(),
             *drafting,
-            (RequestRunner, "prefill_into", self._make_round),
+            (RequestRunner, "prefill_into", self._prefill),
             (rows_module, "verify_rounds", self._verify),
             (rows_module, "capture", self._capture),
             (rows_module, "run_round", self._run_round),
@@ -99,11 +99,14 @@ class EngineRecorder(Recorder):
         finally:
             self._paused = False
 
-    def _join(self, original: Original, rows: Rows, row: int, runner: RequestRunner) -> None:
+    def _join(
+        self, original: Original, rows: Rows, row: int, runner: RequestRunner
+    ) -> Prefill[int]:
         request = self._of(runner)
         request.captured = True
         self._rows.setdefault(id(rows.state), {})[row] = request
-        original(rows, row, runner)
+        prefill: Prefill[int] = original(rows, row, runner)
+        return prefill
 
     def _run_round(
         self, original: Original, state: RowState, drafting: Drafting, verifier: str, end: int

@@ -23,7 +23,7 @@ from torch import Tensor
 from decode.engine import loop as engine_module
 from decode.engine import request as request_module
 from decode.engine.decoder import Decoder
-from decode.engine.request import RequestRunner
+from decode.engine.request import Prefill, RequestRunner
 from decode.speculation import rounds, verifiers
 from decode.speculation import sampling as sampling_module
 from decode.speculation.proposal import Proposal
@@ -143,7 +143,7 @@ class Recorder:
             (request_module, "token_numbers", self._make_numbers),
             (RequestRunner, "draft", self._draft),
             (RequestRunner, "make_round", self._make_round),
-            (RequestRunner, "prefill", self._make_round),
+            (RequestRunner, "prefill", self._prefill),
             (engine_module, "verify_rounds", self._verify),
             (rounds, "run_verifier", self._run_verifier),
             (rounds, "_sampler", self._make_sampler),
@@ -201,6 +201,10 @@ class Recorder:
         calls, used = len(self.calls), len(self.used)
         self.before_draft(request, source)
         del self.calls[calls:], self.used[used:]  # its draws are not the request's
+
+    def _prefill(self, original: Original, runner: RequestRunner, *args: Any) -> Prefill[Round]:
+        made = yield from original(runner, *args)
+        return self._make_round(lambda _: made, runner)
 
     def _make_round(self, original: Original, runner: RequestRunner, *args: Any) -> Round:
         made: Round = original(runner, *args)
@@ -280,8 +284,6 @@ class Recorder:
                 one.chosen = dict(enumerate(tokens_M.tolist()))
                 break
         return original(proposal, tokens_M)
-
-    # ---- random numbers ----
 
     def _note_random(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)

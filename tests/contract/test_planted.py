@@ -19,7 +19,7 @@ from decode.engine import loop as engine_module
 from decode.engine import request as request_module
 from decode.engine.decoder import Decoder
 from decode.engine.detokenizer import UNFINISHED, TextStream
-from decode.engine.request import RequestRunner
+from decode.engine.request import Prefill, RequestRunner
 from decode.proposers import base, block, specdiff2
 from decode.proposers.autoregressive import AutoregressiveProposer
 from decode.proposers.block import BlockProposer, BlockProposerSession
@@ -135,8 +135,8 @@ def other_first_row() -> list[Patch]:
     """The first token comes from the prompt's last token but one."""
     original = RequestRunner.prefill
 
-    def prefill(self: RequestRunner) -> Round:
-        first = original(self)
+    def prefill(self: RequestRunner) -> Prefill[Round]:
+        first = yield from original(self)
         at = torch.tensor([self.prompt[:-1]])
         output = self.target.forward(at, cache=self.target.new_cache(1, 40))
         return first._replace(logits_MV=output.logits_BLV[0, -1:])  # type: ignore[index]

@@ -17,6 +17,7 @@ from decode.captured.block_context import BlockContext
 from decode.captured.engine import CapturedEngine
 from decode.captured.state import RowState
 from decode.engine.decoder import Decoder
+from decode.engine.request import Prefill
 from decode.speculation import sampling
 from decode.speculation.settings import Sampling
 from decode.verification import self_test
@@ -356,12 +357,13 @@ def test_graphs_are_compared_with_their_operators(run: VerificationRun) -> None:
     assert tally.counts["texts of graphs"] == 3 and not tally.findings
     join = rows.Rows.join
 
-    def join_elsewhere(self: rows.Rows, *args: Any) -> None:
+    def join_elsewhere(self: rows.Rows, *args: Any) -> Prefill[int]:
         """Its random numbers go into other memory than the graph's."""
-        join(self, *args)
+        row = yield from join(self, *args)
         fresh_BT = self.state.u_BT.clone()
         self.state.u_BT.fill_(0.5)
         self.state.u_BT = fresh_BT
+        return row
 
     with mock.patch.object(rows.Rows, "join", join_elsewhere):
         check_graphs(CHAIN, open_decoder, PROMPTS, EVERY[1:2], tally)

@@ -99,9 +99,9 @@ class Bench:
         with torch.compiler.set_stance(stance):
             runners = decoder._make_runners(prompts, self.new_tokens, None, {})
             rounds = decoder.run_rounds(runners, len(prompts))
-            # the eager engine pauses after all prefills, the captured one after each
-            for _ in range(1 if case.engine == "eager" else len(prompts)):
+            while not all(runner.out.tokens for runner in runners):  # the prefills
                 next(rounds)
+            first = sum(len(runner.out.tokens) for runner in runners)
             synchronize(self.device)
             started = perf_counter()
             for _ in rounds:
@@ -109,7 +109,7 @@ class Bench:
             synchronize(self.device)
             seconds = perf_counter() - started
         outputs = [runner.out for runner in runners]
-        return sum(len(out.tokens) - 1 for out in outputs) / seconds, outputs
+        return (sum(len(out.tokens) for out in outputs) - first) / seconds, outputs
 
     def measure(
         self, cases: list[Case], prompts: list[list[int]], repeats: int

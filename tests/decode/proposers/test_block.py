@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from decode import Decoder, Sampling
-from decode.engine.loop import prefill_batch
 from decode.engine.request import RequestRunner
 from decode.proposers.block import BlockProposer, BlockProposerSession
 from decode.speculation.sampling import ProcessorState, probs
@@ -21,7 +20,7 @@ from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from specalign.models.block_session import BlockSession
 from tests.builders import BLOCK_VARIANTS as VARIANTS
-from tests.builders import PROMPT, VARIED, run_request
+from tests.builders import PROMPT, VARIED, prefill, run_request
 from tests.builders import block_network as network
 
 
@@ -75,7 +74,7 @@ def proposals(
     """Many proposals from the same state."""
     runner = RequestRunner(target, PROMPT, 20, sampling, BlockProposer(net), "token")
     with torch.no_grad():
-        prefill_batch([runner])
+        prefill(runner)
         assert isinstance(runner.session, BlockProposerSession)
         return runner.session, [runner.session.propose(3) for _ in range(count)]
 

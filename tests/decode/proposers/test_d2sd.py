@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from decode import Sampling
-from decode.engine.loop import prefill_batch
 from decode.engine.request import RequestRunner
 from decode.proposers.d2sd import D2SDProposer, D2SDSession
 from decode.speculation.proposal import Proposal
@@ -22,7 +21,7 @@ from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from specalign.models.block_session import BlockSession
 from tests.builders import DRAFT_IDS as IDS
-from tests.builders import PROMPT, VARIED, run_request
+from tests.builders import PROMPT, VARIED, prefill, run_request
 from tests.builders import sharp_block_network as network
 from tests.builders import tree_prefixes as prefixes
 from tests.d2sd_reference import by_definition, rows_by_definition
@@ -68,8 +67,7 @@ def begun(
     runner = RequestRunner(
         target, PROMPT, 20, sampling, drafter, "greedy" if sampling.greedy else verifier
     )
-    with torch.no_grad():
-        prefill_batch([runner])
+    prefill(runner)
     assert isinstance(runner.session, D2SDSession)
     return runner.session
 

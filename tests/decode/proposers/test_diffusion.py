@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from decode import Sampling
-from decode.engine.loop import prefill_batch
 from decode.engine.request import RequestRunner
 from decode.proposers.diffusion import DiffusionProposer
 from decode.systems.registry import ORDERS
 from specalign.lm.model import Target
-from tests.builders import PROMPT
+from tests.builders import PROMPT, prefill
 from tests.builders import diffusion_drafter as drafter
 from tests.builders import session_after_prefill as sessions
 
@@ -23,7 +22,7 @@ def test_q_is_what_each_token_was_drawn_from(target: Target, order: str) -> None
     proposer, sampling = DiffusionProposer(made, 5, 3, order), Sampling(0.9, seed=4)
     runner = RequestRunner(target, PROMPT, 20, sampling, proposer, "point_mass")
     with torch.no_grad():
-        prefill_batch([runner])
+        prefill(runner)
         session = runner.session
         assert session is not None
         proposal = session.propose(5)

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from decode import Sampling
-from decode.engine.loop import prefill_batch
 from decode.engine.request import RequestRunner
 from decode.proposers.diffuspec import (
     Column,
@@ -25,7 +24,7 @@ from decode.proposers.diffuspec import (
 from decode.speculation.sampling import probs
 from specalign.lm.model import Target
 from specalign.models.diffusion_context import DiffusionContext
-from tests.builders import PROMPT, VARIED
+from tests.builders import PROMPT, VARIED, prefill
 from tests.builders import diffusion_drafter as drafter
 
 
@@ -40,8 +39,7 @@ def begun(target: Target, proposer: DiffuSpecProposer, sampling: Sampling) -> Di
     runner = RequestRunner(
         target, PROMPT, 40, sampling, proposer, "point_mass" if sampling.temperature else "greedy"
     )
-    with torch.no_grad():
-        prefill_batch([runner])
+    prefill(runner)
     assert isinstance(runner.session, DiffuSpecSession)
     return runner.session
 

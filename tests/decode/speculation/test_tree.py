@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from decode import Decoder, Sampling
-from decode.engine.loop import prefill_batch
 from decode.engine.request import RequestRunner
 from decode.evaluation.divergence import replay
 from decode.proposers.block import BlockProposer, BlockProposerSession
@@ -18,7 +17,7 @@ from decode.speculation.verifiers import Outcome
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import BLOCK_VARIANTS as VARIANTS
-from tests.builders import PROMPT
+from tests.builders import PROMPT, prefill
 from tests.builders import block_network as network
 from tests.builders import tree_prefixes as prefixes
 from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget
@@ -88,7 +87,7 @@ def test_coupled_drafts_use_the_noise_of_their_positions(target: Target, variant
     net, sampling = network(target, **VARIANTS[variant]), Sampling(1.0, seed=5)
     runner = RequestRunner(target, PROMPT, 20, sampling, BlockProposer(net), "gumbel")
     with torch.no_grad():
-        prefill_batch([runner])
+        prefill(runner)
         drafts = runner.session
         assert isinstance(drafts, BlockProposerSession)
         tree = drafts.propose(3)

@@ -1,0 +1,97 @@
+"""Requests join between rounds, and their prompts are read in chunks while others run: in both engines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from decode.captured import engine as engine_module
+from decode.captured.engine import CapturedEngine
+from decode.engine import loop, request
+from decode.engine.decoder import Decoder
+from decode.engine.request import RequestRunner
+from decode.speculation.settings import Sampling
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from tests.captured_drafters import DRAFTERS, make
+
+CHUNK = 8
+SAMPLED = Sampling(temperature=0.9, presence_penalty=0.4, repetition_penalty=1.2, min_new_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    target = load_target("debug", dtype="float32", device="cpu", fast=False)
+    target.eos_ids = (7, 30)
+    return target
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "PREFILL_CHUNK", CHUNK)
+
+
+@pytest.fixture(autouse=True)
+def no_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(note: str) -> None:
+        raise AssertionError(note)
+
+    monkeypatch.setattr(engine_module, "say_once", fail)
+
+
+def prompt(length: int) -> list[int]:
+    return [4 + (i * 37 + length * 11) % 220 for i in range(length)]
+
+
+ENGINES = [(True, name) for name in DRAFTERS] + [(False, name) for name in ("plain", "taps 8 5")]
+
+
+@pytest.mark.parametrize(("captured", "name"), ENGINES)
+def test_a_request_among_others_is_what_it_is_alone(
+    target: Target, captured: bool, name: str
+) -> None:
+    """More requests than rows; prompts of up to six chunks join while another request runs. Equal
+    accepted drafts: the drafter has read the same, too."""
+    prompts = [prompt(length) for length in (6, 3, 45, 25, 1)]
+    limits = [24, 4, 6, 5, 12]
+    proposer = make(target, name)
+    engine = CapturedEngine(target, proposer) if captured else None
+    decoder = Decoder(target, proposer, engine=engine)
+    settings = [replace(SAMPLED, seed=i) for i in range(len(prompts))]
+    found = decoder.generate_batch(prompts, limits, batch_size=2, sampling=settings)
+    for out, *given, sampling in zip(found, prompts, limits, settings, strict=True):
+        alone = decoder.generate(*given, sampling=sampling)
+        assert (out.tokens, out.accepted) == (alone.tokens, alone.accepted)
+
+
+def unread_and_written(
+    target: Target, lengths: list[int], captured: bool
+) -> list[tuple[tuple[int, ...], int]]:
+    """At each pause: unread tokens of each prompt, and tokens that the first request has written."""
+    sampling = Sampling(repetition_penalty=1.4)
+    runners = [RequestRunner(target, prompt(n), 20, sampling, None, "greedy") for n in lengths]
+    run_rounds = CapturedEngine(target, None).run_rounds if captured else loop.run_rounds
+    with torch.no_grad():
+        return [
+            (tuple(one.unread for one in runners), len(runners[0].out.tokens))
+            for _ in run_rounds(runners, len(runners))
+        ]
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_running_requests_have_a_round_between_two_chunks(target: Target, captured: bool) -> None:
+    seen = dict(unread_and_written(target, [6, 45], captured))
+    assert list(seen) == [(0, left) for left in (45, 37, 29, 21, 13, 5, 0)]
+    written = list(seen.values())[:-1]
+    assert written == list(range(written[0], written[0] + len(written)))
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_short_prompts_share_a_chunk_and_long_ones_are_not_cut_to_fill_it(
+    target: Target, captured: bool
+) -> None:
+    seen = dict(unread_and_written(target, [3, 4, 2, 16, 1], captured))
+    left = [(0, 0, 2, 16, 1), (0, 0, 0, 16, 1), (0, 0, 0, 8, 1), (0, 0, 0, 0, 1), (0, 0, 0, 0, 0)]
+    assert list(seen) == left
