@@ -24,7 +24,7 @@ from specalign.lm.cache import KVCache
 from specalign.lm.model import Target, TargetOutput
 
 PREFILL_CHUNK = 2048
-"""At most so many tokens of a prompt in one forward pass, and of all prompts between two rounds."""
+"""Most tokens of a prompt in one forward pass, and of all prompts between two rounds."""
 T = TypeVar("T")
 Prefill = Generator[None, None, T]
 """Reads a prompt; pauses between chunks."""

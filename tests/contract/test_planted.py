@@ -452,7 +452,7 @@ def larger_of_two() -> list[Patch]:
     def uniform(count: int, generator: torch.Generator) -> Tensor:
         return torch.maximum(original(count, generator), original(count, generator))
 
-    return [(verifiers, "uniform", uniform), (rounds, "uniform", uniform)]
+    return [(verifiers, "uniform", uniform)]
 
 
 def noise_of_the_round() -> list[Patch]:
@@ -466,16 +466,24 @@ def seed_and_position_swapped() -> list[Patch]:
     return [(request_module, "position_noise", swapped)]
 
 
-def number_of_another_node() -> list[Patch]:
-    """Every node is drawn with the root's number."""
-    original = sampling.draw_at
-    return [
-        (
-            rounds,
-            "draw_at",
-            lambda p_RV, u_R: original(p_RV, u_R[:1].expand_as(u_R).flip(0) ** 2),
-        )
-    ]
+def numbers_from_the_first_position() -> list[Patch]:
+    """Every round begins with the number of the output's first position."""
+    original = RequestRunner._round
+
+    def round_of(self: RequestRunner, *args: Any) -> Round:
+        return original(self, *args)._replace(numbers_T=self.request.numbers_T)
+
+    return [(RequestRunner, "_round", round_of)]
+
+
+def numbers_by_node() -> list[Patch]:
+    """A node takes the number of its index, not of its depth."""
+
+    def own_numbers(one: Round) -> Tensor:
+        assert one.numbers_T is not None
+        return one.numbers_T[torch.arange(len(one.logits_MV)).clamp(max=len(one.numbers_T) - 1)]
+
+    return [(rounds, "_own_numbers", own_numbers)]
 
 
 def one_seed_for_all() -> list[Patch]:
@@ -662,6 +670,7 @@ SAMPLED = (
 
 PENALISED = (SAMPLED[2], *[Sampling(1.0, top_p=0.6, repetition_penalty=1.6, seed=9)] * 2)
 MIN_P = (Sampling(1.0, min_p=0.3, seed=3),)
+TWO_TOKENS = Sampling(1.0, seed=5, banned=tuple(i for i in range(260) if i not in (40, 90)))
 GREEDY = (Sampling(), REPEATED, Sampling(presence_penalty=2.0))
 
 
@@ -704,7 +713,8 @@ BUGS: dict[Callable[[], list[Patch]], Seen] = {
     larger_of_two: Seen("randomness"),
     noise_of_the_round: Seen("randomness", "gumbel"),
     seed_and_position_swapped: Seen("randomness", "gumbel"),
-    number_of_another_node: Seen("randomness", "tree"),
+    numbers_from_the_first_position: Seen("randomness", "tree"),
+    numbers_by_node: Seen("randomness", "tree", (TWO_TOKENS,)),
     minimum_bars_one_end: Seen("rows"),
     accepted_token_dropped: Seen("commit", "oracle", (REPEATED,), 1),
     self_test.reused_numbers: Seen("randomness"),

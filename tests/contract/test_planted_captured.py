@@ -212,6 +212,16 @@ def drafts_with_the_verifiers_number() -> list[Patch]:
     return _with_path(change)
 
 
+def own_numbers_of_the_next_position() -> list[Patch]:
+    """Accepted tokens are drawn with the numbers of the positions after theirs."""
+    original = RowState.own_numbers
+
+    def own_numbers(self: RowState, depth_BM: Tensor, counts_BM: Tensor) -> Tensor:
+        return original(self, depth_BM + (depth_BM > 0).long(), counts_BM)
+
+    return [(RowState, "own_numbers", own_numbers)]
+
+
 def shared_generator() -> list[Patch]:
     """The numbers of a row come from torch's shared generator."""
     draw = lambda count, _: torch.rand(count, dtype=torch.float64)  # noqa: E731
@@ -303,6 +313,7 @@ BUGS: dict[Callable[[], list[Patch]], Seen] = {
     cursor_stays: ("randomness", CHAIN, EVERY[1:2], "auto"),
     one_row_of_numbers: ("randomness", CHAIN, EVERY[1:2], "auto"),
     drafts_with_the_verifiers_number: ("randomness", CHAIN, EVERY[1:2], "auto"),
+    own_numbers_of_the_next_position: ("randomness", TREE, (TWO_TOKENS,), "auto"),
     shared_generator: ("randomness", CHAIN, EVERY[1:2], "auto"),
     q_of_the_next_position: ("proposals", CHAIN, EVERY[1:2], "auto"),
     other_q_for_siblings: ("proposals", DRAWN, EVERY[1:2], "recursive"),
