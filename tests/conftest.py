@@ -11,6 +11,9 @@ from filelock import FileLock
 
 from align import synthesize
 
+# models are freed by reference counts: cycles may wait
+gc.set_threshold(100_000, 20, 20)
+
 
 def pytest_collection_finish() -> None:
     """Imported modules and collected tests live to the end: the garbage collector looks at later objects only."""
