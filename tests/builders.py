@@ -337,12 +337,12 @@ def train_debug_block(output: Path, debug_data: Path, *words: str) -> DrafterMod
     )
 
 
-def shallow_target(layers: int) -> Target:
+def shallow_target(layers: int, fast: bool = True) -> Target:
     """The first of the debug target's layers, for tests that write much and look at no number of it."""
     whole = load_target("debug", dtype="float32", device="cpu", fast=False)
     whole.body.layers = whole.layers[:layers]
     whole.model.config.num_hidden_layers = layers
-    return Target(whole.model, whole.tokenizer, ModelSource("debug"))
+    return Target(whole.model, whole.tokenizer, ModelSource("debug"), fast=fast)
 
 
 NEEDS_TARGET = ("adapt", "autoregressive", "block", "mdlm", "sedd", "taps", "variable_prefix")
