@@ -118,23 +118,41 @@ def test_help_names_every_recipe_and_key(capsys: pytest.CaptureFixture[str]) -> 
     assert all(name in text for name in LOSS_NAMES)
 
 
-def test_an_error_names_where_its_value_stands(tmp_path: Path) -> None:
-    mine = write(tmp_path, "mine.yaml", "trainer: {max_steps: 10, warmup_steps: 5}\n")
-    assert problem(mine, "trainer.max_steps=x").startswith(
-        "command line: trainer.max_steps='x' must be"
-    )
-    assert problem(mine, "trainer.max_steps=3", "trainer.warmup_steps=4").startswith(
-        "trainer.warmup_steps=4 must be at most"
-    )
-    assert problem(mine, "objective.terms.streek=1") == (
-        "objective.terms.streek: unknown loss (did you mean 'streak'?)"
-    )
-    misspelt = write(tmp_path, "misspelt.yaml", "trainr: {max_steps: 3}\n")
-    assert problem(misspelt) == "misspelt.yaml: unknown key 'trainr' (did you mean 'trainer'?)"
-    write(tmp_path, "bad.yaml", "seed: x\n")
-    assert problem(write(tmp_path, "child.yaml", "base: ./bad.yaml\n")).startswith(
-        "bad.yaml: seed='x'"
-    )
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("recipe=debug_blok", "did you mean 'debug_block'"),
+        ("training.max_steps=3", "unknown key 'training.max_steps' (did you mean 'trainer.max_ste"),
+        ("trainer=3", "trainer=3: trainer is a group of keys"),
+        ("base=smollm2_block", "recipe=NAME"),
+        ("trainer.max_steps=1.5", "command line: trainer.max_steps=1.5 must be an integer"),
+        ("seed=true", "seed=True must be an integer"),
+        ("name=a/b", "name='a/b'"),
+        ("output=a\x1bc", "control characters"),
+        ("trainer.betas=[0.9", "command line: trainer.betas: not valid YAML"),
+        ("trainer.warmup_steps=999", "trainer.warmup_steps=999 must be at most"),
+        ("objective.terms.streek=1", "unknown loss (did you mean 'streak'?)"),
+    ],
+)
+def test_an_error_names_its_key(word: str, says: str) -> None:
+    assert says in problem(*["recipe=debug_block"] * (not word.startswith("recipe")), word)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("- a\n- b\n", "bad.yaml: must contain `key: value` lines"),
+        ("trainer: {max_steps: 3\nseed: 1\n", "bad.yaml: not valid YAML: line 2"),
+        ("trainr: {max_steps: 3}\n", "bad.yaml: unknown key 'trainr' (did you mean 'trainer'?)"),
+        ("trainer: {learning_rate: '1,5'}\n", "bad.yaml: trainer.learning_rate='1,5'"),
+        ("base: debug_blok\n", "bad.yaml: base: recipe 'debug_blok': no such recipe"),
+        ("base: ./bad.yaml\n", "must be another recipe's name"),
+        ("kinds: {taps: 3}\n", "bad.yaml: kinds.taps=3 must be a mapping"),
+    ],
+)
+def test_an_error_names_the_file(text: str, says: str, tmp_path: Path) -> None:
+    bad = write(tmp_path, "bad.yaml", text)
+    assert says in problem(bad) and says in problem(write(tmp_path, "a.yaml", "base: ./bad.yaml\n"))
 
 
 def test_a_path_with_blanks_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
