@@ -72,12 +72,6 @@ def test_training_step(tmp_path: Path) -> None:
     assert figures["positions_per_step"] <= 2 * 8 * 3
 
 
-def test_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        rounds.main(["--engines", "capture"])
-    assert "'capture' is unknown" in capsys.readouterr().err
-
-
 def test_acceptance_for_a_tau() -> None:
     for tau in (1.0, 2.4, 4.0, 5.0):
         assert expected_tau(find_acceptance(tau, 4), 4) == pytest.approx(tau)

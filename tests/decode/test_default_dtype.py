@@ -15,11 +15,7 @@ from decode.systems.parsing import read_method
 from decode.systems.registry import SYSTEMS
 from tests.builders import PROMPT
 
-SAMPLINGS = (
-    Sampling(repetition_penalty=1.4),
-    Sampling(1.0, seed=2),
-    Sampling(0.8, 0.9, 20, seed=4),
-)
+SAMPLINGS = (Sampling(repetition_penalty=1.4), Sampling(0.8, 0.9, 20, seed=4))
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +25,7 @@ def default_restored() -> Iterator[None]:
 
 
 def outputs(decoder: Decoder) -> list[list[int]]:
-    return [decoder.generate(PROMPT, max_new_tokens=16, sampling=s).tokens for s in SAMPLINGS]
+    return [decoder.generate(PROMPT, max_new_tokens=10, sampling=s).tokens for s in SAMPLINGS]
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

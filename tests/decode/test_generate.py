@@ -67,8 +67,6 @@ def test_standard_input_system_message_and_sampling(
     ("argv", "line"),
     [
         ((), "no prompt"),
-        (("--temprature", "1", "hi"), "did you mean '--temperature'"),
-        (("--max-new-tokens", "0", "hi"), ">= 1"),
         (("--raw", "--system", "s", "hi"), "--system needs the chat template"),
         (("--target", "debug", "--drafter", "none", ""), "the prompt is empty"),
         (("--target", "no/where/at/all", "--drafter", "none", "hi"), "neither a folder"),

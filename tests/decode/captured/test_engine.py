@@ -21,6 +21,7 @@ from decode.speculation.settings import Sampling
 from decode.verification import proposals
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
+from tests.builders import shallow_target
 from tests.captured_drafters import DRAFTERS, make
 from tests.exact_distribution import exact_law
 

@@ -18,10 +18,8 @@ from tests.builders import PROMPT
 from tests.builders import block_network as network
 from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget
 
-PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6][: 2 + i % 7] + [i] for i in range(12)]
-
-
-LIMITS = [1, 2, 3, 15, 7, 12, 5, 1, 20, 6, 4, 9]
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6][: 2 + i % 7] + [i] for i in range(9)]
+LIMITS = [1, 2, 3, 15, 7, 12, 5, 1, 20]
 
 
 DECODERS = {
@@ -184,7 +182,6 @@ def test_malformed_prompts(endless: Target, prompt: Any, line: str) -> None:
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
         ({"stop": ""}, "non-empty strings"),
         ({"temprature": 0.7}, "unknown option 'temprature' .did you mean 'temperature'"),
-        ({"max_tokens": 3}, "unknown option 'max_tokens' .did you mean 'max_new_tokens'"),
         ({"temperature": -1}, "temperature=-1"),
         ({"banned": [3, 260]}, "banned: token 260 is not within 0..259"),
         (

@@ -142,31 +142,14 @@ def test_tokens_in_every_form(talking: Target, prompt: Any) -> None:
     ("prompt", "line"),
     [
         ({"role": "assistant", "content": "A"}, "a conversation without a user's text"),
-        ({"messages": [], "tools": []}, "a conversation without a user's text"),
-        (
-            [{"role": "asistant", "content": "A"}],
-            "unknown role, 'asistant'",
-        ),
-        (
-            Conversation(({"role": "usr2", "content": "A"},)),
-            "unknown role, 'usr2'",
-        ),
+        ([{"role": "asistant", "content": "A"}], "unknown role, 'asistant'"),
         ({"a": 1}, "must be text, messages or tokens"),
         (b"abc", "one row of tokens"),
         (torch.tensor([[1, 2], [3, 4]]), "one row of tokens"),
-        (torch.tensor([1.5]), "one row of tokens"),
         ([True], "one row of tokens"),
-        (torch.tensor(3), "one row of tokens"),
         ({"input_ids": [1, 2], "attention_mask": [0, 1]}, "attention_mask has zeros"),
-        ([{"role": "user", "content": None}], "without a user's text"),
-        (
-            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
-            "with parts that are not text",
-        ),
-        (
-            [{"role": "user", "content": "A"}, "B"],
-            "with messages without a role",
-        ),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "with parts that are not text"),
+        ([{"role": "user", "content": "A"}, "B"], "with messages without a role"),
         ([{"role": "user", "content": "a\ud800b"}], "with text that is not valid Unicode"),
     ],
 )
@@ -182,11 +165,7 @@ def test_malformed_prompts(talking: Target, prompt: Any, line: str) -> None:
         ("A", WEATHER, "tools must be a list"),
         ("A", ["weather"], "a tool is a JSON schema or a function"),
         ("A", [lambda city: city], "can't derive a JSON schema"),
-        (
-            Conversation(({"role": "user", "content": "A"},), (WEATHER,)),
-            [WEATHER],
-            "declares its own",
-        ),
+        ({"prompt": "A", "tools": [WEATHER]}, [WEATHER], "declares its own"),
     ],
 )
 def test_malformed_tools(talking: Target, prompt: Any, tools: Any, line: str) -> None:

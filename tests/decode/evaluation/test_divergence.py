@@ -187,12 +187,10 @@ def part(target: Target, prompt: list[int], plain: list[int], calls: Any) -> lis
     raise AssertionError("no token differs")
 
 
-@pytest.mark.parametrize(
-    ("kind", "calls"), [("mixtral", CALLS), ("mixtral", TREES), ("gpt_oss", CALLS)]
-)
-def test_a_routers_other_choice_is_a_tie_and_another_state_a_bug(kind: str, calls: Any) -> None:
+@pytest.mark.parametrize("calls", [CALLS, TREES])
+def test_a_routers_other_choice_is_a_tie_and_another_state_a_bug(calls: Any) -> None:
     """MiniMax runs accepted tokens once more after rejected drafts, in front of the next ones or in a call before."""
-    target = tiny_target(kind)
+    target = tiny_target("mixtral")
     target.eos_ids = ()  # a random target may end anywhere
     prompt = some_text(target, 20)[0].tolist()
     plain = Decoder(target).generate(prompt, max_new_tokens=24).tokens
