@@ -84,7 +84,7 @@ def test_architectures(tmp_path: Path, architecture: str, context: str) -> None:
 
 
 def assert_same(
-    drafter: BlockDrafter, model: Any, out: Path, prompts: list[list[int]], new: int = 12
+    drafter: BlockDrafter, model: Any, out: Path, prompts: list[list[int]], new: int = 9
 ) -> None:
     """As many calls as ours, every draft is ours, and outputs are plain ones."""
     write_export("custom_generate", drafter, out, torch.float32, "")
