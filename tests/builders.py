@@ -104,12 +104,7 @@ TRAINED_BLOCKS = [
     {"context": "taps", "markov_rank": 8, "markov": "gated", "convolution": True},
     {"context": "shared_kv", "markov_rank": 8, "markov": "tanh", "convolution": True},
     {"context": "taps", "markov_rank": 8, "markov": "tanh", "block_layout": "fill_in"},
-    {
-        "context": "shared_kv",
-        "markov_rank": 8,
-        "markov": "linear",
-        "block_layout": "fill_in",
-    },
+    {"context": "shared_kv", "markov_rank": 8, "markov": "linear", "block_layout": "fill_in"},
 ]
 
 

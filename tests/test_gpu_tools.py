@@ -82,17 +82,3 @@ def test_forced_trees() -> None:
     assert tree_shape(7, 4) == (-1, 0, 1, 2, -1, -1, -1)
     assert tree_shape(2, 4) == (-1, 0)
     assert make_wrong(tree_shape(7, 4), torch.device("cpu")).tolist() == [0, 0, 0, 0, 1, 2, 3]
-
-
-def test_peaks() -> None:
-    assert train.find_peak("NVIDIA H200") == train.find_peak("NVIDIA H100 80GB HBM3") == 989
-    assert train.find_peak("NVIDIA H100 PCIe") == 756 and train.find_peak("CPU") is None
-
-
-@pytest.mark.parametrize(
-    ("operator", "group"),
-    [("aten::addmm", "products"), ("aten::_scaled_dot_product_flash_attention", "attention"),
-     ("aten::_foreach_add_", "optimizer"), ("aten::add", "element by element"), ("aten::view", "other")],
-)  # fmt: skip
-def test_groups_of_operators(operator: str, group: str) -> None:
-    assert train.find_group(operator) == group

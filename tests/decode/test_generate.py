@@ -68,7 +68,6 @@ def test_standard_input_system_message_and_sampling(
     [
         ((), "no prompt"),
         (("--raw", "--system", "s", "hi"), "--system needs the chat template"),
-        (("--target", "debug", "--drafter", "none", ""), "the prompt is empty"),
         (("--target", "no/where/at/all", "--drafter", "none", "hi"), "neither a folder"),
     ],
 )

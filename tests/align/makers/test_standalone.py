@@ -176,17 +176,3 @@ def test_a_head_with_a_bias_of_zeros_has_one() -> None:
     target.head_bias_V.data.zero_()
     with pytest.raises(UserError, match="its head has a bias"):
         make_causal(target, DrafterConfig(kind="autoregressive", layers=2))
-
-
-@pytest.mark.parametrize(
-    ("kind", "why"),
-    [
-        ("bert-generation", "its head has a bias"),
-        ("mamba", "its training graph differs from the model's own by"),
-    ],
-)
-def test_what_a_drafter_of_layers_lacks_is_said_in_one_line(kind: str, why: str) -> None:
-    with pytest.raises(
-        UserError, match=f"target '{kind}' can't serve as drafter.kind=autoregressive: {why}"
-    ):
-        make_causal(tiny_target(kind), DrafterConfig(kind="autoregressive", layers=2))

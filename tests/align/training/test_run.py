@@ -19,18 +19,11 @@ from align.training.metrics import HostCopy
 from align.training.run import train
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
+from tests.builders import read_metric as losses
+from tests.builders import read_weights as weights
 from tests.builders import train_debug_block as run
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "debug_block.json"
-
-
-def losses(output: Path) -> list[float]:
-    with (output / "metrics.csv").open(newline="") as file:
-        return [float(r["train/loss"]) for r in csv.DictReader(file) if r.get("train/loss")]
-
-
-def weights(output: Path) -> dict[str, torch.Tensor]:
-    return load_file(str(output / "drafter" / "model.safetensors"))
 
 
 class Stop(Exception):
@@ -122,10 +115,7 @@ def test_text_then_own_words(tmp_path: Path, at: int) -> None:
     (tmp_path / "text.txt").write_text("".join(f"line {i} of the text\n" for i in range(90)))
     (tmp_path / "prompts.txt").write_text("".join(f"{i} words\n" for i in range(20)))
     words = ["recipe=debug_block", f"data.text=[{tmp_path}/text.txt]", "data.exclude=[]"]
-    words += [
-        f"data.prompts={tmp_path}/prompts.txt",
-        "data.samples=20",
-    ]
+    words += [f"data.prompts={tmp_path}/prompts.txt", "data.samples=20"]
     words += ["data.batch_size=5", "data.length=48", "trainer.checkpoint_every=2"]
     words += ["data.max_answer_tokens=12", "trainer.validate_every=12"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"

@@ -188,10 +188,7 @@ def test_malformed_prompts(endless: Target, prompt: Any, line: str) -> None:
             {"min_new_tokens": 3, "max_new_tokens": 2},
             "min_new_tokens=3: more than max_new_tokens=2",
         ),
-        (
-            {"temperature": 1, "sampling": Sampling()},
-            "pass a decode.Sampling, or its fields",
-        ),
+        ({"temperature": 1, "sampling": Sampling()}, "pass a decode.Sampling, or its fields"),
     ],
 )
 def test_malformed_options(endless: Target, options: dict[str, Any], line: str) -> None:

@@ -178,12 +178,3 @@ def test_what_needs_the_chat_template_is_refused_for_raw_prompts(talking: Target
         prompt_tokens(talking, [{"role": "user", "content": "A"}], raw=True)
     with pytest.raises(UserError, match="raw=True continues a string"):
         prompt_tokens(talking, "A", raw=True, tools=[WEATHER])
-
-
-def test_an_answered_prompt_is_noted(talking: Target, capsys: pytest.CaptureFixture[str]) -> None:
-    say_once.cache_clear()
-    ask = {"role": "user", "content": "Hi"}
-    prompt_tokens(talking, [ask])
-    assert "ends with an assistant message" not in capsys.readouterr().err
-    prompt_tokens(talking, [ask, {"role": "assistant", "content": "Yes."}])
-    assert "ends with an assistant message" in capsys.readouterr().err

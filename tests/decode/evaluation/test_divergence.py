@@ -11,13 +11,7 @@ import torch
 import decode
 from decode.engine.decoder import Decoder
 from decode.engine.output import Tree
-from decode.evaluation.divergence import (
-    BUG,
-    TIE,
-    dtype_limit,
-    explain_divergence,
-    replay,
-)
+from decode.evaluation.divergence import BUG, TIE, dtype_limit, explain_divergence, replay
 from decode.evaluation.records import Divergence
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target

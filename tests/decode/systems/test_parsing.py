@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decode.systems.parsing import (
-    Method,
-    read_method,
-    read_methods,
-    read_sweep,
-    sweep_methods,
-)
+from decode.systems.parsing import Method, read_method, read_methods, read_sweep, sweep_methods
 from decode.systems.registry import SYSTEMS, SpecDiff, SpecDiff2
 from specalign.common.errors import UserError
 

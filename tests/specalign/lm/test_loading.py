@@ -96,17 +96,9 @@ def test_broken_folders_and_files(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(UserError, match="can't be loaded"):
         load_target(str(tmp_path))
-    junk = tmp_path / "junk.gguf"
-    junk.write_bytes(b"GGUFnot really")
-    with pytest.raises(UserError, match="not a readable GGUF"):
-        load_target(str(junk))
 
 
-def test_unknown_dtype_and_device() -> None:
-    with pytest.raises(UserError, match="did you mean 'float32'"):
-        load_target("debug", dtype="flot32")
-    with pytest.raises(UserError, match="unknown"):
-        load_target("debug", device="gpuu")
+def test_a_dtype_by_its_short_name() -> None:
     assert load_target("debug", dtype="bf16").dtype_name == "bfloat16"
 
 

@@ -8,21 +8,7 @@ from pathlib import Path
 import pytest
 
 from specalign.common.errors import UserError
-from specalign.lm.loading import load_target
 from specalign.lm.names import check_name
-
-
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        ("no/such/place", "neither a folder"),
-        ("missing.gguf", "no such file"),
-        ("plain-word", "neither a folder"),
-    ],
-)
-def test_bad_specs(spec: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        load_target(spec)
 
 
 @pytest.mark.parametrize(
