@@ -166,7 +166,7 @@ def test_prompts(inputs: Path, prompt: str) -> None:
 @pytest.mark.parametrize(("kind", "command", "words"), READERS)
 @settings(max_examples=12, **REPEATABLE)
 @given(data=st.data())
-def test_damaged_files(inputs: Path, kind: str, command: Any, words: str, data: Any) -> None:
+def test_bad_files(inputs: Path, kind: str, command: Any, words: str, data: Any) -> None:
     for folder in (kind, "new"):
         shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(inputs / kind, kind)

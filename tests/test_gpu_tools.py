@@ -47,9 +47,7 @@ def test_floor(tmp_path: Path) -> None:
     ("nodes", "engines", "batches", "taus"),
     [(0, "eager,captured", "1,3", "1,2.4,4"), (7, "captured,compiled", "2", "4")],
 )
-def test_rounds_with_forced_acceptance(
-    tmp_path: Path, nodes: int, engines: str, batches: str, taus: str
-) -> None:
+def test_forced_rounds(tmp_path: Path, nodes: int, engines: str, batches: str, taus: str) -> None:
     words = f"--nodes {nodes} --engines {engines} --batches {batches} --tau {taus} --new-tokens 25"
     rows = run(rounds.main, tmp_path, f"{words} --repeats 1")["rounds"]["debug"]
     assert len(rows) == len(batches.split(",")) * 2 * (1 + len(taus.split(",")))

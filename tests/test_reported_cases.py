@@ -79,9 +79,7 @@ def test_training_and_decoding_read_rows_alike(target: Target, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_prompts_that_the_target_writes_are_tokenised_as_in_decoding(
-    name: str, tmp_path: Path
-) -> None:
+def test_written_prompts_are_tokenised_as_in_decoding(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "my target"
     target = save(folder, TEMPLATES[name])[2]
     rows = trained_on(target, tmp_path / "run", f"target.name={folder}")

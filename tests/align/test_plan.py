@@ -17,9 +17,7 @@ def test_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_another_machine_needs_no_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_machines_need_no_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "target"
     folder.mkdir()
     (folder / "config.json").write_text(

@@ -135,9 +135,7 @@ def training(monkeypatch: pytest.MonkeyPatch) -> FakeTraining:
     return found
 
 
-def test_finished_trials_are_skipped_and_others_run_again(
-    training: FakeTraining, tmp_path: Path
-) -> None:
+def test_finished_trials_are_skipped(training: FakeTraining, tmp_path: Path) -> None:
     words = [str(write_sweep(tmp_path)), "--out", str(tmp_path / "out")]
 
     def run(*more: str) -> int | str | None:

@@ -58,9 +58,7 @@ def test_a_changed_output_ends_with_exit_code_1(
     assert 'class="bug"' in (tmp_path / "o/report.html").read_text()
 
 
-def test_a_group_leaves_out_what_no_source_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_skip_unavailable_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from specalign.suites.sources import Loaded
 
     def load_suite(suite: Suite, data_dir: Path | None) -> Loaded:
@@ -103,9 +101,7 @@ def test_the_methods_side_by_side(prompts: Path, drafter: Path, tmp_path: Path) 
     assert json.loads((folder / "summary.json").read_text())["verdict"] == summary.verdict
 
 
-def test_sampling_has_no_identity_and_repeats_draw_anew(
-    prompts: Path, drafter: Path, tmp_path: Path
-) -> None:
+def test_sampled_repeats_draw_other_texts(prompts: Path, drafter: Path, tmp_path: Path) -> None:
     words = ("--prompts", prompts, "--drafter", drafter, "--out", tmp_path / "o")
     summary, folder = run(*words, "--temperature", 1, "--repeats", 2)
     records = read_records(folder)

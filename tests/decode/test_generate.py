@@ -43,9 +43,7 @@ def test_the_seed_of_a_sampled_answer_repeats_it(capsys: pytest.CaptureFixture[s
     assert "seed" not in run(capsys, *DEBUG, "--drafter", "none", "hello")[2]
 
 
-def test_standard_input_system_message_and_sampling(
-    capsys: pytest.CaptureFixture[str], monkeypatch: Any
-) -> None:
+def test_input_system_and_sampling(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     words = "--drafter none --temperature 1 --seed 3 --top-k 9 --top-p 0.9"
     options = (*DEBUG, *words.split())
     expected = run(capsys, *options, "hello")[1]
@@ -71,9 +69,7 @@ def test_standard_input_system_message_and_sampling(
         (("--target", "no/where/at/all", "--drafter", "none", "hi"), "neither a folder"),
     ],
 )
-def test_malformed_commands(
-    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], line: str
-) -> None:
+def test_bad_commands(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], line: str) -> None:
     code, out, err = run(capsys, *argv)
     last = err.strip().splitlines()[-1]
     assert code == 2 and out == "" and last.startswith("error: ") and line in last

@@ -100,9 +100,7 @@ def test_report_names_what_is_wrong(
     check(report.main, arguments, expected, capsys)
 
 
-def test_another_measurement_is_not_continued(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_measurements_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["--prompts", "ok.txt", "--out", "o", "--methods", "plain"]
     eval.main([*QUIET, *common])
     capsys.readouterr()

@@ -49,9 +49,7 @@ def test_a_right_pair(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.slow
-def test_a_difference_is_replayed(
-    drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_differences_replay(drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     every = batches.settings
     monkeypatch.setattr(batches, "settings", lambda *given: every(*given)[::2])
     monkeypatch.setattr(rules, "check_rules", lambda tally, rounds: None)

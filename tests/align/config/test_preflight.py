@@ -11,9 +11,7 @@ from align.config.preflight import check_training
 from specalign.common.errors import UserErrors
 
 
-def test_all_that_is_missing_is_named_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("specalign.common.hub.hub_reachable", lambda: False)
     monkeypatch.setattr("align.config.hardware.find_spec", lambda name: None)

@@ -72,9 +72,7 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
         write(target, tmp_path, words[0], system)
 
 
-def test_settings_under_which_nothing_is_kept(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_kept(tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthesis, "FRUITLESS_BATCHES", 3)
     words = ["data.samples=50", "data.batch_size=2"]
     with pytest.raises(
@@ -110,9 +108,7 @@ GIVEN = ["data.prompts=p", "data.max_prompt_tokens=200", "data.batch_size=4"]
 
 
 @pytest.mark.slow
-def test_every_answer_is_the_targets_with_data_turns_all(
-    tmp_path: Path, target: Target, given: list[Conversation]
-) -> None:
+def test_every_turn_is_answered(tmp_path: Path, target: Target, given: list[Conversation]) -> None:
     """In this process and by a server alike."""
     given += [*(talk(i) for i in range(5)), as_conversation("One turn?")]
     words = [*GIVEN, "data.turns=all", "data.samples=6", "data.answer_temperatures=[0.0]"]

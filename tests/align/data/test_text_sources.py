@@ -91,9 +91,7 @@ def test_what_other_columns_hold_is_counted(tmp_path: Path) -> None:
     assert read(tmp_path / "a.jsonl") == (["a", "b"], {"values of column 'title'": 2})
 
 
-def test_a_folders_card_and_a_note_tell_the_split(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cards_and_notes_tell_the_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a.jsonl", "held_out.jsonl"):
         (tmp_path / name).write_text(json.dumps({"text": name}) + "\n")
     assert read(tmp_path)[0] == ["a.jsonl", "held_out.jsonl"]

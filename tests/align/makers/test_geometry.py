@@ -55,9 +55,7 @@ def test_keys_that_cannot_be_shared_are_refused_in_one_line(kind: str, why: str)
     ],
 )
 @needs_recent
-def test_layers_of_several_states_are_refused_with_what_there_is_instead(
-    kind: str, instead: str
-) -> None:
+def test_layers_of_several_states_are_refused(kind: str, instead: str) -> None:
     with pytest.raises(
         UserError,
         match=f"drafter.context=taps: the layers of target '{kind}' do not output one .*{instead}",

@@ -130,9 +130,7 @@ def test_adapted_drafters_refuse_what_does_not_fit(target: Target, tmp_path: Pat
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_adapted_drafters_train_without_the_target_and_come_back(
-    any_target: Target, share: bool, tmp_path: Path
-) -> None:
+def test_adapted_drafters_train_alone(any_target: Target, share: bool, tmp_path: Path) -> None:
     before = {name: t.clone() for name, t in any_target.model.state_dict().items()}
     network = adapt(any_target, [0, 2], 36, share_embedding=share)
     size = any_target.embedding_VD.shape

@@ -79,9 +79,7 @@ def test_sums_that_are_read_late_are_read_before_they_are_needed(
 @pytest.mark.parametrize(  # none, some (rows are 9 kB), all of the target's views
     ("kept", "optimizer"), [("0", "adamw"), ("1e-4", "muon"), ("1", "adamw")]
 )
-def test_resume_is_bit_identical(
-    tmp_path: Path, debug_data: Path, kept: str, optimizer: str
-) -> None:
+def test_resume_is_identical(tmp_path: Path, debug_data: Path, kept: str, optimizer: str) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     words = ("trainer.ema=0.9", "trainer.checkpoint_every=4", f"trainer.keep_features_gb={kept}")
     words += (f"trainer.optimizer={optimizer}",)
@@ -210,9 +208,7 @@ def test_milestones_are_the_drafter_after_so_many_tokens(tmp_path: Path, debug_d
 
 
 @pytest.mark.slow
-def test_a_confidence_head_is_taught_to_a_drafter_that_stays_what_it_was(
-    tmp_path: Path, debug_data: Path
-) -> None:
+def test_a_confidence_head_is_added_to_a_drafter(tmp_path: Path, debug_data: Path) -> None:
     """It starts at 1/2 everywhere and comes to foretell; every other weight of the saved drafter is the same."""
     run(tmp_path / "first", debug_data)
     words = [

@@ -42,9 +42,7 @@ def test_next_to_a_server_no_weights_are_loaded(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_written_without_weights_is_compared_where_they_are(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_text_without_weights_is_compared(folder: Path, tmp_path: Path) -> None:
     """By its greedy answers, when training opens it."""
     target = load_target(str(folder))
     words = [f"data.path={tmp_path}", "data.answer_temperatures=[0.0]"]

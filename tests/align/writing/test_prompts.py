@@ -28,9 +28,7 @@ def talk(*messages: tuple[str, str], tools: tuple[dict[str, object], ...] = ()) 
     )
 
 
-def test_of_a_conversation_the_oldest_turns_go_first_and_the_system_prompt_stays(
-    target: Target,
-) -> None:
+def test_the_oldest_turns_of_a_conversation_are_cut(target: Target) -> None:
     whole = talk(
         ("system", "Be brief."), ("user", "a" * 30), ("assistant", "b" * 60), ("user", "Why?")
     )

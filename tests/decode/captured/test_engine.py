@@ -216,9 +216,7 @@ def test_what_is_not_supported_falls_back(target: Target, monkeypatch: pytest.Mo
     assert notes and "order=random" in notes[0]
 
 
-def test_a_capture_that_cuda_refuses_falls_back(
-    target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_captures_fall_back(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(function: Callable[[], None]) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 

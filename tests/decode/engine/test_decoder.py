@@ -43,9 +43,7 @@ DECODERS = {
 )
 @pytest.mark.parametrize("kind", DECODERS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_output_is_the_one_alone(
-    target: Target, size: int, kind: str, temperature: float
-) -> None:
+def test_outputs_are_those_alone(target: Target, size: int, kind: str, temperature: float) -> None:
     """Prompts and limits of many lengths, some over before the first round."""
     decoder = DECODERS[kind](target)
     sampling = [Sampling(temperature, top_k=40, seed=i) for i in range(len(PROMPTS))]

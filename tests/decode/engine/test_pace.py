@@ -41,9 +41,7 @@ def test_a_size_that_becomes_faster_is_found() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "temperature"), [(0, 0.0), (5, 0.0), (5, 1.0)])
-def test_the_text_of_a_batch_does_not_depend_on_the_sizes(
-    nodes: int, temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_keep_text(nodes: int, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     target = shallow_target(3, fast=False)
     proposer = BlockProposer(block_network(target, "taps", 8), 4, nodes)
     sampling = Sampling(temperature, seed=1)
@@ -65,9 +63,7 @@ def test_the_text_of_a_batch_does_not_depend_on_the_sizes(
         assert 0 in depths and max(depths) > 0
 
 
-def test_drawn_drafts_and_single_requests_draft_everything(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_drawn_drafts_and_single_requests_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(pace: DraftPace, requests: int) -> Trials:
         raise AssertionError("the clock would change the text of a seed")
 

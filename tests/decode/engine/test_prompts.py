@@ -93,9 +93,7 @@ def test_prompts_take_every_shape_that_training_reads(name: str, talking: Target
     assert prompt_tokens(talking, row) == talking.chat_tokens(expected)
 
 
-def test_what_a_prompt_does_not_use_is_noted(
-    talking: Target, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unused_keys_are_noted(talking: Target, capsys: pytest.CaptureFixture[str]) -> None:
     say_once.cache_clear()
     user = {"role": "user", "content": "A"}
     for _ in range(2):
@@ -108,9 +106,7 @@ def test_what_a_prompt_does_not_use_is_noted(
     assert len(notes) == len({*notes}) == 3
 
 
-def test_tools_that_the_template_leaves_out_are_noted_once(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_unused_tools_are_noted_once(capsys: pytest.CaptureFixture[str]) -> None:
     target = load_target("debug", "float32", "cpu", fast=False)
     target.spec = "without tools"
     for _ in range(2):

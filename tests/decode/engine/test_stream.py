@@ -59,9 +59,7 @@ def test_the_output_is_there_at_the_end(target: Target) -> None:
 
 
 @pytest.mark.parametrize("taken", [0, 1, 3])
-def test_a_closed_stream_ends_its_session(
-    target: Target, monkeypatch: pytest.MonkeyPatch, taken: int
-) -> None:
+def test_closed_streams_end(target: Target, monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
     closed: list[RequestRunner] = []
     monkeypatch.setattr(RequestRunner, "close", lambda self: closed.append(self))
     whole = Decoder(target).generate(PROMPT, max_new_tokens=30)

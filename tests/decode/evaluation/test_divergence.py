@@ -147,9 +147,7 @@ def test_replay_of_a_real_target_is_the_decoders_own_path(target: Target) -> Non
         replay(target, prompt, output.tokens, 400, output.drafted, output.accepted)
 
 
-def test_a_corrupted_output_of_a_real_target_is_a_bug(
-    target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_corrupted_output_is_a_bug(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "eos_ids", ())  # a random target may say it anywhere
     prompt = target.chat_tokens("Why is the sky blue?")
     plain = decode.load(target, None).generate(prompt, max_new_tokens=12).tokens

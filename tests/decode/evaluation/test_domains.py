@@ -116,9 +116,7 @@ def test_contaminated_and_clean_suites(
         ({"temperature": 0.7}, None),
     ],
 )
-def test_the_estimate_is_of_the_same_sampling(
-    settings: dict[str, float], expected: float | None
-) -> None:
+def test_estimates_are_of_the_sampling(settings: dict[str, float], expected: float | None) -> None:
     own, *_ = compare_domains(DrafterTraining("drafter", RECORD), settings, {})
     assert (None if own.tau is None else own.tau.value) == expected
 

@@ -49,9 +49,7 @@ def test_pairing_removes_what_the_prompts_share() -> None:
     assert estimate.lo == pytest.approx(1.5) and estimate.hi == pytest.approx(1.5)
 
 
-def test_interval_covers_the_truth_about_as_often_as_it_says(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_interval_covers_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("decode.evaluation.statistics.RESAMPLES", 2000)
     generator = np.random.default_rng(0)
     covered = 0

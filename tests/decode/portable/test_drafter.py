@@ -43,9 +43,7 @@ def model(target: Target) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_drafts_are_those_of_the_trained_network(
-    tmp_path: Path, target: Target, model: Any, kind: str
-) -> None:
+def test_drafts_are_the_networks(tmp_path: Path, target: Target, model: Any, kind: str) -> None:
     context, whole, options = KINDS[kind]
     drafter = block_network(target, context, whole=whole, options={"block_size": 4, **options})
     assert_same(drafter, model, tmp_path / "out", [PROMPT, [5, 9, 200, 31, 8, 77, 140]])

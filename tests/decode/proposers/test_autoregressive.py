@@ -28,9 +28,7 @@ def model(target: Target) -> Target:
     "sampling",
     [Sampling(1.0), Sampling(0.8, top_k=20, repetition_penalty=1.3, min_new_tokens=9, banned=(9,))],
 )
-def test_q_is_what_each_token_was_drawn_from(
-    target: Target, model: Target, sampling: Sampling
-) -> None:
+def test_q_is_what_tokens_are_drawn_from(target: Target, model: Target, sampling: Sampling) -> None:
     """After rejections too: every row of q equals that of one fresh forward over the text and the drafts before it."""
     seen: list[tuple[list[int], Proposal]] = []
     rejected = accepted = 0

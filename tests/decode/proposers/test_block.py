@@ -131,9 +131,7 @@ def test_a_draft_stops_where_its_confidence_ends(target: Target, variant: str) -
 
 @pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_trees_in_one_call_are_those_built_level_by_level(
-    target: Target, variant: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trees_in_one_call(target: Target, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With penalties, a minimum length and banned tokens as well, which the one call does not know."""
     net = network(target, **VARIANTS[variant])
     net.prepare_for_drafting()

@@ -94,9 +94,7 @@ def test_targets_whose_drafts_may_not_branch() -> None:
         build(read_method("block_tree"), OpenDrafters(tiny_target("mamba2"), {"block": object()}))
 
 
-def test_a_drafter_that_was_trained_with_other_prompts_is_noted_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_training_chat_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = load_target("debug", dtype="float32", device="cpu")
     target.tokenizer.chat_template = (
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

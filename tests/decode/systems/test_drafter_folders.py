@@ -91,9 +91,7 @@ def test_a_second_block_drafter(parts: OpenDrafters, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["dflash", "speculators"])
-def test_another_engines_folder_is_a_block_drafter(
-    parts: OpenDrafters, tmp_path: Path, layout: str
-) -> None:
+def test_other_engines_folders_are_blocks(parts: OpenDrafters, tmp_path: Path, layout: str) -> None:
     target = parts.target
     config = (
         dflash_config(target)

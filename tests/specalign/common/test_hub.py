@@ -23,9 +23,7 @@ from specalign.lm.loading import load_target, load_tokenizer, resolve_folder
 from specalign.lm.names import check_name
 
 
-def test_the_shipped_drafter_is_found_from_anywhere_under_both_names(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_shipped_drafter_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("pretrained/smollm2-135m-block", "drafters/smollm2-135m-block"):
         assert (local_path(name) / "config.json").is_file() and kind_of(name) == "block"

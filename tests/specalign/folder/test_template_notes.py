@@ -60,9 +60,7 @@ def test_the_date_is_read_fixed_and_reported(capsys: pytest.CaptureFixture[str])
         "{{ [range(1000) | list] | map('random') | first }}",
     ],
 )
-def test_random_draws_are_seeded_and_reported(
-    draw: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_draws_are_seeded_and_reported(draw: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert not draws_at_random(with_template("a random text" + TEXT))
     target = with_template(draw + TEXT)
     state = random.getstate()

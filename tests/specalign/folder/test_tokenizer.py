@@ -16,9 +16,7 @@ from specalign.gguf.tokenizer import make_tokenizer
 from tests.tokenizers import sentencepiece
 
 
-def test_a_made_folder_is_opened_as_written_and_another_as_transformers_does(
-    tmp_path: Path,
-) -> None:
+def test_a_made_folder_is_opened_as_written(tmp_path: Path) -> None:
     """Qwen2's class would split digits in its own way."""
     tokens = ["1", "2", "12", "<s>"]
     fields = {
@@ -53,9 +51,7 @@ def _with_post_processor(single: str) -> Any:
         ("<s> </s> $A </s>", (1, 2)),
     ],
 )
-def test_what_the_tokenizer_puts_in_front_is_what_it_puts_there(
-    single: str, opening: tuple[int, ...]
-) -> None:
+def test_first_tokens_are_the_tokenizers(single: str, opening: tuple[int, ...]) -> None:
     tokenizer = _with_post_processor(single)
     assert opening_ids(tokenizer, 1000, "m") == opening
     text = [*opening, *tokenizer("The law", add_special_tokens=False)["input_ids"]]

@@ -95,9 +95,7 @@ def test_weights_that_do_not_fit(target: Target, samples: data.Samples, tmp_path
     fails(tmp_path, target, "missing tensor 'fc.weight'")
 
 
-def test_a_drafter_that_wants_its_targets_tables_is_refused_where_there_are_none(
-    tmp_path: Path,
-) -> None:
+def test_missing_rotary_tables_are_refused(tmp_path: Path) -> None:
     """And one that has its own is taken, with what it drafts."""
     llama, gpt2 = tiny_target("llama"), tiny_target("gpt2")
     save_drafter(from_target(llama, block_options(context="taps"), None), tmp_path)

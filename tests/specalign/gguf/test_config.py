@@ -219,9 +219,7 @@ def test_a_tensor_that_is_missing_or_would_be_left_out_is_refused(
         load_target(str(path), "float32", "cpu")
 
 
-def test_experts_are_as_wide_as_the_file_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_have_the_files_width(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Qwen3's of 235B are not as wide as those of 30B, which the reader takes for all."""
     own = model_of("qwen3_moe", monkeypatch, norm_topk_prob=True)
     tensors: dict[str, Tensor] = {}

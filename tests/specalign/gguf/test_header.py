@@ -106,9 +106,7 @@ def test_a_damaged_header_is_refused(tmp_path: Path, content: bytes) -> None:
         (Header(VALUES, {**TENSORS, "a": StoredTensor((6, 8), 0, 1 << 30)}), "truncated: tensor 'a' ends at byte"),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_be_converted_is_refused_with_the_reason(
-    given: Header, message: str
-) -> None:
+def test_unconvertible_files_are_refused(given: Header, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_header(FILE, given)
 

@@ -43,9 +43,7 @@ def test_a_broken_generation_config_is_not_passed_over(text: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("beside", [[], [5000, 7]])
-def test_a_text_ends_where_generate_ends_it(
-    beside: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_texts_end(beside: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At the generation config's tokens alone, where it names some: not at the config's, nor at the tokenizer's."""
     own, prompt = load_target("debug", fast=False), [9, 8, 7]
     own.eos_ids = ()

@@ -14,9 +14,7 @@ from specalign.lm.names import check_name
 @pytest.mark.parametrize(
     "record", [{"drafter.json": {"kind": "ddit"}}, {"config.json": {"model_type": "block_drafter"}}]
 )
-def test_a_run_and_its_drafter_are_no_targets(
-    tmp_path: Path, record: dict[str, dict[str, str]]
-) -> None:
+def test_runs_and_drafters_are_refused(tmp_path: Path, record: dict[str, dict[str, str]]) -> None:
     folder = tmp_path / "drafter"
     folder.mkdir()
     for name, content in {"config.json": {}, **record}.items():

@@ -20,9 +20,7 @@ from tests.target_models import WINDOW, some_text
 from tests.target_wrappers import save_wrapper, tiny_wrapper
 
 
-def test_surplus_weights_are_named_in_a_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_surplus_weights_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Of autoregressive drafters too, which are opened so; those of other kinds are refused with them."""
     target = load_target("debug")
     target.model.save_pretrained(tmp_path)

@@ -39,9 +39,7 @@ def test_tokens_that_a_model_never_writes_have_no_probability() -> None:
     ("kind", "says"),
     [("recurrent_gemma", "(a rejected draft changes .*: it keeps a state outside|its logits differ)"), ("openai-gpt", "it does not use a cache")],
 )  # fmt: skip
-def test_a_state_that_no_cache_holds_is_refused_however_coarsely_it_rounds(
-    kind: str, says: str, dtype: torch.dtype
-) -> None:
+def test_states_outside_the_cache_are_refused(kind: str, says: str, dtype: torch.dtype) -> None:
     """In 16 bits their differences from the model's own pass for rounding: 0.16 and 0.14 standard deviations."""
     model = tiny_model(kind, 260).to(dtype)
     with pytest.raises(
@@ -108,8 +106,6 @@ def test_an_indexer_that_does_not_choose_so_few_is_made_to(monkeypatch: pytest.M
         ("bert", "failed the exactness check: its logits are not its head's output"),
     ],
 )
-def test_an_architecture_that_is_not_supported_is_refused_in_one_line(
-    kind: str, reason: str
-) -> None:
+def test_unsupported_architectures_are_refused(kind: str, reason: str) -> None:
     with pytest.raises(UserError, match=f"^target '{kind}': architecture '{kind}' {reason}"):
         tiny_target(kind)

@@ -43,9 +43,7 @@ def test_a_config_round_trips(values: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_wrong_values_are_refused(
-    values: dict[str, Any], changes: dict[str, Any], message: str
-) -> None:
+def test_wrong_values_fail(values: dict[str, Any], changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         BlockConfig.from_dict({**values, **changes}, "mine")
 

@@ -60,9 +60,7 @@ def _zstd(text: bytes) -> bytes:
         ("f.txt", "\ufeffx\r\n\r\n\ufeffy", ["x", "y"]),
     ],
 )  # fmt: skip
-def test_delimiters_marks_and_line_ends(
-    tmp_path: Path, name: str, text: str, rows: list[Any]
-) -> None:
+def test_delimiters_and_line_ends(tmp_path: Path, name: str, text: str, rows: list[Any]) -> None:
     (tmp_path / name).write_bytes(text.encode())
     assert read_rows(tmp_path / name) == rows
 
@@ -77,9 +75,7 @@ def test_delimiters_marks_and_line_ends(
         ("f.txt", "ä\r\nb", ["ä", "b"]),
     ],
 )
-def test_utf_16_by_its_mark(
-    tmp_path: Path, name: str, text: str, rows: list[Any], encoding: str
-) -> None:
+def test_utf_16_marks(tmp_path: Path, name: str, text: str, rows: list[Any], encoding: str) -> None:
     raw = ("\ufeff" + text).encode(encoding)
     (tmp_path / name).write_bytes(raw)
     (tmp_path / f"{name}.gz").write_bytes(gzip.compress(raw))

