@@ -126,10 +126,7 @@ def test_every_turn_is_answered(tmp_path: Path, target: Target, given: list[Conv
 
 
 def test_long_prompts_are_left_out_or_cut(
-    tmp_path: Path,
-    target: Target,
-    given: list[Conversation],
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, target: Target, given: list[Conversation], capsys: pytest.CaptureFixture[str]
 ) -> None:
     given += [talk(0), as_conversation("Hi"), as_conversation("Why so?")]
     limit = ["data.prompts=p", "data.max_prompt_tokens=110"]

@@ -34,10 +34,7 @@ def test_a_folder_in_the_order_of_its_names(tmp_path: Path) -> None:
     (tmp_path / "g.bin").write_bytes(b"\x00")
     found, left_out = read(tmp_path)
     assert found == ["one\n\ntwo", "x = 1\n", "three", "four", "five"]
-    assert left_out == {
-        "files of other kinds": 1,
-        "rows without text in column 'text'": 1,
-    }
+    assert left_out == {"files of other kinds": 1, "rows without text in column 'text'": 1}
 
 
 @pytest.mark.parametrize(

@@ -66,12 +66,7 @@ def logits_after(drafter: BlockDrafter, tokens: list[int]) -> Tensor:
 
 @pytest.mark.parametrize(("name", "whole", "options"), HELD)
 def test_an_export_is_the_drafter_and_comes_in_and_goes_out_to_the_byte(
-    tmp_path: Path,
-    target: Target,
-    model: Any,
-    name: str,
-    whole: bool,
-    options: Any,
+    tmp_path: Path, target: Target, model: Any, name: str, whole: bool, options: Any
 ) -> None:
     drafter = block_network(target, "taps", whole=whole, options=options)
     drafter.to(torch.bfloat16).float()

@@ -9,12 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from specalign.gguf.tokenizer import (
-    adds_bos,
-    answer_ends,
-    complete_tokenizer,
-    make_tokenizer,
-)
+from specalign.gguf.tokenizer import adds_bos, answer_ends, complete_tokenizer, make_tokenizer
 from tests.target_models import PIECES, piece_fields
 
 

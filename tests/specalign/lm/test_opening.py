@@ -71,10 +71,7 @@ def test_a_model_with_towers_runs_on_text(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (
-            transformers.T5Config(),
-            "'t5' is an encoder-decoder model; only",
-        ),
+        (transformers.T5Config(), "'t5' is an encoder-decoder model; only"),
         (transformers.CLIPConfig(), "'clip' is not a left-to-right language model"),
     ],
 )

@@ -69,9 +69,7 @@ def test_an_attention_that_is_not_the_models_is_not_taken(monkeypatch: pytest.Mo
     """gpt-oss without its sinks: the model's own attention is used instead, with our masks."""
     right = masks.biased_attention
     monkeypatch.setattr(
-        masks,
-        "biased_attention",
-        lambda q, k, v, m, s, cap, sinks: right(q, k, v, m, s, cap, None),
+        masks, "biased_attention", lambda q, k, v, m, s, cap, sinks: right(q, k, v, m, s, cap, None)
     )
     assert tiny_target("gpt_oss").attention == "its own, eager"
 
