@@ -53,11 +53,8 @@ def test_input_system_and_sampling(capsys: pytest.CaptureFixture[str], monkeypat
     talk = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]
     sampling = Sampling(temperature=1.0, seed=3, top_k=9, top_p=0.9)
     assert kind.rstrip("\n") != expected.rstrip("\n")
-    assert (
-        kind
-        == decode.load("debug", None).generate(talk, max_new_tokens=12, sampling=sampling).text
-        + "\n"
-    )
+    wanted = decode.load("debug", None).generate(talk, max_new_tokens=12, sampling=sampling)
+    assert kind == wanted.text + "\n"
     assert run(capsys, *options, "--raw", "hello")[1] != expected
 
 

@@ -75,9 +75,7 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
 def test_nothing_is_kept(tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthesis, "FRUITLESS_BATCHES", 3)
     words = ["data.samples=50", "data.batch_size=2"]
-    with pytest.raises(
-        UserError, match="no sample of 3 batches in a row was kept .dropped so far: "
-    ):
+    with pytest.raises(UserError, match="no sample of 3 batches in a row was kept"):
         write(target, tmp_path / "data", *words, "data.max_prompt_tokens=1")
 
 
@@ -134,10 +132,7 @@ def test_long_prompts_are_left_out_or_cut(
     dropped = synthesize(recipe, target, tmp_path / "a")["dropped"]
     assert dropped["prompt too long"] == 1
     out = capsys.readouterr().out
-    assert (
-        "samples dropped: 1 prompt too long (of 3 prompts; the limit is data.max_prompt_tokens="
-        in out
-    )
+    assert "samples dropped: 1 prompt too long (of 3 prompts; the limit is data.max_prompt" in out
     cut = write(target, tmp_path / "b", *limit, "data.long_prompts=cut")
     assert "prompt too long" not in cut["dropped"]
 

@@ -57,7 +57,6 @@ def test_keys_that_cannot_be_shared_are_refused_in_one_line(kind: str, why: str)
 @needs_recent
 def test_layers_of_several_states_are_refused(kind: str, instead: str) -> None:
     with pytest.raises(
-        UserError,
-        match=f"drafter.context=taps: the layers of target '{kind}' do not output one .*{instead}",
+        UserError, match=f"the layers of target '{kind}' do not output one .*{instead}"
     ):
         block_config(tiny_target(kind), options(context="taps"), None)

@@ -52,10 +52,8 @@ def test_what_an_init_keeps_though_the_recipe_asks_otherwise_is_said(
         made = make_standalone(target, DrafterConfig(init=str(tmp_path), block_size=5, **same))
         assert capsys.readouterr().err == "" and made.config.block_size == 5
     make_standalone(target, DrafterConfig(init=str(tmp_path), **{**own, "layers": 3}))
-    assert (
-        capsys.readouterr().err
-        == f"note: drafter.init={tmp_path} has layers=1; ignoring layers=3\n"
-    )
+    note = f"note: drafter.init={tmp_path} has layers=1; ignoring layers=3\n"
+    assert capsys.readouterr().err == note
 
 
 def other_target(kind: str, target: Target) -> Target:

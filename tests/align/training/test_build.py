@@ -98,10 +98,8 @@ def test_published_drafter_is_calibrated(tmp_path: Path, debug_data: Path, targe
     module = train(recipe, quiet=True)
     card = (tmp_path / "run/drafter/README.md").read_text()
     assert "license: other\n" in card and "started from theirs" in card
-    assert (
-        f"| trainable parameters | {sum(p.numel() for p in module.trained_parameters().values()):,} |"
-        in card
-    )
+    trained = sum(p.numel() for p in module.trained_parameters().values())
+    assert f"| trainable parameters | {trained:,} |" in card
     before, after = load_drafter(theirs, target), load_drafter(tmp_path / "run/drafter", target)
     made = {"target": "debug", "target_sha256": target.hash}
     assert after.config == replace(before.config, **made) and after.head is not None

@@ -91,9 +91,7 @@ def test_the_command_tunes(prompts: Path, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(measure, "run_tasks", never)
     again, _ = run(*words, prompts)
     assert again.overall == summary.overall
-    with pytest.raises(
-        UserError, match=r"\(seed: 0 before, 1 now\)"
-    ):  # before tuning, not after it
+    with pytest.raises(UserError, match=r"\(seed: 0 before, 1 now\)"):  # before tuning
         run(*words, prompts, "--seed", 1)
 
 

@@ -66,15 +66,9 @@ def test_a_whole_text_needs_a_first_token(capsys: pytest.CaptureFixture[str]) ->
     tokenizer = _with_post_processor("<s> $A </s>")
     assert first_ids(tokenizer, (2, 5), 1000, "m") == (1,) and not capsys.readouterr().err
     tokenizer = _with_post_processor("$A")
-    assert (
-        first_ids(tokenizer, (2, 5), 1000, "m") == first_ids(tokenizer, (2, 5), 1000, "m") == (1,)
-    )
-    assert (
-        capsys.readouterr().err.count(
-            "m: the tokenizer adds no BOS token; training documents start"
-        )
-        == 1
-    )
+    for _ in range(2):
+        assert first_ids(tokenizer, (2, 5), 1000, "m") == (1,)
+    assert capsys.readouterr().err.count("m: the tokenizer adds no BOS token; training docu") == 1
     with pytest.raises(UserError, match="m: its tokenizer maps '<s>' to token 1, .* 1 rows"):
         first_ids(tokenizer, (2, 5), 1, "m")
     tokenizer.bos_token = None

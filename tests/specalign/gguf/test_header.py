@@ -115,9 +115,8 @@ def test_a_rotary_scale_may_have_its_older_key() -> None:
     assert rope_scale(header()) == 1 and rope_scale(header(llama__rope__scaling__factor=0.0)) == 1
     assert rope_scale(header(llama__rope__scaling__factor=4.0, llama__rope__scale_linear=2.0)) == 4
     assert rope_scale(header(llama__rope__scale_linear=2.0)) == 2
-    assert (
-        rope_scale(header(llama__rope__scaling__factor=4.0, llama__rope__scaling__type="none")) == 1
-    )
+    none = {"llama__rope__scaling__factor": 4.0, "llama__rope__scaling__type": "none"}
+    assert rope_scale(header(**none)) == 1
 
 
 def test_a_gguf_is_recognised_by_its_bytes_and_found_in_a_folder(tmp_path: Path) -> None:
@@ -137,7 +136,5 @@ def test_a_gguf_is_recognised_by_its_bytes_and_found_in_a_folder(tmp_path: Path)
     (folder / "model.safetensors").write_bytes(b"")
     assert is_hub_layout(folder)
     (folder / "other.gguf").write_bytes(blob)
-    with pytest.raises(
-        UserError, match="several GGUF models; choose one: m-00001-of-00002.gguf, other.gguf"
-    ):
+    with pytest.raises(UserError, match="choose one: m-00001-of-00002.gguf, other.gguf"):
         gguf_of_folder(folder)

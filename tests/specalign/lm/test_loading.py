@@ -55,9 +55,8 @@ def test_texts_end(beside: list[int], tmp_path: Path, capsys: pytest.CaptureFixt
     own.tokenizer.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [third, *beside]}))
     loaded = load_target(str(tmp_path), "float32", fast=False)
-    assert (
-        f"ends texts at {min([third, *(i for i in beside if i < 260)])}" in capsys.readouterr().err
-    )
+    first_end = min([third, *(i for i in beside if i < 260)])
+    assert f"ends texts at {first_end}" in capsys.readouterr().err
     given = torch.tensor([prompt])
     stock = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     output = stock.generate(
@@ -80,9 +79,7 @@ def test_broken_folders_and_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"can't be loaded: it has no tokenizer \(tokenizer\.json"):
         load_target(str(tmp_path))
     whole.tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(
-        UserError, match=r"can't be loaded: it has no weights \(model\.safetensors\)"
-    ):
+    with pytest.raises(UserError, match=r"it has no weights \(model\.safetensors\)"):
         load_target(str(tmp_path))
     whole.model.save_pretrained(tmp_path)
     path, name = tmp_path / "model.safetensors", "model.layers.1.mlp.up_proj.weight"

@@ -19,13 +19,9 @@ def test_runs_and_drafters_are_refused(tmp_path: Path, record: dict[str, dict[st
     folder.mkdir()
     for name, content in {"config.json": {}, **record}.items():
         (folder / name).write_text(json.dumps(content))
-    with pytest.raises(
-        UserError, match="is a drafter, not a target; pass its base model as the target"
-    ):
+    with pytest.raises(UserError, match="is a drafter, not a target"):
         check_name(str(folder))
-    with pytest.raises(
-        UserError, match=f"is the output of a training run, not a target; .* --drafter {folder}"
-    ):
+    with pytest.raises(UserError, match=f"is the output of a training run.* --drafter {folder}"):
         check_name(str(tmp_path))
     (folder / "drafter.json").write_text('{"kind": "autoregressive"}')
     (folder / "config.json").write_text("{}")

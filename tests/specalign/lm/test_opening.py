@@ -50,10 +50,8 @@ def test_a_model_with_towers_runs_on_text(kind: str, tmp_path: Path) -> None:
     given = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 12, "do_sample": False}
     wanted = own.generate(prompt, **given, pad_token_id=2)[0, prompt.shape[1] :].tolist()
     for drafter in (None, LookupProposer(3)):
-        assert (
-            Decoder(loaded, drafter).generate(prompt[0].tolist(), max_new_tokens=12).tokens
-            == wanted
-        )
+        out = Decoder(loaded, drafter).generate(prompt[0].tolist(), max_new_tokens=12)
+        assert out.tokens == wanted
     assert loaded.detokenize([280, 70]) == loaded.detokenize([70])
     config = json.loads((tmp_path / "config.json").read_text())
     for file in tmp_path.glob("chat_template*"):  # old folders have it beside the processor

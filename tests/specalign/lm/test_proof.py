@@ -42,9 +42,7 @@ def test_tokens_that_a_model_never_writes_have_no_probability() -> None:
 def test_states_outside_the_cache_are_refused(kind: str, says: str, dtype: torch.dtype) -> None:
     """In 16 bits their differences from the model's own pass for rounding: 0.16 and 0.14 standard deviations."""
     model = tiny_model(kind, 260).to(dtype)
-    with pytest.raises(
-        UserError, match=f"architecture '{kind}' failed the exactness check: {says}"
-    ):
+    with pytest.raises(UserError, match=f"'{kind}' failed the exactness check: {says}"):
         prove_target(model, debug_model("Llama")[1], ModelSource("mine"))
 
 
@@ -58,10 +56,7 @@ def test_a_model_that_scales_by_a_key_of_its_own_is_refused() -> None:
         return output
 
     model.forward = scaled
-    with pytest.raises(
-        UserError,
-        match="architecture 'granite' failed the exactness check: its logits are not its head's",
-    ):
+    with pytest.raises(UserError, match="exactness check: its logits are not its head's"):
         prove_target(model, target.tokenizer, ModelSource("mine"))
 
 
@@ -85,9 +80,8 @@ def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
 
 def test_an_indexer_that_does_not_choose_so_few_is_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its keys written elsewhere change nothing as long as all are chosen: 2,048 in a real model, of the proof's 14."""
-    assert (
-        tiny_target("deepseek_v32", index_topk=2048).layers[0].self_attn.indexer.index_topk == 2048
-    )
+    target = tiny_target("deepseek_v32", index_topk=2048)
+    assert target.layers[0].self_attn.indexer.index_topk == 2048
     monkeypatch.setattr(
         IndexedSlab,
         "update_index",

@@ -183,10 +183,8 @@ def test_one_object_is_one_row(tmp_path: Path, row: dict[str, Any]) -> None:
 
 def test_rows_under_several_keys_are_chosen_never_dropped() -> None:
     splits = {"test": [{"prompt": "t"}], "train": TWO}
-    assert (
-        find_rows(splits, "f", "train") == TWO and find_rows(splits, "f", "test") == splits["test"]
-    )
-    assert find_rows(splits, "f", EVERY) == [*splits["test"], *TWO]
+    for under, rows in (("train", TWO), ("test", splits["test"]), (EVERY, [*splits["test"], *TWO])):
+        assert find_rows(splits, "f", under) == rows
     for under in (None, "validation"):
         with pytest.raises(UserError, match=r"f: contains rows under several keys \(test, train\)"):
             find_rows(splits, "f", under)
@@ -224,9 +222,8 @@ def test_lines_are_read_one_at_a_time(tmp_path: Path) -> None:
 def test_what_is_left_out_beside_the_rows_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     splits = {"train": TWO, "extra": TWO[:1], "about": "x", "none": None}
     assert find_rows(splits, "f", "train", "data.prompts_split") == TWO
-    assert (
-        capsys.readouterr().err == "note: f: reads the rows under 'train'; not used: extra, about\n"
-    )
+    note = "note: f: reads the rows under 'train'; not used: extra, about\n"
+    assert capsys.readouterr().err == note
     find_rows(splits, "g", "train")
     find_rows(splits, "g", EVERY)
     assert capsys.readouterr().err == ""

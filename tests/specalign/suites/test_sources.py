@@ -145,9 +145,8 @@ def test_packages_unpacked_in_the_data_dir(tmp_path: Path) -> None:
     write_lines(tmp_path / SUITES["gsm8k"].place.member, [{"prompt": "1 + 1?"}])
     assert load_suite(SUITES["gsm8k"], tmp_path).source.endswith("(100 of the 1319 test problems)")
     write_lines(tmp_path / "allenai/IFBench_test/IFBench_test.jsonl", [{"prompt": "Obey."}])
-    assert (
-        len(load_suite(SUITES["ifbench"], tmp_path).prompts) == 1
-    )  # on the Hub its split is train
+    # on the Hub its split is train
+    assert len(load_suite(SUITES["ifbench"], tmp_path).prompts) == 1
 
 
 def test_a_split_with_a_limit_has_it_in_a_local_copy(tmp_path: Path) -> None:
