@@ -104,12 +104,7 @@ TRAINED_BLOCKS = [
     {"context": "taps", "markov_rank": 8, "markov": "gated", "convolution": True},
     {"context": "shared_kv", "markov_rank": 8, "markov": "tanh", "convolution": True},
     {"context": "taps", "markov_rank": 8, "markov": "tanh", "block_layout": "fill_in"},
-    {
-        "context": "shared_kv",
-        "markov_rank": 8,
-        "markov": "linear",
-        "block_layout": "fill_in",
-    },
+    {"context": "shared_kv", "markov_rank": 8, "markov": "linear", "block_layout": "fill_in"},
 ]
 
 
@@ -336,12 +331,12 @@ def train_debug_block(output: Path, debug_data: Path, *words: str) -> DrafterMod
     )
 
 
-def shallow_target(layers: int) -> Target:
+def shallow_target(layers: int, fast: bool = True) -> Target:
     """The first of the debug target's layers, for tests that write much and look at no number of it."""
     whole = load_target("debug", dtype="float32", device="cpu", fast=False)
     whole.body.layers = whole.layers[:layers]
     whole.model.config.num_hidden_layers = layers
-    return Target(whole.model, whole.tokenizer, ModelSource("debug"))
+    return Target(whole.model, whole.tokenizer, ModelSource("debug"), fast=fast)
 
 
 NEEDS_TARGET = ("adapt", "autoregressive", "block", "mdlm", "sedd", "taps", "variable_prefix")

@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import gc
 import os
+import ssl
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from filelock import FileLock
 
 from align import synthesize
+from align.config import recipe_files
+
+# models are freed by reference counts: cycles may wait
+gc.set_threshold(100_000, 20, 20)
 
 
 def pytest_collection_finish() -> None:
     """Imported modules and collected tests live to the end: the garbage collector looks at later objects only."""
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cheap_repetitions() -> Iterator[None]:
+    """What tests do hundreds of times: recipe files are parsed once, certificates read once, and nothing waits for the disk."""
+    parse = functools.cache(recipe_files.parse_yaml)
+
+    def parse_copy(text: str, where: str) -> Any:
+        return copy.deepcopy(parse(text, where))
+
+    with (
+        mock.patch.object(recipe_files, "parse_yaml", parse_copy),
+        mock.patch("ssl.create_default_context", functools.cache(ssl.create_default_context)),
+        mock.patch("os.fsync", lambda handle: None),
+    ):
+        yield
 
 
 @pytest.fixture(scope="session")

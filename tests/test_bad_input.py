@@ -137,7 +137,7 @@ def hash_files(folder: str) -> dict[str, str]:
     return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
-@settings(max_examples=100, **REPEATABLE)
+@settings(max_examples=50, **REPEATABLE)
 @given(command=st.sampled_from(list(COMMANDS)), data=st.data(), value=WORDS)
 def test_options(inputs: Path, command: Any, data: st.DataObject, value: str) -> None:
     names = re.findall(r"--[a-z][a-z-]+", command.parser().format_usage().replace("--help", ""))
@@ -166,7 +166,7 @@ def test_prompts(inputs: Path, prompt: str) -> None:
 @pytest.mark.parametrize(("kind", "command", "words"), READERS)
 @settings(max_examples=12, **REPEATABLE)
 @given(data=st.data())
-def test_damaged_files(inputs: Path, kind: str, command: Any, words: str, data: Any) -> None:
+def test_bad_files(inputs: Path, kind: str, command: Any, words: str, data: Any) -> None:
     for folder in (kind, "new"):
         shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(inputs / kind, kind)

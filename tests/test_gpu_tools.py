@@ -47,9 +47,7 @@ def test_floor(tmp_path: Path) -> None:
     ("nodes", "engines", "batches", "taus"),
     [(0, "eager,captured", "1,3", "1,2.4,4"), (7, "captured,compiled", "2", "4")],
 )
-def test_rounds_with_forced_acceptance(
-    tmp_path: Path, nodes: int, engines: str, batches: str, taus: str
-) -> None:
+def test_forced_rounds(tmp_path: Path, nodes: int, engines: str, batches: str, taus: str) -> None:
     words = f"--nodes {nodes} --engines {engines} --batches {batches} --tau {taus} --new-tokens 25"
     rows = run(rounds.main, tmp_path, f"{words} --repeats 1")["rounds"]["debug"]
     assert len(rows) == len(batches.split(",")) * 2 * (1 + len(taus.split(",")))
@@ -72,12 +70,6 @@ def test_training_step(tmp_path: Path) -> None:
     assert figures["positions_per_step"] <= 2 * 8 * 3
 
 
-def test_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        rounds.main(["--engines", "capture"])
-    assert "'capture' is unknown" in capsys.readouterr().err
-
-
 def test_acceptance_for_a_tau() -> None:
     for tau in (1.0, 2.4, 4.0, 5.0):
         assert expected_tau(find_acceptance(tau, 4), 4) == pytest.approx(tau)
@@ -88,17 +80,3 @@ def test_forced_trees() -> None:
     assert tree_shape(7, 4) == (-1, 0, 1, 2, -1, -1, -1)
     assert tree_shape(2, 4) == (-1, 0)
     assert make_wrong(tree_shape(7, 4), torch.device("cpu")).tolist() == [0, 0, 0, 0, 1, 2, 3]
-
-
-def test_peaks() -> None:
-    assert train.find_peak("NVIDIA H200") == train.find_peak("NVIDIA H100 80GB HBM3") == 989
-    assert train.find_peak("NVIDIA H100 PCIe") == 756 and train.find_peak("CPU") is None
-
-
-@pytest.mark.parametrize(
-    ("operator", "group"),
-    [("aten::addmm", "products"), ("aten::_scaled_dot_product_flash_attention", "attention"),
-     ("aten::_foreach_add_", "optimizer"), ("aten::add", "element by element"), ("aten::view", "other")],
-)  # fmt: skip
-def test_groups_of_operators(operator: str, group: str) -> None:
-    assert train.find_group(operator) == group

@@ -63,9 +63,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_killed_command_ends_as_an_undisturbed_one(
-    name: str, inputs: Path, debug_data: Path, tmp_path: Path
-) -> None:
+def test_killed_commands_resume(name: str, inputs: Path, debug_data: Path, tmp_path: Path) -> None:
     words = COMMANDS[name].replace("INPUTS", str(inputs)).replace("DATA", str(debug_data)).split()
     code, operations = run(words, tmp_path / "whole")
     assert code == 0, (tmp_path / "whole/log").read_text()

@@ -28,10 +28,8 @@ def test_every_package_is_listed() -> None:
 def test_types_are_taken_along() -> None:
     """PEP 561: type checkers read the annotations of an installed copy."""
     for package in ("specalign", "align", "decode"):
-        assert (
-            "py.typed" in SETUPTOOLS["package-data"][package]
-            and (ROOT / package / "py.typed").is_file()
-        )
+        assert "py.typed" in SETUPTOOLS["package-data"][package]
+        assert (ROOT / package / "py.typed").is_file()
 
 
 @pytest.mark.parametrize("folder", ["recipes", "pretrained"])

@@ -1,4 +1,4 @@
-"""Inputs from public bug reports of this field: where each is tested, and those that cross modules."""
+"""Inputs from public bug reports of this field that cross modules."""
 
 from __future__ import annotations
 
@@ -37,45 +37,6 @@ TEMPLATES = {
     "no generation prompt": "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}",
     "trimmed": "{% for m in messages %}<|im_start|>{{ m['content'] | trim }}<|im_end|>{% endfor %}A:",
 }
-
-HERE = "test_reported_cases.py"
-ROW = "specalign/rows/test_shapes.py::test_a_row_is_the_whole_conversation"
-CASES = {
-    "NVIDIA-NeMo/Speech#8025": "align/data/test_synthesis.py::test_long_prompts_are_left_out_or_cut",
-    "vllm-project/speculators#693": f"{HERE}::test_training_and_decoding_read_rows_alike",
-    "sgl-project/SpecForge#216": "specalign/rows/test_shapes.py::test_a_row_without_a_conversation_says_why",
-    "axolotl-ai-cloud/axolotl#3607": ROW,
-    "ggml-org/llama.cpp#6772": "specalign/gguf/test_tokenizer.py::test_an_answer_ends_as_in_llama_cpp",
-    "z-lab/dflash#133": "specalign/folder/test_training_record.py::test_a_difference_is_a_note_with_the_options_that_mend_it",
-    "huggingface/trl#598": f"{HERE}::test_prompts_that_the_target_writes_are_tokenised_as_in_decoding",
-    "kuleshov-group/llmtools#15": ROW,
-    "huggingface/transformers#45127": "specalign/formats/test_causal.py::test_every_drafter_keeps_the_head_that_it_was_trained_with",
-    "lightseekorg/tokenspeed#326": "align/makers/test_choices.py::test_an_id_that_no_token_has_comes_first",
-    "axolotl-ai-cloud/axolotl#3079": "align/config/test_wandb_runs.py::test_every_trial_has_its_own_folder",
-    "Lightning-Universe/Training-Studio_app#27": "align/config/test_arguments.py::test_every_form_of_an_agents_command_line_gives_the_trials_values",
-    "Nerogar/OneTrainer#1604": "align/training/test_run.py::test_a_run_resumes_with_the_row_after_the_last_one",
-    "oobabooga/textgen#6692": "align/data/test_synthesis.py::test_a_folder_keeps_its_date",
-    "vllm-project/vllm#52304": f"{HERE}::test_raw_text_begins_as_the_tokenizer_begins_it",
-    "ggml-org/llama.cpp#3966": "specalign/gguf/test_tokenizer.py::test_bos_is_put_where_the_file_or_its_kind_says",
-    "vllm-project/speculators#561": ROW,
-    "huggingface/datasets#8241": ROW,
-    "axolotl-ai-cloud/axolotl#1649": ROW,
-    "huggingface/datasets#5721": "specalign/rows/test_splits.py::test_parts_of_words_are_no_splits",
-    "huggingface/datasets#6837": "specalign/rows/test_hub_rows.py::test_offline_the_cache_is_asked",
-    "machine-intelligence-laboratory/TopicNet#3": "specalign/rows/test_tables.py::test_delimiters_marks_and_line_ends",
-    "huggingface/datasets#1784": "specalign/rows/test_tables.py::test_two_rows_in_every_form",
-    "vllm-project/speculators#977": "align/data/test_text_sources.py::test_rows_and_tables_without_the_column",
-    "wandb/wandb#2005": "align/config/test_arguments.py::test_every_form_of_an_agents_command_line_gives_the_trials_values",
-    "huggingface/peft#298": "specalign/lm/test_names.py::test_an_adapter_is_refused",
-    "lyogavin/airllm#304": "specalign/gguf/test_header.py::test_a_gguf_is_recognised_by_its_bytes_and_found_in_a_folder",
-    "oobabooga/textgen#5885": "decode/engine/test_loop.py::test_special_tokens_stop_a_text",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("report", CASES)
-def test_every_report_has_its_test(report: str) -> None:
-    path, name = CASES[report].split("::")
-    assert f"def {name}(" in (Path(__file__).parent / path).read_text()
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +79,7 @@ def test_training_and_decoding_read_rows_alike(target: Target, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_prompts_that_the_target_writes_are_tokenised_as_in_decoding(
-    name: str, tmp_path: Path
-) -> None:
+def test_written_prompts_are_tokenised_as_in_decoding(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "my target"
     target = save(folder, TEMPLATES[name])[2]
     rows = trained_on(target, tmp_path / "run", f"target.name={folder}")

@@ -90,6 +90,15 @@ class Recipe(Section):
         require(not is_sharded or self.processes > 1, several)
         whole = "trainer.compile_target=true needs target.parallel=replicate"
         require(not (is_sharded and t.compile_target), whole)
+        runs_here = (
+            ("target.parallel", self.target.parallel, "replicate"),
+            ("trainer.compile_target", t.compile_target, False),
+            ("trainer.features_gb", t.features_gb, 0.0),
+            ("trainer.keep_features_gb", t.keep_features_gb, 0.0),
+        )
+        for key, value, needed in runs_here if t.features_server else ():
+            only = f"needs {key}={needed}, not {value}"
+            require(value == needed, f"trainer.features_writer={t.features_writer} {only}")
 
     @property
     def processes(self) -> int:

@@ -8,14 +8,13 @@ must not look at values on the host; `forbid_waiting` raises where it does.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 Function = Callable[[], None]
 Backend = Literal["eager", "traced", "cuda"]
@@ -61,15 +60,24 @@ class forbid_waiting(TorchDispatchMode):  # noqa: N801 (a context manager)
         if func in _WAITING:
             raise WaitsForDevice(f"{func} at {_caller()}")
         out = func(*args, **kwargs)
-        for tensor in tree_leaves((args, kwargs)):
-            if isinstance(tensor, torch.Tensor) and id(tensor) not in self._made:
+        for tensor in _tensors((*args, *kwargs.values())):
+            if id(tensor) not in self._made:
                 self.read[id(tensor)] = tensor
-        self._made.update(id(tensor) for tensor in tree_leaves(out))
+        self._made.update(id(tensor) for tensor in _tensors((out,)))
         tensors = [t for t in (*args, out) if isinstance(t, torch.Tensor)]
         copies = func in (aten._to_copy.default, aten.copy_.default)
         if copies and any(t.device.type != self.device for t in tensors):
             raise WaitsForDevice(f"copy between devices at {_caller()}")
         return out
+
+
+def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
+    """Those of an operator's arguments or results: tensors and lists of tensors."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
 
 
 def _caller() -> str:

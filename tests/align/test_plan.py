@@ -1,4 +1,4 @@
-"""The command: a page, an exit code; wrong words in one line."""
+"""The command: a page, an exit code."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ def test_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_another_machine_needs_no_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_machines_need_no_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "target"
     folder.mkdir()
     (folder / "config.json").write_text(
@@ -34,19 +32,7 @@ def test_another_machine_needs_no_weights(
     assert "70,553.7M parameters" in page and "DOES NOT FIT: training takes" in page
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["recipe=debug_block", "--hardware", "h1000"], "did you mean 'h100'"),
-        (["recipe=debug_blok"], "did you mean 'debug_block'"),
-        (["recipe=debug_block", "--hardware", "-1"], "--hardware -1: unknown"),
-        (["recipe=debug_block", "target.name=/no/where"], "neither a folder"),
-    ],
-)
-def test_wrong_words_are_one_line(
-    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_machine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(words)
-    error = capsys.readouterr().err.strip()
-    assert stop.value.code == 2 and says in error and len(error.splitlines()) == 1, error
+        main(["recipe=debug_block", "--hardware", "h1000"])
+    assert stop.value.code == 2 and "did you mean 'h100'" in capsys.readouterr().err

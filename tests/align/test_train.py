@@ -44,7 +44,6 @@ def test_one_command_says_what_it_writes_and_refuses_other_keys_afterwards(
     assert "other settings (trainer.learning_rate was 0.0008, now 0.01)" in capsys.readouterr().err
     assert (output / "recipe.yaml").read_bytes() == before
     main([*words, "trainer.log_every=3"])  # which changes no weight
-    assert (
-        f"resuming from {output}/checkpoints/step-1.ckpt, 1 of 1 steps" in capsys.readouterr().err
-    )
+    resumed = f"resuming from {output}/checkpoints/step-1.ckpt, 1 of 1 steps"
+    assert resumed in capsys.readouterr().err
     assert json.loads((output / "data/manifest.json").read_text())["samples"] == 2

@@ -41,6 +41,7 @@ def test_wrong_words_are_refused_before_torch(tmp_path: Path) -> None:
         # unless torch is a CPU build, it looks for GPUs otherwise
         (["target.device=cpu", f"target.name={tmp_path / 'empty'}"], "has no config.json"),
         (["target.device=cpu", f"drafter.init={plain}"], "not a block drafter"),
+        (["target.device=cpu", "drafter.init=nowhere"], "'nowhere': no such folder"),
     ]
     cases = []
     for name in ("generate", "eval", "verify"):
@@ -51,6 +52,8 @@ def test_wrong_words_are_refused_before_torch(tmp_path: Path) -> None:
             )
     for name in ("train", "synthesize", "features"):
         cases += [(f"align.{name}", [*recipe, *words], said) for words, said in aligning]
+    text = [*recipe, "target.device=cpu", "data.text=no/such/folder"]
+    cases.append(("align.synthesize", text, "data.text='no/such/folder'"))
     asked = json.dumps([(module, words) for module, words, _ in cases])
     done = subprocess.run(
         [sys.executable, "-c", CHILD, asked], capture_output=True, text=True, check=False, cwd=tmp_path,

@@ -43,9 +43,7 @@ def test_the_seed_of_a_sampled_answer_repeats_it(capsys: pytest.CaptureFixture[s
     assert "seed" not in run(capsys, *DEBUG, "--drafter", "none", "hello")[2]
 
 
-def test_standard_input_system_message_and_sampling(
-    capsys: pytest.CaptureFixture[str], monkeypatch: Any
-) -> None:
+def test_input_system_and_sampling(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     words = "--drafter none --temperature 1 --seed 3 --top-k 9 --top-p 0.9"
     options = (*DEBUG, *words.split())
     expected = run(capsys, *options, "hello")[1]
@@ -55,11 +53,8 @@ def test_standard_input_system_message_and_sampling(
     talk = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]
     sampling = Sampling(temperature=1.0, seed=3, top_k=9, top_p=0.9)
     assert kind.rstrip("\n") != expected.rstrip("\n")
-    assert (
-        kind
-        == decode.load("debug", None).generate(talk, max_new_tokens=12, sampling=sampling).text
-        + "\n"
-    )
+    wanted = decode.load("debug", None).generate(talk, max_new_tokens=12, sampling=sampling)
+    assert kind == wanted.text + "\n"
     assert run(capsys, *options, "--raw", "hello")[1] != expected
 
 
@@ -67,16 +62,11 @@ def test_standard_input_system_message_and_sampling(
     ("argv", "line"),
     [
         ((), "no prompt"),
-        (("--temprature", "1", "hi"), "did you mean '--temperature'"),
-        (("--max-new-tokens", "0", "hi"), ">= 1"),
         (("--raw", "--system", "s", "hi"), "--system needs the chat template"),
-        (("--target", "debug", "--drafter", "none", ""), "the prompt is empty"),
         (("--target", "no/where/at/all", "--drafter", "none", "hi"), "neither a folder"),
     ],
 )
-def test_malformed_commands(
-    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], line: str
-) -> None:
+def test_bad_commands(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], line: str) -> None:
     code, out, err = run(capsys, *argv)
     last = err.strip().splitlines()[-1]
     assert code == 2 and out == "" and last.startswith("error: ") and line in last

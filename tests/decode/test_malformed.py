@@ -27,9 +27,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     files = {
-        "empty.jsonl": "", "bad.jsonl": '{"prompt": "a"}\n{"prompt": \n', "object.json": '{"a": 1}',
-        "null.jsonl": '{"prompt": null}\n', "wide.csv": "prompt\n" + "x" * 140_000 + "\n",
-        "ok.txt": "Hello there.\n", "long.txt": "x" * 900 + "\n",
+        "empty.jsonl": "", "object.json": '{"a": 1}', "ok.txt": "Hello there.\n", "long.txt": "x" * 900 + "\n",
         "data/gsm8k.jsonl": '{"answer": "1"}\n', "hub/openai/gsm8k/readme.md": "no data", "file": "",
         "empty_run/notes.txt": "", "old/run.json": "{", "bare/run.json": '{"settings": {}, "suites": []}',
     }  # fmt: skip
@@ -37,13 +35,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     (tmp_path / "broken").mkdir()
-    settings = {
-        "target": "t",
-        "dtype": "float32",
-        "methods": ["plain"],
-        "temperature": 0,
-        "max_new_tokens": 4,
-    }
+    settings = {"target": "t", "dtype": "float32", "methods": ["plain"]}
+    settings |= {"temperature": 0, "max_new_tokens": 4}
     (tmp_path / "broken/run.json").write_text(json.dumps({"settings": settings, "suites": []}))
     (tmp_path / "broken/records.jsonl").write_text('{"suite": "s"}\n')
     return tmp_path
@@ -55,55 +48,27 @@ EVAL = [
     (["--suite", "mtbench", "--data-dir", "data"], "expected data/HuggingFaceH4/mt_bench_prompts"),
     (["--suite", "gsm8k", "--data-dir", "data"], "row 1 has no 'question'; it has answer"),
     (["--suite", "gsm8k", "--data-dir", "hub"], "contains no .parquet, .jsonl, .json or .csv"),
-    (
-        ["--suite", "math500"],
-        "suite 'math500' is unavailable from HuggingFaceH4/MATH-500 on the Hub",
-    ),
-    (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
+    (["--suite", "math500"], "is unavailable from HuggingFaceH4/MATH-500 on the Hub"),
     (["--prompts", "empty.jsonl"], "--prompts='empty.jsonl' contains no rows"),
-    (["--prompts", "bad.jsonl"], "bad.jsonl, line 2: not JSON"),
-    (
-        ["--prompts", "object.json"],
-        "no prompt among its columns (a) (--prompts-column chooses one)",
-    ),
-    (["--prompts", "null.jsonl"], "no row contains a prompt (1 without a user's text)"),
-    (["--prompts", "wide.csv"], "wide: 1 of 1 prompt can't be used with this target"),
+    (["--prompts", "object.json"], "no prompt among its columns (a) (--prompts-column chooses"),
     (["--prompts", "ok.txt", "--data-dir", "data"], "mutually exclusive"),
-    (["--prompts", "ok.txt", "--threads", "100000"], "argument --threads: '100000' is more than"),
     (["--prompts", "long.txt"], "every prompt was rejected"),
     (["--prompts", "ok.txt", "--suite", "a,b"], "--suite takes a single name"),
-    (["--methods", "plain,lokup"], "unknown method 'lokup' (did you mean 'lookup'?)"),
     (["--methods", "drafter"], "method 'drafter' needs a drafter, and none is shipped"),
     (["--drafter", "lookup"], "must be a folder"),
-    (["--drafter", "nowhere"], "drafter 'nowhere'"),
-    (
-        ["--drafter", "runs/nowhere", "--methods", "block"],
-        "drafter 'runs/nowhere': no such folder: runs/nowhere",
-    ),
-    (
-        ["--drafter", "data", "--methods", "specdiff"],
-        "drafter 'data': no config.json in that folder",
-    ),
-    (
-        ["--methods", "specdiff:draft_token=4"],
-        "unknown option 'draft_token' (did you mean 'draft_tokens'?)",
-    ),
+    (["--drafter", "runs/nowhere"], "drafter 'runs/nowhere': no such folder: runs/nowhere"),
     (["mtbench"], "unrecognized argument 'mtbench' (suites follow --suite, methods --methods)"),
-    (["--target", "debgu"], "target 'debgu'"),
     (["--out", "file"], "--out=file is a file"),
-    (["--out", "file/inside"], "can't be written"),
     (["--out", "empty_run"], "contains other files (notes.txt): choose another folder"),
     (["--out", "old"], "run.json: not readable JSON"),
     (["--out", "bare"], "contains a measurement with other settings"),
 ]
 REPORT = [
     (["nowhere"], "nowhere: no such folder"),
-    (["file"], "file: no such folder"),
     (["empty_run"], "empty_run contains no run.json"),
     (["old"], "run.json: not readable JSON"),
     (["bare"], "bare contains no records yet"),
     (["broken"], "records.jsonl, line 1: accepted is missing"),
-    ([], "DIR"),
 ]
 
 
@@ -121,25 +86,21 @@ def check(
     assert expected in error, error
 
 
-@pytest.mark.parametrize(("arguments", "expected"), EVAL, ids=[" ".join(a) for a, _ in EVAL])
+@pytest.mark.parametrize(("arguments", "expected"), EVAL)
 def test_eval_names_what_is_wrong(
     place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
 ) -> None:
     check(eval.main, [*QUIET, *arguments], expected, capsys)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"), REPORT, ids=[" ".join(a) or "nothing" for a, _ in REPORT]
-)
+@pytest.mark.parametrize(("arguments", "expected"), REPORT)
 def test_report_names_what_is_wrong(
     place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
 ) -> None:
     check(report.main, arguments, expected, capsys)
 
 
-def test_another_measurement_is_not_continued(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_measurements_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["--prompts", "ok.txt", "--out", "o", "--methods", "plain"]
     eval.main([*QUIET, *common])
     capsys.readouterr()

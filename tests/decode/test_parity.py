@@ -21,18 +21,12 @@ def drafter(tmp_path: Path, target: Target) -> str:
     ("more", "says"),
     [
         (["--engine", "transformers"], "is not the URL of a server .*; decode.export checks"),
-        (
-            ["--engine", "http://127.0.0.1:1"],
-            r"http://127.0.0.1:1/v1/models: no answer .* is the server up.*vllm serve",
-        ),
+        (["--engine", "http://127.0.0.1:1"], r"models: no answer .* is the server up.*vllm serve"),
         (["--engine", "http://127.0.0.1:1", "--export", "x"], "x: not an export"),
     ],
 )
 def test_engines_that_there_are_not(
-    drafter: str,
-    more: list[str],
-    says: str,
-    capsys: pytest.CaptureFixture[str],
+    drafter: str, more: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         parity.main(["--drafter", drafter, *more])

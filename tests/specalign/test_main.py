@@ -43,12 +43,6 @@ def test_a_command_runs_as_its_module_does(
     assert outputs[0] == outputs[1] and outputs[0][0] == 2 and missing in outputs[0][1]
 
 
-def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["vrify"])
-    assert "did you mean 'verify'?" in capsys.readouterr().err
-
-
 def test_the_api_is_that_of_decode_and_loads_no_torch_on_import() -> None:
     assert specalign.load is decode.load and {*decode.__all__} <= {*dir(specalign)}
     with pytest.raises(AttributeError, match="lod"):

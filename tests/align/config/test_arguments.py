@@ -68,14 +68,22 @@ def value_of(recipe: Recipe, key: str) -> Any:
     return found
 
 
+@pytest.fixture(scope="module")
+def plain() -> Recipe:
+    return load_recipe(["recipe=debug_block"])
+
+
 @pytest.mark.parametrize("macro", MACROS)
 @pytest.mark.parametrize("trial", TRIALS.values(), ids=TRIALS.keys())
 def test_every_form_of_an_agents_command_line_gives_the_trials_values(
-    macro: str, trial: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    macro: str,
+    trial: dict[str, Any],
+    plain: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = agents_command(macro, trial, tmp_path, monkeypatch)
     recipe = load_recipe(words)
-    plain = load_recipe(["recipe=debug_block"])
     flat: dict[str, Any] = {}
     for key, value in trial.items():
         if isinstance(value, dict) and key != "objective.terms":
@@ -91,9 +99,7 @@ def test_every_form_of_an_agents_command_line_gives_the_trials_values(
         assert default is None or type(found) is type(default)
 
 
-def test_parameters_of_a_command_without_a_macro_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parameters_without_a_macro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = {"trainer": {"learning_rate": 1e-05, "max_steps": 4}, "seed": 3, "note": "x"}
     agents_command("args", trial, tmp_path, monkeypatch)
     recipe = load_recipe(["recipe=debug_block", "trainer.max_steps=9"])

@@ -18,9 +18,7 @@ def recipe(*words: str) -> Any:
     return load_recipe(["recipe=debug_block", *words])
 
 
-def test_what_the_machine_lacks_or_what_contradicts_is_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_hardware_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "gpu_count", lambda: 0)
     with pytest.raises(UserError, match="torch sees no GPU"):
         check_devices(recipe("target.device=cuda"))
@@ -46,9 +44,7 @@ assert all(map(torch.equal, *found))
 
 
 @pytest.mark.slow
-def test_products_use_deterministic_products_with_any_number_of_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_products_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five rows, and attention of three rows over a length that no vector divides, are two that MKL splits."""
     monkeypatch.delenv("MKL_CBWR", raising=False)
     subprocess.run([sys.executable, "-c", ALIKE], check=True)

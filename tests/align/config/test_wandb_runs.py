@@ -64,9 +64,7 @@ def test_trials_share_the_text_of_equal_data_settings(monkeypatch: pytest.Monkey
     assert folder("data.samples=60", "trainer.learning_rate=1e-5") == folder("data.samples=60")
 
 
-def test_a_run_that_began_in_a_folder_is_resumed_there_by_its_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_resumed_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wandb-run-id").write_text("r1\n")
     words = ("trainer.logger=wandb", f"output={tmp_path}")
     assert recipe(monkeypatch, {"WANDB_RUN_ID": "r1"}, *words).output == str(tmp_path)

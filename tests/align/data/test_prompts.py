@@ -13,9 +13,7 @@ from specalign.suites.sources import load_prompts_file
 from tests.row_shapes import SHAPES, UNUSABLE
 
 
-def test_training_and_evaluation_read_the_same_conversations(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_both_read_one_conversation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows of every shape in one file; the answers that end a conversation are no part of the prompt."""
     path = tmp_path / "p.jsonl"
     rows = [row for row, _ in (*SHAPES.values(), *UNUSABLE.values())]

@@ -26,9 +26,7 @@ def recipe_of(folder: Path, *words: str) -> Recipe:
     return load_recipe([*first, *{word.partition("=")[0]: word for word in keyed}.values()])
 
 
-def test_missing_samples_are_written(
-    tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_rows(tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match="data is missing and data.write=never"):
         open_supply(recipe_of(tmp_path / "run", "data.write=never"), target)
     recipe = recipe_of(tmp_path / "run")

@@ -34,10 +34,7 @@ def test_a_folder_in_the_order_of_its_names(tmp_path: Path) -> None:
     (tmp_path / "g.bin").write_bytes(b"\x00")
     found, left_out = read(tmp_path)
     assert found == ["one\n\ntwo", "x = 1\n", "three", "four", "five"]
-    assert left_out == {
-        "files of other kinds": 1,
-        "rows without text in column 'text'": 1,
-    }
+    assert left_out == {"files of other kinds": 1, "rows without text in column 'text'": 1}
 
 
 @pytest.mark.parametrize(
@@ -91,9 +88,7 @@ def test_what_other_columns_hold_is_counted(tmp_path: Path) -> None:
     assert read(tmp_path / "a.jsonl") == (["a", "b"], {"values of column 'title'": 2})
 
 
-def test_a_folders_card_and_a_note_tell_the_split(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cards_and_notes_tell_the_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a.jsonl", "held_out.jsonl"):
         (tmp_path / name).write_text(json.dumps({"text": name}) + "\n")
     assert read(tmp_path)[0] == ["a.jsonl", "held_out.jsonl"]

@@ -42,9 +42,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_mixed_by_weight_without_what_is_excluded(
-    tmp_path: Path, sources: list[str], target: Target
-) -> None:
+def test_mixed_by_weight_and_excluded(tmp_path: Path, sources: list[str], target: Target) -> None:
     recipe = recipe_of(tmp_path / "run", sources, "data.text_tokens=1000")
     manifest = texts.read_texts(recipe, target, quiet=True)
     prose, code = (s["tokens"] for s in manifest["sources"])
@@ -78,9 +76,7 @@ def test_a_killed_reading_is_read_again(
     assert contents(texts.text_folder(whole)) == contents(texts.text_folder(killed))
 
 
-def test_other_settings_and_damaged_text_are_refused(
-    tmp_path: Path, sources: list[str], target: Target
-) -> None:
+def test_damaged_text_is_refused(tmp_path: Path, sources: list[str], target: Target) -> None:
     recipe = recipe_of(tmp_path, sources, "data.text_tokens=400")
     texts.read_texts(recipe, target, quiet=True)
     with pytest.raises(UserError, match="length is 96, this recipe says 64"):

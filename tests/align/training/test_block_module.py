@@ -15,13 +15,11 @@ from align.config.parser import load_recipe
 from align.data import packing
 from align.losses.distillation import Objective, after_prefix
 from align.losses.divergences import RowStatistics
-from align.training.block_module import BlockDrafterModule
 from align.training.datamodule import draw_prefixes
 from specalign.common.batch import Anchors, Batch
 from specalign.common.rng import keyed_generator
 from specalign.diffusion.noise import clean_prefixes, sample_anchors
 from specalign.lm.model import Target
-from specalign.models.block import BlockDrafter
 from specalign.models.block_session import BlockSession
 from specalign.models.target_features import target_features
 from specalign.rows import shards as data
@@ -34,10 +32,6 @@ K = 4
 @pytest.fixture(scope="module")
 def batch(samples: data.Samples) -> Batch:
     return packing.collate(packing.pack(samples, 64, seed=0))
-
-
-def module_of(drafter: BlockDrafter, *words: str) -> BlockDrafterModule:
-    return BlockDrafterModule(drafter, load_recipe(["recipe=debug_variable_prefix", *words]))
 
 
 # ---- which prefixes ----

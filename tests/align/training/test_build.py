@@ -43,9 +43,7 @@ def with_data(recipe: Recipe, written: dict[str, Path]) -> None:
 
 
 @pytest.mark.slow
-def test_a_published_checkpoint_through_its_recipe(
-    tmp_path: Path, written: dict[str, Path]
-) -> None:
+def test_a_published_checkpoint_by_its_recipe(tmp_path: Path, written: dict[str, Path]) -> None:
     """SEDD's hub layout → stage=finetune → a drafter with its noise."""
     gpt2 = load_target("debug-gpt2", dtype="float32", device="cpu")
     config = DDiTConfig(gpt2.vocab_size + 1, 32, 2, 2, 16, scale_by_sigma=True, attention="full")
@@ -81,9 +79,7 @@ WIRING = (
 )
 
 
-def test_a_folder_that_does_not_fit_is_refused_before_the_target_writes(
-    tmp_path: Path, target: Target
-) -> None:
+def test_unfit_folders_are_refused_first(tmp_path: Path, target: Target) -> None:
     config = speculators_config(target, speculators_model_type="eagle3")
     theirs = write(tmp_path / "theirs", config, backbone(target))
     words = (f"drafter.init={theirs}", f"output={tmp_path / 'run'}")
@@ -92,9 +88,7 @@ def test_a_folder_that_does_not_fit_is_refused_before_the_target_writes(
     assert not (tmp_path / "run" / "data").exists()
 
 
-def test_a_published_drafter_is_calibrated(
-    tmp_path: Path, debug_data: Path, target: Target
-) -> None:
+def test_published_drafter_is_calibrated(tmp_path: Path, debug_data: Path, target: Target) -> None:
     """All of it; its architecture and its own head stay."""
     theirs = write(
         tmp_path / "theirs", speculators_config(target), backbone(target) | pruned(target, 0.3)
@@ -104,10 +98,8 @@ def test_a_published_drafter_is_calibrated(
     module = train(recipe, quiet=True)
     card = (tmp_path / "run/drafter/README.md").read_text()
     assert "license: other\n" in card and "started from theirs" in card
-    assert (
-        f"| trainable parameters | {sum(p.numel() for p in module.trained_parameters().values()):,} |"
-        in card
-    )
+    trained = sum(p.numel() for p in module.trained_parameters().values())
+    assert f"| trainable parameters | {trained:,} |" in card
     before, after = load_drafter(theirs, target), load_drafter(tmp_path / "run/drafter", target)
     made = {"target": "debug", "target_sha256": target.hash}
     assert after.config == replace(before.config, **made) and after.head is not None
@@ -124,9 +116,7 @@ TWINS = sorted(p.stem for p in (Path(__file__).parents[3] / "recipes").glob("deb
 
 @pytest.mark.slow
 @pytest.mark.parametrize("twin", [t for t in TWINS if t not in WIRING])
-def test_the_published_recipes_run_with_tiny_models(
-    twin: str, tmp_path: Path, written: dict[str, Path]
-) -> None:
+def test_published_recipes_run_tiny(twin: str, tmp_path: Path, written: dict[str, Path]) -> None:
     recipe = load_recipe([f"recipe={twin}", f"output={tmp_path}", FEW])
     if recipe.drafter.lora_rank:
         pytest.importorskip("peft")

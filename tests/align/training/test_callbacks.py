@@ -12,16 +12,7 @@ import pytest
 from align.config.parser import load_recipe
 from align.training import checkpoints
 from align.training.base_module import Interrupted
-from align.training.callbacks import CheckpointCallback, validation_line
-
-
-def test_the_validation_line() -> None:
-    numbers = {"loss": 0.1, "tau_sampling": 1.3, "tau_sampling_se": 0.02, "acceptance_1": 0.22}
-    bound = {"bound": 2.0, "bound_se": 0.1, "perplexity": 7.4}
-    line = validation_line(6, {**numbers, **bound, "kept_sampling_1": 0.2})
-    assert "unknown greedy (no held-out text at temperature 0), 1.300±0.020 sampling" in line
-    assert line.endswith("acceptance by position 0.220")
-    assert "bound 2.000±0.100 nats per token (perplexity 7), expected" in line
+from align.training.callbacks import CheckpointCallback
 
 
 class Trainer:

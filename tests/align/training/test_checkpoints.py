@@ -27,9 +27,7 @@ def newest(folder: Path, resume: str, sha: str) -> Path | None:
     return None if found is None else found.path
 
 
-def test_damaged_and_foreign_checkpoints(
-    tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_files(tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path, debug_data)
     folder = tmp_path / "checkpoints"
     last = folder / "step-12.ckpt"
@@ -65,9 +63,7 @@ def full(*arguments: object, **options: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_leaves_no_half_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disks_leave_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path, 1)
     before = sorted(tmp_path.iterdir())
     with monkeypatch.context() as patch, pytest.raises(OSError):

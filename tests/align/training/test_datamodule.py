@@ -89,9 +89,7 @@ def rows_module(tmp_path: Path, samples: Samples) -> RowsModule:
     return RowsModule(recipe, stream, ShardSamples.of([samples]), 4, True)
 
 
-def test_fixed_shapes_give_the_same_loss(
-    target: Target, samples: Samples, rows_module: RowsModule
-) -> None:
+def test_fixed_shapes_keep_loss(target: Target, samples: Samples, rows_module: RowsModule) -> None:
     """Anchors without valid positions and repeated places count for nothing."""
     module = BlockDrafterModule(trained_block(target, samples), rows_module.recipe)
     module.target_cache = None

@@ -66,9 +66,7 @@ def test_the_bound_is_the_nelbo_whatever_is_trained_by(target: Target, tmp_path:
 
 
 @pytest.mark.parametrize("schedule", [Geometric()], ids=str)
-def test_losses_near_the_end_of_time_keep_their_digits(
-    target: Target, tmp_path: Path, schedule: Geometric
-) -> None:
+def test_losses_near_the_end_of_time(target: Target, tmp_path: Path, schedule: Geometric) -> None:
     """fp32 from times in fp32, against the same times in fp64 throughout."""
     own = module(target, tmp_path, "stage=finetune")
     own.drafter.schedule = schedule
@@ -104,7 +102,7 @@ def test_golden_losses(recipe: str, tmp_path: Path, debug_data: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "stage"), [("debug_sedd", "pretrain"), ("debug_mdlm", "calibrate")]
 )
-def test_resume_is_bit_identical(recipe: str, stage: str, tmp_path: Path, debug_data: Path) -> None:
+def test_resume_is_identical(recipe: str, stage: str, tmp_path: Path, debug_data: Path) -> None:
     words = (f"recipe={recipe}", f"stage={stage}", "trainer.ema=0.9", "trainer.checkpoint_every=4")
     whole = run(tmp_path / "whole", debug_data, *words)
     original = DiffusionDrafterModule.on_train_batch_start

@@ -25,9 +25,6 @@ def test_card_and_record_come_from_the_run(tmp_path: Path, debug_data: Path) -> 
         assert f"{one.positions:,} positions" in card
     assert f"{record.samples:,} samples, {record.tokens:,} tokens" in card
     versions = json.loads((tmp_path / "versions.json").read_text())
-    assert (
-        versions["torch"] == torch.__version__.split("+")[0]
-        or versions["torch"] == torch.__version__
-    )
+    assert versions["torch"].split("+")[0] == torch.__version__.split("+")[0]
     again = load_recipe([f"recipe={tmp_path / 'recipe.yaml'}"])
     assert again.trainer == load_recipe(["recipe=debug_block"]).trainer

@@ -20,9 +20,7 @@ from specalign.lm import dtypes
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_muon_moves_matrices_and_adamw_the_rest(
-    fast: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_muon_moves_matrices_adamw_the_rest(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch's own two optimizers do apart, also behind a checkpoint; without bf16 products nearly so, its products in fp32."""
     monkeypatch.setattr(dtypes, "has_fast_bf16", lambda device: fast)
     generator = torch.Generator().manual_seed(0)

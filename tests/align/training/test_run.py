@@ -19,18 +19,11 @@ from align.training.metrics import HostCopy
 from align.training.run import train
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
+from tests.builders import read_metric as losses
+from tests.builders import read_weights as weights
 from tests.builders import train_debug_block as run
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "debug_block.json"
-
-
-def losses(output: Path) -> list[float]:
-    with (output / "metrics.csv").open(newline="") as file:
-        return [float(r["train/loss"]) for r in csv.DictReader(file) if r.get("train/loss")]
-
-
-def weights(output: Path) -> dict[str, torch.Tensor]:
-    return load_file(str(output / "drafter" / "model.safetensors"))
 
 
 class Stop(Exception):
@@ -86,9 +79,7 @@ def test_sums_that_are_read_late_are_read_before_they_are_needed(
 @pytest.mark.parametrize(  # none, some (rows are 9 kB), all of the target's views
     ("kept", "optimizer"), [("0", "adamw"), ("1e-4", "muon"), ("1", "adamw")]
 )
-def test_resume_is_bit_identical(
-    tmp_path: Path, debug_data: Path, kept: str, optimizer: str
-) -> None:
+def test_resume_is_identical(tmp_path: Path, debug_data: Path, kept: str, optimizer: str) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     words = ("trainer.ema=0.9", "trainer.checkpoint_every=4", f"trainer.keep_features_gb={kept}")
     words += (f"trainer.optimizer={optimizer}",)
@@ -122,10 +113,7 @@ def test_text_then_own_words(tmp_path: Path, at: int) -> None:
     (tmp_path / "text.txt").write_text("".join(f"line {i} of the text\n" for i in range(90)))
     (tmp_path / "prompts.txt").write_text("".join(f"{i} words\n" for i in range(20)))
     words = ["recipe=debug_block", f"data.text=[{tmp_path}/text.txt]", "data.exclude=[]"]
-    words += [
-        f"data.prompts={tmp_path}/prompts.txt",
-        "data.samples=20",
-    ]
+    words += [f"data.prompts={tmp_path}/prompts.txt", "data.samples=20"]
     words += ["data.batch_size=5", "data.length=48", "trainer.checkpoint_every=2"]
     words += ["data.max_answer_tokens=12", "trainer.validate_every=12"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -220,9 +208,7 @@ def test_milestones_are_the_drafter_after_so_many_tokens(tmp_path: Path, debug_d
 
 
 @pytest.mark.slow
-def test_a_confidence_head_is_taught_to_a_drafter_that_stays_what_it_was(
-    tmp_path: Path, debug_data: Path
-) -> None:
+def test_a_confidence_head_is_added_to_a_drafter(tmp_path: Path, debug_data: Path) -> None:
     """It starts at 1/2 everywhere and comes to foretell; every other weight of the saved drafter is the same."""
     run(tmp_path / "first", debug_data)
     words = [

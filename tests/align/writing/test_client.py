@@ -49,9 +49,7 @@ def list_models(server: Server) -> Any:
 
 
 @pytest.mark.slow
-def test_failing_requests_are_repeated_and_refused_ones_are_not(
-    target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_requests_are_repeated(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = ["429", "500", "dropped"]
     with Loopback(target, fault=lambda n: faults[n] if n < len(faults) else None) as server:
         assert ask(target, server.url, complete)
@@ -144,9 +142,7 @@ def test_exact_ids_end_at_the_first_end(target: Target) -> None:
 
 
 @pytest.mark.parametrize(("ids", "reason"), [([50, 51], "length"), ([50] * 6, "stop")])
-def test_a_text_cut_by_the_engine_or_without_an_end_is_refused(
-    target: Target, ids: list[int], reason: str
-) -> None:
+def test_texts_without_an_end_are_refused(target: Target, ids: list[int], reason: str) -> None:
     """Training would learn texts without ends, or ends that were never written."""
     with pytest.raises(MismatchError, match=f"{len(ids)} of 6 tokens and finish_reason {reason}"):
         make_server(target).read(REQUEST, reply(target, ids, reason))
@@ -163,9 +159,7 @@ def test_a_text_cut_by_the_engine_or_without_an_end_is_refused(
         ({"usage": {"prompt_tokens": 3, "completion_tokens": 3}}, "number of ids differs"),
     ],
 )
-def test_a_contradictory_reply_is_refused(
-    target: Target, change: dict[str, Any], message: str
-) -> None:
+def test_contradictions_are_refused(target: Target, change: dict[str, Any], message: str) -> None:
     with pytest.raises(MismatchError, match=message):
         make_server(target).read(OF_TWO, reply(target, [50, 51], **change))
 

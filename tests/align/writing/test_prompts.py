@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from align.config.parser import load_recipe
-from align.writing.prompts import REFUSED, TOO_LONG, Dropped, PromptReader
+from align.writing.prompts import TOO_LONG, Dropped, PromptReader
 from align.writing.template import chat_template
 from specalign.lm.model import Target
 from specalign.rows.conversation import Conversation
 from specalign.rows.shapes import as_conversation
 from tests.builders import switching_target
-from tests.chat_templates import talking
 
 ARTICLE = "word " * 60 + "\n\nQuestion: which year?"
 
@@ -29,9 +28,7 @@ def talk(*messages: tuple[str, str], tools: tuple[dict[str, object], ...] = ()) 
     )
 
 
-def test_of_a_conversation_the_oldest_turns_go_first_and_the_system_prompt_stays(
-    target: Target,
-) -> None:
+def test_the_oldest_turns_of_a_conversation_are_cut(target: Target) -> None:
     whole = talk(
         ("system", "Be brief."), ("user", "a" * 30), ("assistant", "b" * 60), ("user", "Why?")
     )
@@ -49,12 +46,3 @@ def test_a_base_model_goes_on_from_the_first_tokens_of_a_text(target: Target) ->
     assert ids == base.chat_tokens(ARTICLE)[:81]
     with pytest.raises(Dropped, match=TOO_LONG):
         reader(base).read(as_conversation(ARTICLE))
-
-
-def test_refused_and_changed_conversations_are_reported(
-    capsys: pytest.CaptureFixture[str], target: Target
-) -> None:
-    read = reader(talking("byte-level", "gemma"), "data.max_prompt_tokens=200")
-    with pytest.raises(Dropped, match=REFUSED):
-        read.read(talk(("system", "s"), ("user", "a")))
-    assert "System role not supported" in capsys.readouterr().err

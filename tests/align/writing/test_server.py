@@ -71,9 +71,7 @@ def test_greedy_texts_are_those_of_this_process(tmp_path: Path, target: Target) 
     assert own["dropped"]
 
 
-def test_a_disturbed_run_ends_with_the_samples_of_an_undisturbed_one(
-    tmp_path: Path, target: Target
-) -> None:
+def test_a_disturbed_run_has_the_same_samples(tmp_path: Path, target: Target) -> None:
     """A third of the requests meet each fault in turn."""
     with Loopback(target) as server:
         whole = write(server.url, target, tmp_path / "whole")
@@ -92,9 +90,7 @@ def test_a_disturbed_run_ends_with_the_samples_of_an_undisturbed_one(
     assert found == whole
 
 
-def test_a_killed_run_ends_with_the_samples_of_an_undisturbed_one(
-    tmp_path: Path, target: Target
-) -> None:
+def test_a_killed_run_has_the_same_samples(tmp_path: Path, target: Target) -> None:
     with Loopback(target) as server:
         whole = write(server.url, target, tmp_path / "whole")
         writing = Synthesis(recipe_of(server.url), target, tmp_path / "killed", quiet=True)

@@ -82,9 +82,7 @@ def test_written_prompts_are_answered_as_they_are_served(kind: str, shape: str) 
 
 
 @pytest.mark.parametrize("shape", ["vicuna", "alpaca", "llama 2", "mistral", "text in the middle"])
-def test_a_written_prompt_ends_with_the_turn_and_not_with_a_word_that_the_turn_begins_with(
-    shape: str,
-) -> None:
+def test_a_written_prompt_ends_with_the_whole_turn(shape: str) -> None:
     target = talking("sentencepiece", shape)
     plan = plan_of(target, "data.max_prompt_tokens=80")
     assert not plan.prompt_ends - {*target.eos_ids}

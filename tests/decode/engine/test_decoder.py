@@ -18,10 +18,8 @@ from tests.builders import PROMPT
 from tests.builders import block_network as network
 from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget
 
-PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6][: 2 + i % 7] + [i] for i in range(12)]
-
-
-LIMITS = [1, 2, 3, 15, 7, 12, 5, 1, 20, 6, 4, 9]
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6][: 2 + i % 7] + [i] for i in range(9)]
+LIMITS = [1, 2, 3, 15, 7, 12, 5, 1, 20]
 
 
 DECODERS = {
@@ -45,9 +43,7 @@ DECODERS = {
 )
 @pytest.mark.parametrize("kind", DECODERS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_output_is_the_one_alone(
-    target: Target, size: int, kind: str, temperature: float
-) -> None:
+def test_outputs_are_those_alone(target: Target, size: int, kind: str, temperature: float) -> None:
     """Prompts and limits of many lengths, some over before the first round."""
     decoder = DECODERS[kind](target)
     sampling = [Sampling(temperature, top_k=40, seed=i) for i in range(len(PROMPTS))]
@@ -81,10 +77,8 @@ def test_ends_of_sequence_and_stop_strings_in_a_batch(kind: str) -> None:
     )  # type: ignore[arg-type]
     for i, (prompt, out) in enumerate(zip(prompts, together, strict=True)):
         own = Sampling(1.0, seed=4 + i)
-        assert (
-            out.tokens
-            == decoder.generate(prompt, max_new_tokens=20, sampling=own, stop="bb").tokens
-        )
+        alone = decoder.generate(prompt, max_new_tokens=20, sampling=own, stop="bb")
+        assert out.tokens == alone.tokens
     assert {out.finish for out in together} >= {"eos", "stop"}
 
 
@@ -155,11 +149,8 @@ def test_prompts_of_every_kind(endless: Target) -> None:
     assert text.tokens == messages.tokens == tokens.tokens
     for prompt in ("hello", {"prompt": "hello"}):
         assert decoder.generate_batch([prompt], max_new_tokens=5)[0].tokens == text.tokens
-    assert (
-        decoder.generate("hello", 5).tokens
-        == decoder.generate_batch(["hello"], 5)[0].tokens
-        == text.tokens
-    )
+    assert decoder.generate("hello", 5).tokens == text.tokens
+    assert decoder.generate_batch(["hello"], 5)[0].tokens == text.tokens
     assert "".join(decoder.stream("hello", 5)) == text.text
     assert raw.prompt_tokens == len(endless.text_tokens("hello")) < text.prompt_tokens
 
@@ -184,17 +175,13 @@ def test_malformed_prompts(endless: Target, prompt: Any, line: str) -> None:
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
         ({"stop": ""}, "non-empty strings"),
         ({"temprature": 0.7}, "unknown option 'temprature' .did you mean 'temperature'"),
-        ({"max_tokens": 3}, "unknown option 'max_tokens' .did you mean 'max_new_tokens'"),
         ({"temperature": -1}, "temperature=-1"),
         ({"banned": [3, 260]}, "banned: token 260 is not within 0..259"),
         (
             {"min_new_tokens": 3, "max_new_tokens": 2},
             "min_new_tokens=3: more than max_new_tokens=2",
         ),
-        (
-            {"temperature": 1, "sampling": Sampling()},
-            "pass a decode.Sampling, or its fields",
-        ),
+        ({"temperature": 1, "sampling": Sampling()}, "pass a decode.Sampling, or its fields"),
     ],
 )
 def test_malformed_options(endless: Target, options: dict[str, Any], line: str) -> None:

@@ -78,9 +78,7 @@ def test_plain_greedy_is_what_transformers_generates(target: Target) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("penalty", [1.0, 1.4])
-def test_output_does_not_depend_on_chosen_drafts(
-    target: Target, penalty: float, temperature: float
-) -> None:
+def test_chosen_drafts_change_no_output(target: Target, penalty: float, temperature: float) -> None:
     """Each position has its own random number."""
     sampling = Sampling(temperature, seed=3, repetition_penalty=penalty)
     expected = plain(target, 40, sampling).tokens
@@ -95,9 +93,7 @@ def test_output_does_not_depend_on_chosen_drafts(
             assert sum(out.accepted) == sum(out.drafted)
 
 
-def test_end_of_sequence_at_every_index_of_a_block(
-    target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_of_sequence_in_a_block(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     script = plain(target, 10).tokens
     ends = [i for i, token in enumerate(script) if token not in script[:i]]
     assert len(ends) > 2 * K
@@ -123,9 +119,7 @@ def test_length_limit(target: Target, limit: int) -> None:
 
 
 @pytest.mark.parametrize("room", range(1, 2 * K + 3))
-def test_context_limit_inside_a_draft(
-    target: Target, monkeypatch: pytest.MonkeyPatch, room: int
-) -> None:
+def test_context_limit_in_draft(target: Target, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     script = plain(target, 20).tokens
     monkeypatch.setattr(target, "context_limit", len(PROMPT) + room)
     written: list[int] = []
@@ -168,7 +162,7 @@ def test_stop_strings_across_blocks(target: Target) -> None:
     full, script = out.text, out.tokens
     stops = {
         full[i : i + n]
-        for i, n in itertools.product(range(len(full)), (1, 2, 4))
+        for i, n in itertools.product(range(0, len(full), 2), (1, 2, 4))
         if "\ufffd" not in full[i : i + n]
     }
     assert len(stops) > 10
@@ -233,9 +227,7 @@ def test_a_drafter_is_shown_the_accepted_path_of_a_tree(target: Target) -> None:
     torch.testing.assert_close(shown, fresh, atol=1e-4, rtol=1e-4)
 
 
-def test_a_long_prompt_goes_through_in_chunks(
-    target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_prompts_go_in_chunks(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = [5 + i * 7 % 200 for i in range(50)]
     expected = Decoder(target).generate(prompt, max_new_tokens=10).tokens
     monkeypatch.setattr("decode.engine.request.PREFILL_CHUNK", 16)
@@ -245,9 +237,7 @@ def test_a_long_prompt_goes_through_in_chunks(
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_a_request_that_ended_gives_its_cache_back_where_others_run(
-    target: Target, most: int
-) -> None:
+def test_ended_requests_give_their_cache_back(target: Target, most: int) -> None:
     runners = [RequestRunner(target, PROMPT, limit, VARIED, None, "greedy") for limit in (4, 9, 4)]
     run_batch(runners, most)
     assert [len(runner.out.tokens) for runner in runners] == [4, 9, 4]

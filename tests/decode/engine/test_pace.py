@@ -14,8 +14,7 @@ from decode.engine.pace import SIZES, TRY_AGAIN, DraftPace, Trials
 from decode.proposers.block import BlockProposer
 from decode.speculation.proposal import Proposal
 from decode.speculation.settings import Sampling
-from specalign.lm.loading import load_target
-from tests.builders import PROMPTS, block_network
+from tests.builders import PROMPTS, block_network, shallow_target
 
 
 @pytest.mark.parametrize("best", SIZES)
@@ -42,13 +41,11 @@ def test_a_size_that_becomes_faster_is_found() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "temperature"), [(0, 0.0), (5, 0.0), (5, 1.0)])
-def test_the_text_of_a_batch_does_not_depend_on_the_sizes(
-    nodes: int, temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = load_target("debug", dtype="float32", device="cpu", fast=False)
+def test_sizes_keep_text(nodes: int, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = shallow_target(3, fast=False)
     proposer = BlockProposer(block_network(target, "taps", 8), 4, nodes)
     sampling = Sampling(temperature, seed=1)
-    wanted = Decoder(target, proposer).generate_batch(PROMPTS, 20, sampling=sampling)
+    wanted = Decoder(target, proposer).generate_batch(PROMPTS, 14, sampling=sampling)
     sizes: list[int | None] = []
 
     def choose(trials: Trials) -> int | None:
@@ -59,21 +56,19 @@ def test_the_text_of_a_batch_does_not_depend_on_the_sizes(
     for engine in (PacedEngine(), CapturedEngine(target, proposer, paced=True)):
         sizes.clear()
         decoder = Decoder(target, proposer, engine=engine)
-        found = decoder.generate_batch(PROMPTS, 20, sampling=sampling)
+        found = decoder.generate_batch(PROMPTS, 14, sampling=sampling)
         assert [x.tokens for x in found] == [x.tokens for x in wanted]
         assert len({*sizes}) > 1
         depths = {depth for x in found for depth in x.drafted}
         assert 0 in depths and max(depths) > 0
 
 
-def test_drawn_drafts_and_single_requests_draft_everything(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_drawn_drafts_and_single_requests_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(pace: DraftPace, requests: int) -> Trials:
         raise AssertionError("the clock would change the text of a seed")
 
     monkeypatch.setattr(DraftPace, "of", fail)
-    target = load_target("debug", dtype="float32", device="cpu", fast=False)
+    target = shallow_target(3, fast=False)
     proposer = BlockProposer(block_network(target, "taps", 8), 4, 0)
     for engine in (PacedEngine(), CapturedEngine(target, proposer, paced=True)):
         decoder = Decoder(target, proposer, engine=engine)

@@ -93,9 +93,7 @@ def test_prompts_take_every_shape_that_training_reads(name: str, talking: Target
     assert prompt_tokens(talking, row) == talking.chat_tokens(expected)
 
 
-def test_what_a_prompt_does_not_use_is_noted(
-    talking: Target, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unused_keys_are_noted(talking: Target, capsys: pytest.CaptureFixture[str]) -> None:
     say_once.cache_clear()
     user = {"role": "user", "content": "A"}
     for _ in range(2):
@@ -108,9 +106,7 @@ def test_what_a_prompt_does_not_use_is_noted(
     assert len(notes) == len({*notes}) == 3
 
 
-def test_tools_that_the_template_leaves_out_are_noted_once(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_unused_tools_are_noted_once(capsys: pytest.CaptureFixture[str]) -> None:
     target = load_target("debug", "float32", "cpu", fast=False)
     target.spec = "without tools"
     for _ in range(2):
@@ -142,31 +138,14 @@ def test_tokens_in_every_form(talking: Target, prompt: Any) -> None:
     ("prompt", "line"),
     [
         ({"role": "assistant", "content": "A"}, "a conversation without a user's text"),
-        ({"messages": [], "tools": []}, "a conversation without a user's text"),
-        (
-            [{"role": "asistant", "content": "A"}],
-            "unknown role, 'asistant'",
-        ),
-        (
-            Conversation(({"role": "usr2", "content": "A"},)),
-            "unknown role, 'usr2'",
-        ),
+        ([{"role": "asistant", "content": "A"}], "unknown role, 'asistant'"),
         ({"a": 1}, "must be text, messages or tokens"),
         (b"abc", "one row of tokens"),
         (torch.tensor([[1, 2], [3, 4]]), "one row of tokens"),
-        (torch.tensor([1.5]), "one row of tokens"),
         ([True], "one row of tokens"),
-        (torch.tensor(3), "one row of tokens"),
         ({"input_ids": [1, 2], "attention_mask": [0, 1]}, "attention_mask has zeros"),
-        ([{"role": "user", "content": None}], "without a user's text"),
-        (
-            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
-            "with parts that are not text",
-        ),
-        (
-            [{"role": "user", "content": "A"}, "B"],
-            "with messages without a role",
-        ),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "with parts that are not text"),
+        ([{"role": "user", "content": "A"}, "B"], "with messages without a role"),
         ([{"role": "user", "content": "a\ud800b"}], "with text that is not valid Unicode"),
     ],
 )
@@ -182,11 +161,7 @@ def test_malformed_prompts(talking: Target, prompt: Any, line: str) -> None:
         ("A", WEATHER, "tools must be a list"),
         ("A", ["weather"], "a tool is a JSON schema or a function"),
         ("A", [lambda city: city], "can't derive a JSON schema"),
-        (
-            Conversation(({"role": "user", "content": "A"},), (WEATHER,)),
-            [WEATHER],
-            "declares its own",
-        ),
+        ({"prompt": "A", "tools": [WEATHER]}, [WEATHER], "declares its own"),
     ],
 )
 def test_malformed_tools(talking: Target, prompt: Any, tools: Any, line: str) -> None:
@@ -199,12 +174,3 @@ def test_what_needs_the_chat_template_is_refused_for_raw_prompts(talking: Target
         prompt_tokens(talking, [{"role": "user", "content": "A"}], raw=True)
     with pytest.raises(UserError, match="raw=True continues a string"):
         prompt_tokens(talking, "A", raw=True, tools=[WEATHER])
-
-
-def test_an_answered_prompt_is_noted(talking: Target, capsys: pytest.CaptureFixture[str]) -> None:
-    say_once.cache_clear()
-    ask = {"role": "user", "content": "Hi"}
-    prompt_tokens(talking, [ask])
-    assert "ends with an assistant message" not in capsys.readouterr().err
-    prompt_tokens(talking, [ask, {"role": "assistant", "content": "Yes."}])
-    assert "ends with an assistant message" in capsys.readouterr().err

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from decode.evaluation.advice import (
     PLAIN,
     DraftSize,
@@ -12,7 +10,6 @@ from decode.evaluation.advice import (
     open_decoders,
     render_advice,
 )
-from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 
 
@@ -46,8 +43,3 @@ def test_every_size_is_measured_at_every_temperature_and_batch() -> None:
     points = [(m.size.tokens, m.temperature, m.batch) for m in found]
     assert points == [(k, t, b) for k in range(4) for t in (0.0, 1.0) for b in (1, 2)]
     assert all(m.tau == 1 for m in found if m.size == PLAIN) and min(m.speed for m in found) > 0
-
-
-def test_without_a_drafter_the_error_says_what_to_give() -> None:
-    with pytest.raises(UserError, match="no drafter is shipped for debug: give --drafter"):
-        open_decoders(load_target("debug"), "debug", None, None)

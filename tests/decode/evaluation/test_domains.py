@@ -11,17 +11,15 @@ import torch
 from align.config.drafter import DrafterConfig
 from align.makers.block import from_target
 from decode.evaluation.domains import compare_domains
-from decode.evaluation.page import make_report
-from decode.evaluation.records import DrafterTraining, Overlap, read_run, write_run
+from decode.evaluation.records import DrafterTraining
 from decode.evaluation.statistics import Estimate
-from decode.evaluation.tables import markdown
 from specalign.common.errors import UserError
 from specalign.folder.chat import Chat
 from specalign.folder.training_record import ExpectedTau, TrainingRecord, save_record
 from specalign.formats.block import save_drafter
 from specalign.lm.model import Target
 from specalign.rows import shards as data
-from tests.measurements import fill_report, run_eval
+from tests.measurements import run_eval
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 CLEAN = "How many legs do three spiders and two beetles have when they all sit together on a wall?"
@@ -118,29 +116,9 @@ def test_contaminated_and_clean_suites(
         ({"temperature": 0.7}, None),
     ],
 )
-def test_the_estimate_is_of_the_same_sampling(
-    settings: dict[str, float], expected: float | None
-) -> None:
+def test_estimates_are_of_the_sampling(settings: dict[str, float], expected: float | None) -> None:
     own, *_ = compare_domains(DrafterTraining("drafter", RECORD), settings, {})
     assert (None if own.tau is None else own.tau.value) == expected
-
-
-def test_every_report_has_the_table_and_no_verdict_the_estimate(tmp_path: Path) -> None:
-    folder = fill_report(tmp_path / "o")
-    assert make_report(folder)[0].domains == []  # a measurement of earlier versions
-    run = read_run(folder)
-    run.training = DrafterTraining("drafter", RECORD, "d", {"s": Overlap(6, ["p1", "p2"])})
-    write_run(folder, run)
-    summary, _ = make_report(folder)
-    page = (folder / "report.html").read_text()
-    for text in (page, markdown(summary)):
-        assert "In-domain and held-out τ of drafter, prompts checked against d" in text
-        assert all(part in text for part in ("9.50 [9.30, 9.70]", "2 of 6 prompts"))
-    assert "2 of 6 prompts of Suite S overlap" in summary.verdict and "9.5" not in summary.verdict
-    saved = json.loads((folder / "summary.json").read_text())["domains"]
-    assert [(row["in_domain"], row["tau"], row["count"]) for row in saved] == [
-        (True, 9.5, 1234), (False, 2.0, 6),
-    ]  # fmt: skip
 
 
 def test_decontaminated_text_is_shown_by_suite() -> None:

@@ -8,14 +8,12 @@ import re
 import shutil
 import struct
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from decode.evaluation import statistics as stats
-from decode.evaluation.charts import make_charts
 from decode.evaluation.page import compare_runs, make_report
 from decode.evaluation.records import read_records, write_replays
 from decode.evaluation.replay import split_text
@@ -60,21 +58,6 @@ def test_the_charts_show_what_the_records_say(tmp_path: Path) -> None:
     assert f"<b>{speedup.value:.2f}×</b>" in text
     ids = re.findall(r'id="plot-([\w-]+)"', text)
     assert sorted(ids) == sorted(charts) and all(f"plot-{name}" in text for name in charts)
-
-
-def test_of_many_categories_the_largest_are_shown(tmp_path: Path) -> None:
-    summary, _ = make_report(folder := fill_report(tmp_path / "o"))
-    mine = [one for one in read_records(folder) if one.method == "drafter"]
-    records = [
-        replace(one, category=f"{n:02} {'x' * 40}")
-        for n in range(30)
-        for one in mine[: 2 if n < 10 else 3]
-    ]
-    (chart,) = (one for one in make_charts(summary, records) if one.name == "categories")
-    names = [name.partition(" ")[0] for name in chart.traces[0]["x"]]
-    assert names == [str(n) for n in range(10, 22)]
-    assert chart.note.endswith("The 12 largest of 30 categories.")
-    assert max(map(len, chart.traces[0]["x"])) <= 24
 
 
 def test_no_character_of_several_tokens_is_lost() -> None:

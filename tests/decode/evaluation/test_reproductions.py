@@ -30,7 +30,14 @@ def drafters(target: Target, tmp_path_factory: pytest.TempPathFactory) -> str:
     return ",".join([*(f"{kind}={root / kind}" for kind in kinds), "autoregressive=debug"])
 
 
-@pytest.mark.parametrize("name", REPRODUCTIONS)
+SLOW = ("specdiff_table1", "specdiff_lm1b", "specdiff2")
+"""Tables of one measurement for each suite, as the others."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in REPRODUCTIONS],
+)
 def test_every_table_runs_on_stand_ins(
     name: str, drafters: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

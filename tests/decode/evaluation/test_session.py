@@ -21,9 +21,7 @@ from tests.measurements import QUIET, fill_report, record, run_eval
 pytestmark = pytest.mark.usefixtures("no_plots")
 
 
-def test_prompts_longer_than_the_context_are_left_out_and_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_long_prompts_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "p.txt"
     path.write_text("x" * 600 + "\nShort.\n")
     config = eval.read_config(
@@ -35,9 +33,7 @@ def test_prompts_longer_than_the_context_are_left_out_and_named(
     assert "context" in summary.run.skipped[0]
 
 
-def test_a_measurement_that_goes_on_another_day_says_the_same_date(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_keeps_its_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the target's chat template reads the clock."""
     target = switching_target()
     template = target.tokenizer.chat_template

@@ -19,7 +19,7 @@ from decode.evaluation.records import (
     read_run,
     write_run,
 )
-from decode.evaluation.summary import Summary, summarise
+from decode.evaluation.summary import summarise
 from decode.evaluation.verdict import verdict
 from tests.measurements import fill_report as fill
 from tests.measurements import record
@@ -107,28 +107,6 @@ def test_the_page_stands_alone_and_is_reproducible(tmp_path: Path) -> None:
     assert not re.search(r"https?:|<script [^>]*src|<link|@import|url\(", own)
     assert "t/&lt;model&gt;" in page and "<model>" not in page
     assert "6 of 9" in page and "2.00×" in page
-
-
-SPEEDS = {"plain": 1.0, "lookup": 1.4, "lookup:draft_tokens=4": 0.9, "lookup:draft_tokens=8": None}
-
-
-def measured(sweep: list[str], speeds: dict[str, float | None]) -> Summary:
-    """Two prompts per method; a speed of None: nothing was decoded."""
-    records = [
-        record(method, prompt, 1 / speed, 10)
-        if speed
-        else record(method, prompt, committed=0, calls=0)
-        for method, speed in speeds.items()
-        for prompt in "ab"
-    ]
-    settings = {"temperature": 0, "max_new_tokens": 10, "dtype": "float32", "sweep": sweep}
-    return summarise(Run({"methods": list(speeds), **settings}, []), records)
-
-
-def test_the_best_point_is_named() -> None:
-    text = verdict(measured(["draft_tokens=4,8"], SPEEDS))
-    assert "Best of 1 points: lookup:draft_tokens=4, 0.90×" in text
-    assert "Best of" not in verdict(measured([], SPEEDS))
 
 
 def test_every_point_is_compared_with_the_first_prompt_by_prompt() -> None:

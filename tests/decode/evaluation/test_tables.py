@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,16 +110,3 @@ def test_accuracy_says_what_was_scored(tmp_path: Path, capsys: pytest.CaptureFix
     for part in ("Accuracy: mean score", *lines):
         assert part in printed and part in page
     assert all(len(line) <= 80 for line in printed.splitlines() if "│" in line)
-
-
-def test_report_imports_no_torch(tmp_path: Path) -> None:
-    folder = fill(tmp_path / "o")
-    code = (
-        "import sys; from decode.report import main\n"
-        f"main([{str(folder)!r}])\n"
-        "heavy = {'torch', 'transformers', 'datasets'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Suite S" in done.stdout and "report.html" in done.stdout

@@ -64,9 +64,7 @@ def changing(monkeypatch: pytest.MonkeyPatch, change: Callable[[Record], None]) 
     monkeypatch.setattr(measure, "run_tasks", run_tasks)
 
 
-def test_the_command_tunes_on_other_prompts_then_measures(
-    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_tunes(prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(r: Record) -> None:
         r.seconds = r.committed * (1.0 if r.method == "lookup:draft_tokens=4" else 2.0)
 
@@ -93,15 +91,11 @@ def test_the_command_tunes_on_other_prompts_then_measures(
     monkeypatch.setattr(measure, "run_tasks", never)
     again, _ = run(*words, prompts)
     assert again.overall == summary.overall
-    with pytest.raises(
-        UserError, match=r"\(seed: 0 before, 1 now\)"
-    ):  # before tuning, not after it
+    with pytest.raises(UserError, match=r"\(seed: 0 before, 1 now\)"):  # before tuning
         run(*words, prompts, "--seed", 1)
 
 
-def test_a_changed_output_ends_the_command(
-    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_ends_tuning(prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(r: Record) -> None:
         if r.method == "lookup:draft_tokens=8":
             r.divergence = Divergence(0, 1, 2, "BUG")
@@ -114,9 +108,7 @@ def test_a_changed_output_ends_the_command(
     assert not (tmp_path / "o" / "records.jsonl").exists()
 
 
-def test_settings_that_a_drafter_cannot_do_are_left_out(
-    target: Target, prompts: Path, tmp_path: Path
-) -> None:
+def test_impossible_settings_are_left_out(target: Target, prompts: Path, tmp_path: Path) -> None:
     from align.config.drafter import DrafterConfig
     from align.makers.block import from_target
     from specalign.formats.block import save_drafter

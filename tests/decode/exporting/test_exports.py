@@ -61,9 +61,7 @@ def test_a_folder_given_as_the_target_is_named(tmp_path: Path, target: Target) -
         assert "some/model" not in (out / "README.md").read_text() + verdict.serve[0].lines[0]
 
 
-def test_nothing_is_written_where_one_format_refuses(
-    tmp_path: Path, target: Target, drafter: str
-) -> None:
+def test_one_refusal_writes_nothing(tmp_path: Path, target: Target, drafter: str) -> None:
     with pytest.raises(UserError, match="block_layout=anchor_first"):
         export(
             drafter, target, {"dflash": tmp_path / "out" / "a", "dspark": tmp_path / "out" / "b"}

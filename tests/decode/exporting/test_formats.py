@@ -66,12 +66,7 @@ def logits_after(drafter: BlockDrafter, tokens: list[int]) -> Tensor:
 
 @pytest.mark.parametrize(("name", "whole", "options"), HELD)
 def test_an_export_is_the_drafter_and_comes_in_and_goes_out_to_the_byte(
-    tmp_path: Path,
-    target: Target,
-    model: Any,
-    name: str,
-    whole: bool,
-    options: Any,
+    tmp_path: Path, target: Target, model: Any, name: str, whole: bool, options: Any
 ) -> None:
     drafter = block_network(target, "taps", whole=whole, options=options)
     drafter.to(torch.bfloat16).float()
@@ -90,9 +85,7 @@ def test_an_export_is_the_drafter_and_comes_in_and_goes_out_to_the_byte(
         assert distance(found, logits_after(drafter, PROMPT)) < 1e-4
 
 
-def test_biases_of_a_target_are_written_with_zeros_where_it_has_none(
-    tmp_path: Path, target: Target, model: Any
-) -> None:
+def test_missing_biases_are_written_as_zeros(tmp_path: Path, target: Target, model: Any) -> None:
     drafter = block_network(target, "taps", whole=True, options=FILL_IN)
     drafter.config.attention_bias = True
     biased = BlockDrafter(drafter.config, target)
@@ -114,9 +107,7 @@ def test_biases_of_a_target_are_written_with_zeros_where_it_has_none(
     ("name", "options"),
     [("dflash", FILL_IN), ("speculators", FILL_IN), ("transformers", FILL_IN), ("dspark", VANILLA)],
 )  # fmt: skip
-def test_a_target_that_scales_its_embedding(
-    tmp_path: Path, name: str, options: dict[str, Any]
-) -> None:
+def test_targets_that_scale_embeddings(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     """Gemma's: engines that read rows unscaled get scaled ones, in fp32."""
     gemma = tiny_target("gemma3_text")
     assert embedding_scale(gemma) == 8
@@ -153,9 +144,7 @@ def test_what_a_format_cannot_hold_is_refused(
         MAKERS[name](block_network(target, context, options=options))
 
 
-def test_targets_that_engines_read_differently_are_refused(
-    target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unserved_targets_are_refused(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads with a bias (GPT-J's, Phi's), which two engines add to drafts; embeddings that are normed."""
     drafter = block_network(target, "taps", whole=True, options=FILL_IN)
     monkeypatch.setattr(target, "head_bias_V", torch.ones(target.vocab_size))
@@ -165,9 +154,7 @@ def test_targets_that_engines_read_differently_are_refused(
             MAKERS[name](drafter)
     own = target.embed
     monkeypatch.setattr(target, "embed", lambda tokens: F.normalize(own(tokens), dim=-1))
-    with pytest.raises(
-        UserError, match="--format speculators: its target .* normalizes embeddings"
-    ):
+    with pytest.raises(UserError, match="speculators: its target .* normalizes embeddings"):
         MAKERS["speculators"](drafter)
 
 
@@ -214,9 +201,7 @@ PUBLISHED: dict[str, Maker] = {
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
-def test_published_folders_draft_as_their_definition_says(
-    tmp_path: Path, target: Target, model: Any, kind: str
-) -> None:
+def test_published_folders_draft(tmp_path: Path, target: Target, model: Any, kind: str) -> None:
     folder = write(tmp_path / "theirs", *PUBLISHED[kind](target))
     drafter = load_drafter(folder, target)
     assert (drafter.head is not None) == (kind == "speculators, another head")

@@ -120,9 +120,7 @@ def test_a_server_that_drafts_as_trained(
     assert here == there and not here.startswith("0")
 
 
-def test_drafts_per_round_are_the_servers(
-    tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str]
-) -> None:
+def test_drafts_per_round(tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str]) -> None:
     app, url = served
     save_drafter(drafter, tmp_path / "block")
     app.use(drafter.target, BlockProposer(drafter, 2, tree_nodes=0))
@@ -131,9 +129,7 @@ def test_drafts_per_round_are_the_servers(
     assert verdict.exit_code == 0 and here == there, verdict.lines
 
 
-def test_other_outputs_are_reported(
-    tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str]
-) -> None:
+def test_other_outputs(tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str]) -> None:
     app, url = served
     save_drafter(drafter, tmp_path / "drafter")
 
@@ -184,9 +180,7 @@ def test_an_engine_that_differs_is_told_from_wrong_files(
     assert code == 1 and text.endswith("NOT THE SAME DRAFTER\n") and "tensor norm.weight" in text
 
 
-def test_a_server_that_drafted_nothing(
-    tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str]
-) -> None:
+def test_no_server_drafts(tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str]) -> None:
     app, url = served
     save_drafter(drafter, tmp_path / "drafter")
     app.change["/metrics"] = lambda text: re.sub(r" [0-9]+\.0", " 7.0", text)
@@ -202,9 +196,7 @@ def test_a_server_that_drafted_nothing(
         ("/metrics", "# nothing", "no draft metrics"),
     ],
 )
-def test_answers_of_another_protocol(
-    served: tuple[App, str], path: str, sent: str | int, says: str
-) -> None:
+def test_wrong_protocols(served: tuple[App, str], path: str, sent: str | int, says: str) -> None:
     app, url = served
     app.change[path] = lambda text: sent
     with pytest.raises(UserError, match=says):

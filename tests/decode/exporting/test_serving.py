@@ -17,9 +17,7 @@ from tests.builders import block_network
 from tests.target_models import asking_target, write_gguf
 
 
-def test_a_target_goes_by_the_name_that_opens_it(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_of_targets(tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder by its whole path, from wherever it is named; a GGUF file by its converted folder; a debug target by its name."""
     folder = asking_target(tmp_path / "my target", target)
     write_gguf(tmp_path / "target.gguf", target)
@@ -48,9 +46,7 @@ def test_lines_are_those_of_engines_that_serve_it(
 
 
 @pytest.mark.parametrize("folder", ["x 6'q \"z", "two  spaces/`tick`", "ein Ordner/é", "$HOME/a;b"])
-def test_lines_name_folders_as_a_shell_and_python_read_them(
-    target: Target, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_quote_names(target: Target, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = block_network(target, "taps", whole=True).config
     monkeypatch.setattr("decode.exporting.serving.resolved_name", lambda name: folder)
     found = 0

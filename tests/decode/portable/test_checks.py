@@ -20,24 +20,6 @@ def model() -> Any:
     return tiny_model("llama", 260)
 
 
-class QuantizedCache(DynamicCache):
-    """Named like one of transformers, whose packages may be missing."""
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"token_type_ids": torch.zeros_like(IDS)}, "token_type_ids: only tokens"),  # GPT-2 adds a row for type 0
-        ({"attention_mask": torch.tensor([[0, 1, 1, 1]])}, "one text without padding"),
-        ({"position_ids": torch.arange(4).expand(3, 1, 4) * torch.tensor([1, 1, 2])[:, None, None]}, "position_ids"),
-        ({"cache": QuantizedCache()}, "must be empty and not quantized"),
-    ],
-)  # fmt: skip
-def test_inputs(model: Any, given: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        check_call(model, GenerationConfig(), given, IDS)
-
-
 def test_empty_inputs_are_taken(model: Any) -> None:
     given: dict[str, Any] = {
         "mm_encoder_outputs": {"image": None}, "inputs_embeds": None, "images": [], "output_router_logits": False,

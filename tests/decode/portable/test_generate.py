@@ -124,6 +124,7 @@ def test_what_drafts_can_not_honour(model: Any, drafting: dict[str, Any]) -> Non
         ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha"),
         ({"inputs_embeds": torch.zeros(1, 6, 64)}, "inputs_embeds"),
         ({"synced_gpus": True}, "synced_gpus"),
+        ({"position_ids": torch.tensor([[0, 2, 4, 6, 8, 10]])}, "position_ids"),
         ({"assistant_model": model}, "assistant_model"),
         ({"attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1]])}, "one text without padding"),
         ({"do_sample": True, "num_return_sequences": 2}, "one text without padding"),

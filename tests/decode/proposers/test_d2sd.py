@@ -79,9 +79,7 @@ def paths(tree: Proposal) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("k", [1, 3, 4])
-def test_the_tree_is_the_first_draft_and_the_seconds_branches(
-    target: Target, name: str, k: int
-) -> None:
+def test_the_tree_is_the_first_draft_and_branches(target: Target, name: str, k: int) -> None:
     boundaries, wider = [], 0
     for penalty in (1.0, 1.3, 1.7, 2.5):
         sampling = replace(VARIED, temperature=0.0, repetition_penalty=penalty)
@@ -130,9 +128,7 @@ def test_drawn_tokens_come_with_their_q(target: Target, name: str, k: int) -> No
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_both_contexts_keep_step_with_the_text(
-    target: Target, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_contexts_follow(target: Target, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before every proposal both sessions equal new ones that see the committed text in a single forward."""
     drafter, propose, seen = pair(target, name, likely(target)), D2SDSession.propose, []
 

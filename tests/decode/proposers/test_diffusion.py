@@ -16,7 +16,7 @@ from tests.builders import session_after_prefill as sessions
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_q_is_what_each_token_was_drawn_from(target: Target, order: str) -> None:
+def test_q_is_what_tokens_are_drawn_from(target: Target, order: str) -> None:
     """Steps and rows of q against a replay: each step's block is rebuilt from the tokens that earlier steps drew."""
     made = drafter(target, "ddit")
     proposer, sampling = DiffusionProposer(made, 5, 3, order), Sampling(0.9, seed=4)

@@ -48,9 +48,7 @@ def begun(target: Target, proposer: DiffuSpecProposer, sampling: Sampling) -> Di
     "sampling",
     [Sampling(), Sampling(0.8, top_k=9), replace(VARIED, temperature=0.7, banned=(3, 40))],
 )
-def test_the_path_is_the_searched_one_of_processed_marginals(
-    target: Target, sampling: Sampling
-) -> None:
+def test_the_path_is_searched_in_processed_marginals(target: Target, sampling: Sampling) -> None:
     """Against the parts put together again."""
     corpus = [[4, 90, 17, 55, 56] * 3]
     session = begun(target, made(target, corpus=corpus), sampling)
@@ -113,9 +111,7 @@ def reader(seed: int, V: int):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("ends", [(), (END,), (END, 1)])
 @pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_wide_beam_finds_the_best_of_all_paths(
-    seed: int, weight: float, ends: tuple[int, ...]
-) -> None:
+def test_a_wide_beam_finds_the_best_path(seed: int, weight: float, ends: tuple[int, ...]) -> None:
     V, K = 4, 4
     q = (torch.randn(K, V, generator=torch.Generator().manual_seed(seed)) * 2).softmax(-1)
     lattice, read = find_candidates(q, 0.95, V, ends), reader(seed, V)

@@ -12,9 +12,7 @@ from tests.builders import diffusion_drafter as drafter
 from tests.builders import session_after_prefill as sessions
 
 
-def test_candidates_are_draws_from_one_steps_marginals_at_the_draft_temperature(
-    target: Target,
-) -> None:
+def test_candidates_are_draws_from_one_steps_marginals(target: Target) -> None:
     own = drafter(target, "ddit")
     drafts = SpecDiff2Proposer(own, 4, 5, draft_temperature=1.5, keep_q=True)
     _, session = sessions(target, drafts, Sampling(0.7, seed=1))  # type: ignore[arg-type]

@@ -46,8 +46,8 @@ def test_the_output_is_plain_decodings(target: Target, kind: str) -> None:
     network = smaller(target, vocab_size=len(tokenizer))
     drafter = TranslatedProposer(network, tokenizer, target, 5)
     for sampling in (Sampling(), Sampling(repetition_penalty=1.4)):
-        out = Decoder(target, drafter).generate("Say a word.", 30, sampling=sampling)
-        assert out.tokens == Decoder(target).generate("Say a word.", 30, sampling=sampling).tokens
+        out = Decoder(target, drafter).generate("Say a word.", 20, sampling=sampling)
+        assert out.tokens == Decoder(target).generate("Say a word.", 20, sampling=sampling).tokens
 
 
 def test_a_network_that_is_the_target_is_right_and_stays_within_its_context(

@@ -90,9 +90,7 @@ def many() -> list[Round]:
 
 
 @pytest.mark.parametrize("device", ["CPU", "one that is read once"])
-def test_every_outcome_is_the_one_alone(
-    many: list[Round], device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_are_alone(many: list[Round], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if device != "CPU":  # there p is computed at all nodes, before anything is known of the path
         monkeypatch.setattr(rounds_module, "SEEN_AT_ONCE", frozenset())
     alone, given = [twin(one) for one in many], [twin(one) for one in many]

@@ -165,9 +165,8 @@ def test_ties_go_to_the_lowest_id() -> None:
     assert probs(below, Sampling(1.0, top_k=2)).nonzero()[:, 0].tolist() == [0, 1]
     assert probs(below, Sampling(1.0, top_k=3)).nonzero()[:, 0].tolist() == [0, 1, 2]
     assert probs(torch.zeros(9), Sampling(1.0, top_p=0.2)).tolist() == [0.5, 0.5] + [0.0] * 7
-    assert (
-        probs(torch.zeros(4), Sampling(1.0, top_p=0.9)).tolist() == [0.25] * 4
-    )  # none is left out
+    # none is left out
+    assert probs(torch.zeros(4), Sampling(1.0, top_p=0.9)).tolist() == [0.25] * 4
 
 
 def test_top_p_ranks_as_many_candidates_as_it_needs() -> None:
@@ -227,10 +226,8 @@ def test_all_of_a_seed_counts() -> None:
     """torch's own generator looks at the lower 32 bits; what those alone seed stays as it was."""
     alike = [0, 2**32, 2**33, 2**62]
     assert len({tuple(uniform(4, make_generator(seed)).tolist()) for seed in alike}) == 4
-    assert (
-        len({tuple(position_noise(seed, 3, 4, torch.device("cpu")).tolist()) for seed in alike})
-        == 4
-    )
+    noise = [position_noise(seed, 3, 4, torch.device("cpu")) for seed in alike]
+    assert len({tuple(row.tolist()) for row in noise}) == 4
     for seed in (0, 5, 2**32 - 1):
         assert torch.equal(
             uniform(4, make_generator(seed)), uniform(4, torch.Generator().manual_seed(seed))

@@ -106,9 +106,7 @@ def test_coupled_drafts_use_the_noise_of_their_positions(target: Target, variant
     assert tree.law == "point" and tree.q is None
 
 
-def test_a_replay_over_trees_gives_the_very_logits(
-    target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replay_of_trees_has_the_logits(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `divergence` judges by: bit for bit the rows that the tokens were chosen from."""
     chosen: list[torch.Tensor] = []
 

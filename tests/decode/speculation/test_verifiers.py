@@ -69,9 +69,7 @@ def test_auto_always_fits() -> None:
         ("point", "tokens", 0.0, r"unknown verifier 'tokens' \(did you mean 'token'"),
     ],
 )
-def test_pairs_that_would_change_the_output(
-    law: str, verifier: str, temperature: float, says: str
-) -> None:
+def test_inexact_pairs_are_refused(law: str, verifier: str, temperature: float, says: str) -> None:
     with pytest.raises(UserError, match=says):
         check_pair(law, verifier, temperature)
 

@@ -42,9 +42,8 @@ def test_greedy_output_is_plain_decodings(parts: OpenDrafters, name: str) -> Non
         decoder.verifier = "auto"
     for sampling in (Sampling(), VARIED):
         expected = Decoder(parts.target).generate(PROMPT, max_new_tokens=25, sampling=sampling)
-        assert (
-            decoder.generate(PROMPT, max_new_tokens=25, sampling=sampling).tokens == expected.tokens
-        )
+        found = decoder.generate(PROMPT, max_new_tokens=25, sampling=sampling)
+        assert found.tokens == expected.tokens
 
 
 @pytest.mark.slow
@@ -58,14 +57,9 @@ def test_sampled_output_has_the_targets_joint_law(shallow_parts: OpenDrafters, n
 
 
 def test_errors_name_the_method(parts: OpenDrafters, target: Target) -> None:
-    for text, says in (
-        (
-            "specdiff2:candidates=200:draft_tokens=8",
-            "method 'specdiff2:candidates=200:draft_tokens=8': candidates=200: at most",
-        ),
-    ):
-        with pytest.raises(UserError, match=says):
-            build(read_method(text), parts)
+    text = "specdiff2:candidates=200:draft_tokens=8"
+    with pytest.raises(UserError, match=f"method '{text}': candidates=200: at most"):
+        build(read_method(text), parts)
     with pytest.raises(UserError, match="needs a drafter of kind diffusion"):
         build(read_method("tolerator"), OpenDrafters(target))
 
@@ -99,9 +93,7 @@ def test_targets_whose_drafts_may_not_branch() -> None:
         build(read_method("block_tree"), OpenDrafters(tiny_target("mamba2"), {"block": object()}))
 
 
-def test_a_drafter_that_was_trained_with_other_prompts_is_noted_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_training_chat_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = load_target("debug", dtype="float32", device="cpu")
     target.tokenizer.chat_template = (
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

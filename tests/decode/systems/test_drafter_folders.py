@@ -55,9 +55,8 @@ def test_kinds_by_files(parts: OpenDrafters, tmp_path: Path) -> None:
         make_causal(parts.target, DrafterConfig(kind="autoregressive", layers=2)),
         tmp_path / "small",
     )
-    assert (
-        kind_of(str(tmp_path / "sedd")) == "diffusion" and kind_of(str(DEFAULT_DRAFTER)) == "block"
-    )
+    assert kind_of(str(tmp_path / "sedd")) == "diffusion"
+    assert kind_of(str(DEFAULT_DRAFTER)) == "block"
     assert kind_of(str(tmp_path / "small")) == kind_of(DEFAULT_TARGET) == "autoregressive"
     method = read_method("autoregressive")
     opened = open_drafters([method], {"autoregressive": str(tmp_path / "small")}, parts.target)
@@ -69,9 +68,7 @@ def test_kinds_by_files(parts: OpenDrafters, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="both of kind diffusion"):
         drafters_by_kind([NamedDrafter(str(tmp_path / "sedd"))] * 2)
     for kind in ("block", "variable_prefix"):
-        with pytest.raises(
-            UserError, match=f"--drafter {kind}=.*that drafter is of kind diffusion"
-        ):
+        with pytest.raises(UserError, match=f"{kind}=.*that drafter is of kind diffusion"):
             drafters_by_kind(read_drafters(f"{kind}={tmp_path / 'sedd'}"))
 
 
@@ -91,9 +88,7 @@ def test_a_second_block_drafter(parts: OpenDrafters, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["dflash", "speculators"])
-def test_another_engines_folder_is_a_block_drafter(
-    parts: OpenDrafters, tmp_path: Path, layout: str
-) -> None:
+def test_other_engines_folders_are_blocks(parts: OpenDrafters, tmp_path: Path, layout: str) -> None:
     target = parts.target
     config = (
         dflash_config(target)
@@ -117,8 +112,6 @@ def test_the_target_that_a_drafter_was_made_for(parts: OpenDrafters, tmp_path: P
     save_drafter(parts["block"], tmp_path)
     parts["block"].config.target = own
     assert target_for("org/model", str(tmp_path)) == "org/model"
-    with pytest.raises(
-        UserError, match="no such folder: runs/finetuned.*was trained for it; use --target"
-    ):
+    with pytest.raises(UserError, match="no such folder: runs/finetuned.*use --target"):
         target_for(None, str(tmp_path))
     assert target_for(None, "nowhere") == DEFAULT_TARGET

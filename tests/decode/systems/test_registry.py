@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from decode.speculation import verifiers
 from decode.systems.registry import (
     ANY,
@@ -14,9 +12,7 @@ from decode.systems.registry import (
     TITLES,
     VERIFIERS,
     DraftingSystem,
-    GivenDrafter,
 )
-from specalign.common.errors import UserError
 
 
 def test_names_that_need_no_torch_are_those_of_the_code() -> None:
@@ -34,15 +30,3 @@ def test_every_system_is_whole() -> None:
         default = system()
         if isinstance(default, DraftingSystem):
             assert (LOSSY in name) == default.verifier_name.startswith(LOSSY)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"draft_tokens": 0}, "draft_tokens=0: must be a number, 1 to 512"),
-        ({"order": "confidense"}, "did you mean 'confidence'"),
-    ],
-)
-def test_values_out_of_range_are_refused(options: dict[str, int], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        GivenDrafter(**options)  # type: ignore[arg-type]

@@ -115,7 +115,9 @@ def test_right_rules_pass() -> None:
         *("block", "tree", "drawn pair", "lookup", "confidence"),
     ],
 )
-def test_the_joint_law(run: VerificationRun, kind: str) -> None:
+def test_the_joint_law(run: VerificationRun, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a penalty; without, and of longer texts: test_end_to_end.py."""
+    monkeypatch.setattr(end_to_end, "LENGTH", 3)
     tally, reference = Tally("end_to_end"), Reference(run.target, run.reference.model)
     sampling = Sampling(1.2, top_k=2, repetition_penalty=1.2, seed=1)
     end_to_end.check_joint_law(

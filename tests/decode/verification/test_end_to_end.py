@@ -39,7 +39,7 @@ def reference(cases: Cases) -> Reference:
     return Reference(cases.target, debug_model("Llama")[0])
 
 
-LENGTHS = {"specdiff2": 2, "d2sd": 3}
+LENGTHS = {"specdiff2": 2, "d2sd": 3, "specdiff": 3, "hierarchical": 3}
 """Fewer tokens of a system that draws several drafts a round."""
 BACKGROUND = {"double", "duo"}
 """They draft in another thread, and what that draws is another number at every run."""

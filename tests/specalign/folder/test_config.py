@@ -15,9 +15,8 @@ from specalign.lm.names import check_name
 
 
 def test_ids_and_what_are_none() -> None:
-    assert (
-        end_ids(None, "a") == set() and end_ids(0, "a") == {0} and end_ids([2, 7, 2], "a") == {2, 7}
-    )
+    for value, ids in ((None, set()), (0, {0}), ([2, 7, 2], {2, 7})):
+        assert end_ids(value, "a") == ids
     check_ends({"eos_token_id": [2], "text_config": {"eos_token_id": 3}}, "a")
     for config in (
         {"eos_token_id": "2"},

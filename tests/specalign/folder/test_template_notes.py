@@ -11,12 +11,7 @@ import pytest
 from specalign.common.text import say_once
 from specalign.folder.chat import Chat
 from specalign.folder.rendering import render
-from specalign.folder.template_notes import (
-    draws_at_random,
-    note_readings,
-    reads_clock,
-    today,
-)
+from specalign.folder.template_notes import draws_at_random, note_readings, reads_clock, today
 from specalign.lm.model import Target
 from specalign.rows.conversation import Conversation
 from tests.builders import switching_target
@@ -60,9 +55,7 @@ def test_the_date_is_read_fixed_and_reported(capsys: pytest.CaptureFixture[str])
         "{{ [range(1000) | list] | map('random') | first }}",
     ],
 )
-def test_random_draws_are_seeded_and_reported(
-    draw: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_draws_are_seeded_and_reported(draw: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert not draws_at_random(with_template("a random text" + TEXT))
     target = with_template(draw + TEXT)
     state = random.getstate()

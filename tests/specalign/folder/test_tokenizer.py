@@ -16,9 +16,7 @@ from specalign.gguf.tokenizer import make_tokenizer
 from tests.tokenizers import sentencepiece
 
 
-def test_a_made_folder_is_opened_as_written_and_another_as_transformers_does(
-    tmp_path: Path,
-) -> None:
+def test_a_made_folder_is_opened_as_written(tmp_path: Path) -> None:
     """Qwen2's class would split digits in its own way."""
     tokens = ["1", "2", "12", "<s>"]
     fields = {
@@ -53,9 +51,7 @@ def _with_post_processor(single: str) -> Any:
         ("<s> </s> $A </s>", (1, 2)),
     ],
 )
-def test_what_the_tokenizer_puts_in_front_is_what_it_puts_there(
-    single: str, opening: tuple[int, ...]
-) -> None:
+def test_first_tokens_are_the_tokenizers(single: str, opening: tuple[int, ...]) -> None:
     tokenizer = _with_post_processor(single)
     assert opening_ids(tokenizer, 1000, "m") == opening
     text = [*opening, *tokenizer("The law", add_special_tokens=False)["input_ids"]]
@@ -70,15 +66,9 @@ def test_a_whole_text_needs_a_first_token(capsys: pytest.CaptureFixture[str]) ->
     tokenizer = _with_post_processor("<s> $A </s>")
     assert first_ids(tokenizer, (2, 5), 1000, "m") == (1,) and not capsys.readouterr().err
     tokenizer = _with_post_processor("$A")
-    assert (
-        first_ids(tokenizer, (2, 5), 1000, "m") == first_ids(tokenizer, (2, 5), 1000, "m") == (1,)
-    )
-    assert (
-        capsys.readouterr().err.count(
-            "m: the tokenizer adds no BOS token; training documents start"
-        )
-        == 1
-    )
+    for _ in range(2):
+        assert first_ids(tokenizer, (2, 5), 1000, "m") == (1,)
+    assert capsys.readouterr().err.count("m: the tokenizer adds no BOS token; training docu") == 1
     with pytest.raises(UserError, match="m: its tokenizer maps '<s>' to token 1, .* 1 rows"):
         first_ids(tokenizer, (2, 5), 1, "m")
     tokenizer.bos_token = None

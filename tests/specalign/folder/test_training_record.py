@@ -50,9 +50,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         read_chat(str(tmp_path))
 
 
-def test_a_difference_is_a_note_with_the_options_that_mend_it(
-    tmp_path: Path, tokenizer: Any
-) -> None:
+def test_a_difference_is_noted_with_options(tmp_path: Path, tokenizer: Any) -> None:
     trained = Chat({"enable_thinking": False}, "Be brief.")
     save_record(tmp_path, trained)
     note = chat_note(str(tmp_path), Chat(), tokenizer) or ""

@@ -51,9 +51,7 @@ def test_the_folder_is_an_ordinary_causal_lm(target: Target, tmp_path: Path) -> 
     ("head", "flag"),
     [("other", True), ("other", False), ("equal", True), ("equal", False), ("none", True)],
 )
-def test_every_drafter_keeps_the_head_that_it_was_trained_with(
-    head: str, flag: bool, tmp_path: Path
-) -> None:
+def test_every_drafter_keeps_its_trained_head(head: str, flag: bool, tmp_path: Path) -> None:
     """Whatever the target's config says of it; p is transformers' own."""
     name = save_with_flag(tmp_path / "target", head, flag)
     target, tokens = load_target(name, "float32"), torch.arange(4, 30)[None]

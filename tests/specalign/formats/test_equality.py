@@ -49,12 +49,11 @@ def test_what_is_trained_is_what_is_saved(kind: str, tmp_path: Path) -> None:
         ("cohere", "its training graph differs from the model's own"),  # its logits are scaled
         ("lfm2", "its training graph differs"),  # states that packed rows would share
         ("gemma3n_text", "it fails in this mode"),
+        ("bert-generation", "its head has a bias"),
     ],
 )
 def test_other_causal_drafters_are_refused_in_one_line(kind: str, why: str) -> None:
-    with pytest.raises(
-        UserError, match=f"target '{kind}' can't serve as drafter.kind=autoregressive: {why}"
-    ):
+    with pytest.raises(UserError, match=f"can't serve as drafter.kind=autoregressive: {why}"):
         make_causal(tiny_target(kind), CAUSAL)
 
 
@@ -78,7 +77,5 @@ def test_an_opened_network_is_saved_and_loaded(kind: str, tmp_path: Path) -> Non
     ],
 )
 def test_what_can_not_be_opened_is_refused_in_one_line(kind: str, why: str) -> None:
-    with pytest.raises(
-        UserError, match=f"target '{kind}' can't serve as drafter.kind=masked_lm: {why}"
-    ):
+    with pytest.raises(UserError, match=f"can't serve as drafter.kind=masked_lm: {why}"):
         make_standalone(tiny_target(kind), MASKED)

@@ -65,9 +65,7 @@ BROKEN: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "says"), BROKEN)
-def test_broken_folders_say_why_in_one_line(
-    tmp_path: Path, name: str, value: Any, says: str
-) -> None:
+def test_broken_folders_say_why(tmp_path: Path, name: str, value: Any, says: str) -> None:
     save_masked_lm(small_masked_lm("diffullama"), tmp_path)
     if name == "config.json":
         (tmp_path / name).write_text(json.dumps({**DIFFULLAMA, **value}))
@@ -83,8 +81,6 @@ def test_broken_folders_say_why_in_one_line(
 def test_broken_files_say_why(tmp_path: Path) -> None:
     save_masked_lm(small_masked_lm("diffullama"), tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="has neither model.safetensors nor pytorch_model.bin"):
-        load_masked_lm(tmp_path)
     torch.save({"a": print}, tmp_path / "pytorch_model.bin")
     with pytest.raises(UserError, match="contains print objects besides tensors"):
         load_masked_lm(tmp_path)

@@ -31,9 +31,7 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
     return load_target("debug", fast=False)
 
 
-def test_the_converted_model_is_the_model(
-    plain: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_conversion(plain: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "tiny.gguf"
     write_gguf(path, plain)
     loaded = load_target(str(path), dtype="float32", fast=False)
@@ -95,9 +93,7 @@ def test_sentencepiece_untied_head_and_padded_vocabulary(
 
 
 @pytest.mark.parametrize(("last", "scale"), [(8.0, None), (8.0, 4.0), (None, 4.0)])
-def test_rotary_factors_and_scale(
-    last: float | None, scale: float | None, plain: Target, tmp_path: Path
-) -> None:
+def test_rotary(last: float | None, scale: float | None, plain: Target, tmp_path: Path) -> None:
     rotary: Any = plain.model.model.rotary_emb
     factors = torch.linspace(1.0, last or 1.0, len(rotary.inv_freq))
     write_gguf(tmp_path / "tiny.gguf", plain, frequencies=factors if last else None, scale=scale)
@@ -147,9 +143,7 @@ def test_a_killed_conversion_leaves_nothing_that_is_used(plain: Target, tmp_path
         pytest.param("llama.attention.head_count", 8, marks=needs_recent),  # else when it is loaded
     ],
 )
-def test_sizes_that_the_tensors_contradict_are_refused(
-    key: str, value: int, plain: Target, tmp_path: Path
-) -> None:
+def test_contradicted_sizes_fail(key: str, value: int, plain: Target, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_gguf(path, plain)
     raw = bytearray(path.read_bytes())

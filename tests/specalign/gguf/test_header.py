@@ -99,9 +99,6 @@ def test_a_damaged_header_is_refused(tmp_path: Path, content: bytes) -> None:
         (header(general__architecture="lama"), "'lama' is not supported .did you mean 'llama'"),
         (header(llama__block_count=0), "llama.block_count=0: must be a positive integer"),
         (header(llama__block_count=2), "says 2 layers of width 8, but has tensors of 1 layers"),
-        (header(llama__embedding_length=4), "says 1 layers of width 4, .*of width 8"),
-        (header(llama__context_length=None), "llama.context_length=None: must be a positive integer"),
-        (header(tokenizer__ggml__tokens=[*"abcdefg"]), "no tensor 'token_embd.weight' with a row for each"),
         (header(llama__rope__scaling__factor=4.0, llama__rope__scaling__type="yarn"), "type='?yarn'?: not supported"),
         (header("rope_factors_long.weight"), "rotary factors 'rope_factors_long.weight' are not supported"),
         (Header(VALUES, {"blk.0.a": StoredTensor((8,), 0, 0)}), "no tensor 'token_embd.weight' with a row for each"),
@@ -109,9 +106,7 @@ def test_a_damaged_header_is_refused(tmp_path: Path, content: bytes) -> None:
         (Header(VALUES, {**TENSORS, "a": StoredTensor((6, 8), 0, 1 << 30)}), "truncated: tensor 'a' ends at byte"),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_be_converted_is_refused_with_the_reason(
-    given: Header, message: str
-) -> None:
+def test_unconvertible_files_are_refused(given: Header, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_header(FILE, given)
 
@@ -120,9 +115,8 @@ def test_a_rotary_scale_may_have_its_older_key() -> None:
     assert rope_scale(header()) == 1 and rope_scale(header(llama__rope__scaling__factor=0.0)) == 1
     assert rope_scale(header(llama__rope__scaling__factor=4.0, llama__rope__scale_linear=2.0)) == 4
     assert rope_scale(header(llama__rope__scale_linear=2.0)) == 2
-    assert (
-        rope_scale(header(llama__rope__scaling__factor=4.0, llama__rope__scaling__type="none")) == 1
-    )
+    none = {"llama__rope__scaling__factor": 4.0, "llama__rope__scaling__type": "none"}
+    assert rope_scale(header(**none)) == 1
 
 
 def test_a_gguf_is_recognised_by_its_bytes_and_found_in_a_folder(tmp_path: Path) -> None:
@@ -142,7 +136,5 @@ def test_a_gguf_is_recognised_by_its_bytes_and_found_in_a_folder(tmp_path: Path)
     (folder / "model.safetensors").write_bytes(b"")
     assert is_hub_layout(folder)
     (folder / "other.gguf").write_bytes(blob)
-    with pytest.raises(
-        UserError, match="several GGUF models; choose one: m-00001-of-00002.gguf, other.gguf"
-    ):
+    with pytest.raises(UserError, match="choose one: m-00001-of-00002.gguf, other.gguf"):
         gguf_of_folder(folder)

@@ -9,12 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from specalign.gguf.tokenizer import (
-    adds_bos,
-    answer_ends,
-    complete_tokenizer,
-    make_tokenizer,
-)
+from specalign.gguf.tokenizer import adds_bos, answer_ends, complete_tokenizer, make_tokenizer
 from tests.target_models import PIECES, piece_fields
 
 
@@ -28,9 +23,7 @@ from tests.target_models import PIECES, piece_fields
         ("another", ["It", "'", "LL", "Ġbe", "Ġ20245", ";)", "ĊĊĠĠ", "Ġa"]),
     ],
 )
-def test_text_is_split_as_the_file_says(
-    pre: str, pieces: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_is_split(pre: str, pieces: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """`tokenizer.ggml.pre`; tokens of type 4 (user-defined, as Qwen3's <think>) stay whole and are no special ones."""
     tokens = ["</s>", "<think>", *"abc", "ab", "abc", "e", "\u0301", *"<>thin", "k"]
     fields = {
@@ -118,9 +111,7 @@ def test_special_tokens_stay_whole_and_a_space_follows_them() -> None:
         ("gpt2", None, None, False),
     ],
 )
-def test_bos_is_put_where_the_file_or_its_kind_says(
-    kind: str, pre: str | None, said: bool | None, adds: bool
-) -> None:
+def test_bos_where_the_file_says(kind: str, pre: str | None, said: bool | None, adds: bool) -> None:
     fields: dict[str, Any] = {"tokenizer.ggml.model": kind}
     fields |= {} if pre is None else {"tokenizer.ggml.pre": pre}
     fields |= {} if said is None else {"tokenizer.ggml.add_bos_token": said}

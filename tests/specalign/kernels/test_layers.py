@@ -173,9 +173,7 @@ def test_right_against_float64(
 
 
 @pytest.mark.parametrize("shape", [{}, {"groups": 5}])
-def test_int8_with_rounded_rows_is_near(
-    shape: dict[str, int], round_rows: Callable[[bool], None]
-) -> None:
+def test_int8_of_rounded_rows(shape: dict[str, int], round_rows: Callable[[bool], None]) -> None:
     """Rows are rounded one by one, by 1/254 of their largest number at most."""
     round_rows(True)
     stack = random_stack(dtype=torch.int8, **shape)  # type: ignore[arg-type]
@@ -188,9 +186,7 @@ def test_int8_with_rounded_rows_is_near(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_row_gives_the_same_numbers_alone_among_drafts_and_in_a_batch(
-    threads: int, dtype: torch.dtype
-) -> None:
+def test_a_row_gives_the_same_numbers_in_any_batch(threads: int, dtype: torch.dtype) -> None:
     """To the bit, across the parts of the keys: plain decoding and verification of a chain can't part."""
     stack, count = random_stack(dtype=dtype), 9
     before = torch.get_num_threads()

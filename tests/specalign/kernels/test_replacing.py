@@ -100,9 +100,7 @@ def test_an_embedding_that_bf16_has_not_stays() -> None:
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_the_target_is_the_same_with_and_without(
-    compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_target_stays_the_same(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiled:
         monkeypatch.setattr(linear, "rows_library", lambda: None)
     fast, stock = load_target("debug"), load_target("debug", fast=False)

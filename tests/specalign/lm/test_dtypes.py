@@ -13,9 +13,7 @@ from specalign.lm.loading import load_target
 
 
 @pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
-def test_decoding_takes_fp32_and_training_bf16(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoding_is_fp32_training_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dtypes, "has_fast_bf16", lambda device: True)
     debug = load_target("debug", dtype="bfloat16", fast=False)
     debug.model.save_pretrained(tmp_path)

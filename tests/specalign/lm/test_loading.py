@@ -43,9 +43,7 @@ def test_a_broken_generation_config_is_not_passed_over(text: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("beside", [[], [5000, 7]])
-def test_a_text_ends_where_generate_ends_it(
-    beside: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_texts_end(beside: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At the generation config's tokens alone, where it names some: not at the config's, nor at the tokenizer's."""
     own, prompt = load_target("debug", fast=False), [9, 8, 7]
     own.eos_ids = ()
@@ -57,9 +55,8 @@ def test_a_text_ends_where_generate_ends_it(
     own.tokenizer.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [third, *beside]}))
     loaded = load_target(str(tmp_path), "float32", fast=False)
-    assert (
-        f"ends texts at {min([third, *(i for i in beside if i < 260)])}" in capsys.readouterr().err
-    )
+    first_end = min([third, *(i for i in beside if i < 260)])
+    assert f"ends texts at {first_end}" in capsys.readouterr().err
     given = torch.tensor([prompt])
     stock = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     output = stock.generate(
@@ -82,9 +79,7 @@ def test_broken_folders_and_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"can't be loaded: it has no tokenizer \(tokenizer\.json"):
         load_target(str(tmp_path))
     whole.tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(
-        UserError, match=r"can't be loaded: it has no weights \(model\.safetensors\)"
-    ):
+    with pytest.raises(UserError, match=r"it has no weights \(model\.safetensors\)"):
         load_target(str(tmp_path))
     whole.model.save_pretrained(tmp_path)
     path, name = tmp_path / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
@@ -96,17 +91,9 @@ def test_broken_folders_and_files(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(UserError, match="can't be loaded"):
         load_target(str(tmp_path))
-    junk = tmp_path / "junk.gguf"
-    junk.write_bytes(b"GGUFnot really")
-    with pytest.raises(UserError, match="not a readable GGUF"):
-        load_target(str(junk))
 
 
-def test_unknown_dtype_and_device() -> None:
-    with pytest.raises(UserError, match="did you mean 'float32'"):
-        load_target("debug", dtype="flot32")
-    with pytest.raises(UserError, match="unknown"):
-        load_target("debug", device="gpuu")
+def test_a_dtype_by_its_short_name() -> None:
     assert load_target("debug", dtype="bf16").dtype_name == "bfloat16"
 
 

@@ -8,40 +8,20 @@ from pathlib import Path
 import pytest
 
 from specalign.common.errors import UserError
-from specalign.lm.loading import load_target
 from specalign.lm.names import check_name
-
-
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        ("no/such/place", "neither a folder"),
-        ("missing.gguf", "no such file"),
-        ("plain-word", "neither a folder"),
-    ],
-)
-def test_bad_specs(spec: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        load_target(spec)
 
 
 @pytest.mark.parametrize(
     "record", [{"drafter.json": {"kind": "ddit"}}, {"config.json": {"model_type": "block_drafter"}}]
 )
-def test_a_run_and_its_drafter_are_no_targets(
-    tmp_path: Path, record: dict[str, dict[str, str]]
-) -> None:
+def test_runs_and_drafters_are_refused(tmp_path: Path, record: dict[str, dict[str, str]]) -> None:
     folder = tmp_path / "drafter"
     folder.mkdir()
     for name, content in {"config.json": {}, **record}.items():
         (folder / name).write_text(json.dumps(content))
-    with pytest.raises(
-        UserError, match="is a drafter, not a target; pass its base model as the target"
-    ):
+    with pytest.raises(UserError, match="is a drafter, not a target"):
         check_name(str(folder))
-    with pytest.raises(
-        UserError, match=f"is the output of a training run, not a target; .* --drafter {folder}"
-    ):
+    with pytest.raises(UserError, match=f"is the output of a training run.* --drafter {folder}"):
         check_name(str(tmp_path))
     (folder / "drafter.json").write_text('{"kind": "autoregressive"}')
     (folder / "config.json").write_text("{}")

@@ -20,9 +20,7 @@ from tests.target_models import WINDOW, some_text
 from tests.target_wrappers import save_wrapper, tiny_wrapper
 
 
-def test_surplus_weights_are_named_in_a_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_surplus_weights_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Of autoregressive drafters too, which are opened so; those of other kinds are refused with them."""
     target = load_target("debug")
     target.model.save_pretrained(tmp_path)
@@ -52,10 +50,8 @@ def test_a_model_with_towers_runs_on_text(kind: str, tmp_path: Path) -> None:
     given = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 12, "do_sample": False}
     wanted = own.generate(prompt, **given, pad_token_id=2)[0, prompt.shape[1] :].tolist()
     for drafter in (None, LookupProposer(3)):
-        assert (
-            Decoder(loaded, drafter).generate(prompt[0].tolist(), max_new_tokens=12).tokens
-            == wanted
-        )
+        out = Decoder(loaded, drafter).generate(prompt[0].tolist(), max_new_tokens=12)
+        assert out.tokens == wanted
     assert loaded.detokenize([280, 70]) == loaded.detokenize([70])
     config = json.loads((tmp_path / "config.json").read_text())
     for file in tmp_path.glob("chat_template*"):  # old folders have it beside the processor
@@ -73,10 +69,7 @@ def test_a_model_with_towers_runs_on_text(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (
-            transformers.T5Config(),
-            "'t5' is an encoder-decoder model; only",
-        ),
+        (transformers.T5Config(), "'t5' is an encoder-decoder model; only"),
         (transformers.CLIPConfig(), "'clip' is not a left-to-right language model"),
     ],
 )

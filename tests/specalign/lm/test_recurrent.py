@@ -8,7 +8,9 @@ import torch
 from tests.target_models import some_text, tiny_model, tiny_target
 
 
-@pytest.mark.parametrize("kind", ["lfm2", "qwen3_next", "falcon_h1", "mamba"])
+@pytest.mark.parametrize(
+    "kind", ["lfm2", "qwen3_next", "mamba", pytest.param("falcon_h1", marks=pytest.mark.slow)]
+)
 def test_recurrent_states_are_rolled_back(kind: str) -> None:
     """Drafts that are lost, one after the other, far back too: the states are as if they had never been."""
     target, own = tiny_target(kind), tiny_model(kind, 260)

@@ -105,9 +105,7 @@ def drafted(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_markov_bias_in_training_equals_drafting(
-    target: Target, samples: data.Samples, kind: str
-) -> None:
+def test_markov_bias_is_that_of_drafting(target: Target, samples: data.Samples, kind: str) -> None:
     drafter = build(target, samples, markov_rank=8, markov=kind)
     batch, anchors, hidden = drafted(drafter, samples)
     factors = drafter.markov_factors(batch, anchors, hidden)
@@ -122,9 +120,7 @@ def test_markov_bias_in_training_equals_drafting(
         )
 
 
-def test_confidence_in_training_equals_drafting_and_touches_nothing_else(
-    target: Target, samples: data.Samples
-) -> None:
+def test_confidence_in_training_equals_drafting(target: Target, samples: data.Samples) -> None:
     drafter = build(target, samples, confidence_head=True)
     batch, anchors, hidden = drafted(drafter, samples)
     logits = drafter.confidence_logits(batch, anchors, hidden)
@@ -166,9 +162,7 @@ def test_two_tap_convolutions() -> None:
 
 
 @pytest.mark.parametrize("context", ["shared_kv", "taps"])
-def test_both_layouts_read_one_block_and_number_its_rows_apart(
-    target: Target, samples: data.Samples, context: str
-) -> None:
+def test_both_layouts_read_one_block(target: Target, samples: data.Samples, context: str) -> None:
     """A fill-in block of K drafts has the input of an anchor-first block of K + 1, whose first row is not a draft then: the same
     hidden states one row further on, in training and in decoding, and the bias of the token before each draft."""
     common = {"context": context, "markov_rank": 8, "convolution": True}

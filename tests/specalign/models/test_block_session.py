@@ -18,9 +18,7 @@ from tests.builders import trained_block as build
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_blocks_in_one_pass_are_those_drafted_alone(
-    target: Target, samples: data.Samples, variant: dict[str, Any]
-) -> None:
+def test_blocks_in_one_pass(target: Target, samples: data.Samples, variant: dict[str, Any]) -> None:
     """Nothing of one block reaches another: not by attention, or convolutions."""
     drafter = build(target, samples, **variant)
     cache = target.new_cache(1, 12)

@@ -19,9 +19,7 @@ def target() -> Target:
     return load_target("debug", dtype="float32", device="cpu")
 
 
-def test_any_causal_lm_over_the_targets_vocabulary_may_start_it(
-    target: Target, tmp_path: Path
-) -> None:
+def test_any_causal_lm_of_the_vocabulary_may_start_it(target: Target, tmp_path: Path) -> None:
     """With an embedding and a head of its own, which stay as they are and are saved."""
     first = drafter(target)
     first._own = [first.embedding_VD + 0.01, first.head_weight_VD + 0.01]

@@ -21,9 +21,7 @@ def target() -> Target:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_committed_tokens_come_along_with_the_block(
-    target: Target, kind: str, monkeypatch: Any
-) -> None:
+def test_committed_tokens_come_with_the_block(target: Target, kind: str, monkeypatch: Any) -> None:
     """One pass a draft, however many tokens were committed before it, and it says what a pass for each of them says."""
     made, text = drafter(target, kind), [7, 8, 9, 10, 11, 12, 13, 14, 15]
     block = torch.full((3,), made.mask_id)
@@ -50,9 +48,7 @@ def test_committed_tokens_come_along_with_the_block(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("back", [(6, 6, 3), (5, 9), (0, 0)])
-def test_a_context_that_went_back_drafts_at_once(
-    target: Target, kind: str, back: tuple[int, ...]
-) -> None:
+def test_contexts_that_went_back_draft(target: Target, kind: str, back: tuple[int, ...]) -> None:
     """However often it goes back, and with nothing new behind it."""
     made, text = drafter(target, kind), [7, 8, 9, 10, 11, 12, 13, 14, 15]
     block = torch.full((3,), made.mask_id)

@@ -21,11 +21,3 @@ def test_a_family_is_told_by_its_config_or_its_hub_id() -> None:
     for family in FAMILIES.values():
         for name in ("lm_head.weight", "model.layers.11.mlp.up_proj.weight"):
             assert family.ours(family.theirs(name)) == name
-
-
-def test_the_published_masks() -> None:
-    """What is taken where neither config.json nor the tokenizer names one."""
-    masks = {"diffullama": 811}
-    masks["dream"] = 151666
-    found = {name: family.mask_token_id for name, family in FAMILIES.items()}
-    assert {name: found[name] for name in masks} == masks

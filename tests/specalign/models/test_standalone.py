@@ -48,9 +48,7 @@ def test_training_computes_what_decoding_computes(target: Target, kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["ddit", "masked_lm"])
-def test_whole_rows_see_their_own_document_and_no_future_of_clean_tokens(
-    target: Target, kind: str
-) -> None:
+def test_rows_see_their_own_document_and_no_future(target: Target, kind: str) -> None:
     made, rows = drafter(target, kind), batch(target)
     prefix = torch.full_like(rows.tokens_BL, 4)
     noisy = corrupt_suffix(

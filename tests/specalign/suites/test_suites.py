@@ -53,13 +53,9 @@ def test_gpqa_shuffles_the_answer_in_by_the_question() -> None:
     assert prompt == SUITES["gpqa"].read(dict(row), 5) and all(
         f"({letter}) " in prompt.content for letter in "ABCD"
     )
-    assert (
-        SUITES["gpqa"].read({"source": "SuperGPQA", "question": "?", "choices": ["a"]}, 0) is None
-    )
-    asked = SUITES["gpqa"].read(
-        {"source": "GPQA Diamond", "question": "?", "choices": ["yes", "no"]}, 0
-    )
-    assert "(B) no" in asked.content
+    row = {"source": "GPQA Diamond", "question": "?", "choices": ["yes", "no"]}
+    assert "(B) no" in SUITES["gpqa"].read(row, 0).content
+    assert SUITES["gpqa"].read({**row, "source": "SuperGPQA"}, 0) is None
 
 
 def test_code_and_chat() -> None:
@@ -69,9 +65,8 @@ def test_code_and_chat() -> None:
         SUITES["humaneval"].read({"task_id": "HumanEval/3", "prompt": 3}, 0)
     talk = SUITES["mtbench"].read({"prompt_id": 7, "category": "math", "prompt": ["one", "two"]}, 0)
     assert talk == Prompt("mtbench-7", "one", "math", later=("two",))
-    assert (
-        SUITES["mtbench"].read({"question_id": "81", "turns": ["one", "two"]}, 0).content == "one"
-    )
+    turns = {"question_id": "81", "turns": ["one", "two"]}
+    assert SUITES["mtbench"].read(turns, 0).content == "one"
     with pytest.raises(KeyError, match="prompt"):
         SUITES["mtbench"].read({"prompt": "not a list of turns"}, 0)
 
@@ -133,10 +128,3 @@ def test_texts_to_continue_and_tools() -> None:
     call = SUITES["tools"].read(ROWS["tools"], 0).content
     assert call.tools[0]["function"]["parameters"]["type"] == "object"
     assert call.tools[0]["function"]["parameters"]["properties"]["b"]["type"] == "number"
-
-
-def test_published_settings() -> None:
-    sampled = {name for name, suite in SUITES.items() if suite.temperature}
-    assert sampled == {"cnn_dm", "openwebtext", "lm1b"}
-    assert SUITES["lm1b"].max_new_tokens == 100 and SUITES["cnn_dm"].max_new_tokens == 1024
-    assert not SUITES["openwebtext"].excluded and not SUITES["alpaca"].excluded

@@ -18,9 +18,7 @@ def arguments(output: Path, data: Path, *more: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "plant"), [("ddp", "1 dies"), ("fsdp", "1 sleeps")])
-def test_the_others_do_not_wait_for_ever(
-    tmp_path: Path, debug_data: Path, strategy: str, plant: str
-) -> None:
+def test_others_do_not_wait(tmp_path: Path, debug_data: Path, strategy: str, plant: str) -> None:
     output = tmp_path / "two"
     more = (f"launch.strategy={strategy}", "trainer.max_steps=6", "launch.timeout=10")
     mine = arguments(output, debug_data, *more)

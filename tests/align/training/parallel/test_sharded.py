@@ -46,9 +46,7 @@ KINDS = {
 @pytest.mark.parametrize(
     ("recipe", "strategy"), [*((kind, "fsdp") for kind in KINDS), ("debug_mdlm", "deepspeed_3")]
 )
-def test_every_kind_trains_as_in_one_process(
-    tmp_path: Path, debug_data: Path, recipe: str, strategy: str
-) -> None:
+def test_kinds_train_like_one(tmp_path: Path, debug_data: Path, recipe: str, strategy: str) -> None:
     words = [*KINDS[recipe], "trainer.max_steps=4", f"data.path={debug_data}", "trainer.ema=0.9"]
     alone = train(tmp_path / "one", recipe, 1, *words)
     assert train(
@@ -59,9 +57,7 @@ def test_every_kind_trains_as_in_one_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["debug_confidence", "debug_mdlm"])
-def test_mixed_precision_trains_as_in_one_process(
-    tmp_path: Path, debug_data: Path, recipe: str
-) -> None:
+def test_mixed_precision_trains_like_one(tmp_path: Path, debug_data: Path, recipe: str) -> None:
     """Weights are gathered in bf16, as autocast rounds them, and summed in fp32."""
     words = ["trainer.precision=bf16", "trainer.max_steps=4", f"data.path={debug_data}"]
     alone = train(tmp_path / "one", recipe, 1, *words)
@@ -119,9 +115,7 @@ def test_another_number_of_processes_goes_on(tmp_path: Path, debug_data: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["deepspeed_3", "fsdp"])
-def test_a_target_in_parts_is_the_same_target(
-    tmp_path: Path, debug_data: Path, strategy: str
-) -> None:
+def test_a_sharded_target_is_the_same(tmp_path: Path, debug_data: Path, strategy: str) -> None:
     """Of three held-out rows one process runs two: what is stored in one of them alone is asked for by both."""
     common = ["trainer.max_steps=4", "trainer.validation_rows=3", f"data.path={debug_data}"]
     common.append("trainer.features_dtype=fp32")
