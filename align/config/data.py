@@ -18,9 +18,23 @@ TEMPLATE = 40
 """Assumed tokens of a chat template where the tokenizer is unknown."""
 
 
-_SERVER = re.compile(
-    r"openai:https?://(\[[\da-f:]+\]|[^\s/@?#:\[\]]+)(:[1-6]?\d{1,4})?(/[^\s/@?#]*)*"
-)
+_ADDRESS = re.compile(r"https?://(\[[\da-f:]+\]|[^\s/@?#:\[\]]+)(:[1-6]?\d{1,4})?(/[^\s/@?#]*)*")
+
+
+def server_address(writer: str) -> str | None:
+    """The address in KIND:URL, without `/v1`; None for `target`."""
+    url = writer.partition(":")[2]
+    return url.rstrip("/").removesuffix("/v1") or None
+
+
+def check_writer(key: str, writer: str, kind: str) -> None:
+    """Raises UserError unless the value of `key` is `target` or KIND:URL."""
+    found, _, url = writer.partition(":")
+    require(
+        writer == "target" or (found == kind and _ADDRESS.fullmatch(url)),
+        f"{key} must be target or {kind}:URL ({kind}:http://127.0.0.1:8000) "
+        f"without a user, a key and a query; the environment variable {API_KEY} has the key",
+    )
 
 
 @dataclass
@@ -94,8 +108,7 @@ class DataConfig(Section):
     @property
     def server(self) -> str | None:
         """The address of the server that writes, without `/v1`; None = the target itself writes."""
-        kind, _, url = self.writer.partition(":")
-        return url.rstrip("/").removesuffix("/v1") if kind == "openai" else None
+        return server_address(self.writer)
 
     def validate(self) -> None:
         sources = len(self.text)
@@ -105,8 +118,4 @@ class DataConfig(Section):
             f"data.mixture has {len(self.mixture)} entries for {sources} sources of data.text",
         )
         require(len(set(self.text)) == sources, f"data.text={self.text} names a source twice")
-        require(
-            self.writer == "target" or _SERVER.fullmatch(self.writer),
-            "data.writer must be target or openai:URL (openai:http://127.0.0.1:8000) "
-            f"without a user, a key and a query; the environment variable {API_KEY} has the key",
-        )
+        check_writer("data.writer", self.writer, "openai")

@@ -90,6 +90,14 @@ class Recipe(Section):
         require(not is_sharded or self.processes > 1, several)
         whole = "trainer.compile_target=true needs target.parallel=replicate"
         require(not (is_sharded and t.compile_target), whole)
+        alone = "trainer.features_writer=vllm:URL needs target.parallel=replicate, "
+        alone += "trainer.compile_target=false, trainer.features_gb=0, trainer.keep_features_gb=0"
+        runs_layers = is_sharded or t.compile_target or t.keeps_outputs
+        require(t.features_server is None or not runs_layers, alone)
+        alone = "trainer.features_writer=vllm:URL needs target.parallel=replicate, "
+        alone += "trainer.compile_target=false, trainer.features_gb=0, trainer.keep_features_gb=0"
+        runs_layers = is_sharded or t.compile_target or t.keeps_outputs
+        require(t.features_server is None or not runs_layers, alone)
 
     @property
     def processes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from align.config.data import check_writer, server_address
 from align.config.option import Section, option, require
 
 
@@ -42,6 +43,12 @@ class TrainerConfig(Section):
     features_gb: float = option(0.0, "disk for target outputs, GB in total; 0 = off", low=0)
     features_path: str | None = option(None, "folder of stored outputs; null = OUTPUT/features")
     features_dtype: Literal["fp16", "bf16", "fp32"] = option("fp16", "type of stored outputs")
+    features_writer: str = option(
+        "target", "target = outputs computed here; vllm:URL = by a server that returns its states"
+    )
+    features_ahead: int = option(
+        4, "micro-batches requested from that server at once, the next one included", low=1
+    )
     logger: list[Literal["csv", "tensorboard", "wandb"]] = option(
         ["csv"], "csv, tensorboard, wandb"
     )
@@ -55,11 +62,17 @@ class TrainerConfig(Section):
         """Whether the target's outputs are kept in memory or on disk."""
         return bool(self.keep_features_gb or self.features_gb)
 
+    @property
+    def features_server(self) -> str | None:
+        """The address of the server that runs the target, without `/v1`; None = it runs here."""
+        return server_address(self.features_writer)
+
     def validate(self) -> None:
         warmup = f"trainer.warmup_steps={self.warmup_steps} must be at most trainer.max_steps="
         require(self.warmup_steps <= self.max_steps, f"{warmup}{self.max_steps}")
         require(len(self.betas) == 2, f"trainer.betas={self.betas} must be two numbers")
         require(self.resume.strip(), "trainer.resume must be auto, never or a checkpoint's path")
+        check_writer("trainer.features_writer", self.features_writer, "vllm")
 
 
 @dataclass

@@ -51,7 +51,7 @@ def _shrink(recipe: Recipe, folder: Path) -> Recipe:
     small.target.parallel = "replicate"
     data.path = str(folder / "data")
     data.samples = data.batch_size = min(SAMPLES, max(4, data.batch_size))
-    data.writer = "target"  # a server is not asked for a trial
+    data.writer = trainer.features_writer = "target"  # a server is not asked for a trial
     data.text = []
     trainer.batch_size //= recipe.processes
     trainer.max_steps = trainer.validate_every = trainer.checkpoint_every = STEPS

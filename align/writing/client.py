@@ -67,7 +67,7 @@ class Server:
                 http_client=openai.DefaultAsyncHttpxClient(trust_env=use_proxies),
             )
         except Exception as error:  # invalid URLs, proxies and certificates have no common class
-            raise UserError(f"data.writer: cannot connect to {self.url}: {error}") from None
+            raise UserError(f"cannot connect to {self.url}: {error}") from None
 
     async def close(self) -> None:
         await self._api.close()
@@ -76,14 +76,7 @@ class Server:
         """Choose the model, which must accept `capacity` tokens, and check by a request of one
         token that it reads and writes the target's tokens. Raises UserError: it does not, or there
         is no such server or model."""
-        model = self.choose_model(await self.list_models())
-        self.model = str(model["id"])
-        limit = model.get("max_model_len")
-        if isinstance(limit, int) and limit < capacity:
-            raise UserError(
-                f"{self.url}: {self.model!r} has a context of {limit} tokens, but samples can reach "
-                f"{capacity}; lower data.max_prompt_tokens or data.max_answer_tokens"
-            )
+        await self.find_model(capacity, "data.max_prompt_tokens or data.max_answer_tokens")
         try:
             await self.continue_text(replace(probe, max_tokens=1))
         except MismatchError as error:
@@ -92,9 +85,20 @@ class Server:
                 f"server does not return token ids, as vLLM and SGLang do ({error})"
             ) from None
 
+    async def find_model(self, capacity: int, keys: str) -> None:
+        """Choose the model, which must accept `capacity` tokens; `keys` determine them."""
+        model = self.choose_model(await self.list_models())
+        self.model = str(model["id"])
+        limit = model.get("max_model_len")
+        if isinstance(limit, int) and limit < capacity:
+            raise UserError(
+                f"{self.url}: {self.model!r} has a context of {limit} tokens, but samples can reach "
+                f"{capacity}; lower {keys}"
+            )
+
     async def list_models(self) -> list[Json]:
         """The models that the server lists. Raises UserError: no OpenAI-compatible server."""
-        models = (await self._send("/models")).get("data")
+        models = (await self.send("/models")).get("data")
         listed = models if isinstance(models, list) else []
         if not listed or not all(isinstance(model, dict) and "id" in model for model in listed):
             raise UserError(f"{self.url}/v1/models: lists no models")
@@ -121,9 +125,9 @@ class Server:
     async def continue_text(self, request: CompletionRequest) -> list[int]:
         """The tokens of a continuation, with the one that ends it unless it was cut at its length.
         Raises MismatchError: the reply contradicts itself; UserError: no usable reply."""
-        return self.read(request, await self._send("/completions", self.make_body(request)))
+        return self.read(request, await self.send("/completions", self.make_body(request)))
 
-    async def _send(self, path: str, body: Json | None = None) -> Json:
+    async def send(self, path: str, body: Json | None = None) -> Json:
         """The JSON object of a reply; completions are retried, as the address is known to be right.
         Raises UserError: no such reply."""
         where = f"{self.url}/v1{path}"

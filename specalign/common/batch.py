@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -54,6 +54,12 @@ class Batch:
     def row(self, index: int) -> Batch:
         """One row, as a batch of one."""
         return Batch(*(t[index : index + 1] for t in vars(self).values()))
+
+    def documents(self) -> Iterator[tuple[int, Tensor]]:
+        """The row and the places of every document."""
+        for row, document_L in enumerate(self.document_BL):
+            for number in [n for n in document_L.unique().tolist() if n >= 0]:
+                yield row, (document_L == number).nonzero()[:, 0]
 
     def digests(self) -> tuple[str, ...]:
         """A hash of each row's text and layout."""
@@ -174,7 +180,7 @@ class Step:
     places: where in the stream each row stands, from which its noise is drawn. written_B: whether
     the target wrote each row's text, without which it tells no τ; None = all of them. clean_BA: how
     many tokens after its anchor each block shows; None = none. digests: of the rows, if the
-    target's outputs are kept. noisy, masked: what a standalone drafter is trained to undo.
+    target's outputs are kept. states_BLFD: of the target's layers, from a server. noisy, masked: what a standalone drafter is trained to undo.
     """
 
     batch: Batch
@@ -186,6 +192,7 @@ class Step:
     written_B: Tensor | None = None
     clean_BA: Tensor | None = None
     digests: tuple[str, ...] = ()
+    states_BLFD: Tensor | None = None
     noisy: Corrupted | None = None
     masked: MaskedPositions | None = None
 

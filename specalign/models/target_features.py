@@ -69,16 +69,14 @@ Features = Callable[[Target, Batch, BlockConfig | None], TargetFeatures]
 def _each_document(target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
     """The features of each document on its own; padding gets zeros."""
     whole: TargetFeatures | None = None
-    for row, document_L in enumerate(batch.document_BL):
-        for number in [n for n in document_L.unique().tolist() if n >= 0]:
-            places = (document_L == number).nonzero()[:, 0]
-            alone = Batch(*(t[row : row + 1, places] for t in vars(batch).values()))
-            found = target_features(target, alone, config)
-            # the dimension of positions: 2 of keys and values, 1 of the others
-            dims = [1, *[2] * len([*found.keys, *found.values]), 1]
-            whole = whole or _zeros_like(found, dims, batch)
-            for mine, its, dim in zip(whole.tensors, found.tensors, dims, strict=False):
-                mine[row].movedim(dim - 1, 0)[places] = its[0].movedim(dim - 1, 0)
+    for row, places in batch.documents():
+        alone = Batch(*(t[row : row + 1, places] for t in vars(batch).values()))
+        found = target_features(target, alone, config)
+        # the dimension of positions: 2 of keys and values, 1 of the others
+        dims = [1, *[2] * len([*found.keys, *found.values]), 1]
+        whole = whole or _zeros_like(found, dims, batch)
+        for mine, its, dim in zip(whole.tensors, found.tensors, dims, strict=False):
+            mine[row].movedim(dim - 1, 0)[places] = its[0].movedim(dim - 1, 0)
     assert whole is not None
     return whole
 

@@ -45,6 +45,11 @@ from tests.builders import write_recipe as write
             "environment variable SPECALIGN_API_KEY has the key$",
         ),
         ("drafter.kind=autoregressive objective.prefix_decay=0.9", "needs drafter.kind=block"),
+        ("trainer.features_writer=openai:http://a", "features_writer must be target or vllm:URL"),
+        (
+            "trainer.features_writer=vllm:http://a trainer.keep_features_gb=4",
+            "vllm:URL needs .*, trainer.keep_features_gb=0$",
+        ),
     ],
 )
 def test_contradictions(arguments: str, message: str) -> None:
