@@ -6,16 +6,23 @@ The same request is answered the same way, whoever else asks.
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import json
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from decode.engine.decoder import Decoder
 from specalign.lm.model import Target
@@ -37,6 +44,8 @@ class Loopback:
         key: the API key that it asks for.
         limit: the longest text that it takes.
         alter: status and body of a reply → those that are sent.
+        states: the folder in which it stores hidden states of `layers`, as vLLM does; None = it returns none. lag: seconds
+            after the reply until they are there. change: the states (tokens, layers, D) → those that are stored.
     """
 
     target: Target
@@ -46,10 +55,15 @@ class Loopback:
     key: str | None = None
     limit: int = 512
     alter: Callable[[int, bytes], tuple[int, bytes]] = lambda status, body: (status, body)
+    states: Path | None = None
+    layers: list[int] = field(default_factory=list)
+    lag: float = 0.0
+    change: Callable[[Tensor], Tensor] = lambda states: states
     asked: list[dict[str, Any]] = field(default_factory=list)
     met: Counter[str] = field(default_factory=Counter)
     most_at_once: int = 0
     _now: int = 0
+    _stored: Iterator[int] = field(default_factory=itertools.count)
     _known: dict[str, list[int]] = field(default_factory=dict)
 
     def __enter__(self) -> Loopback:
@@ -125,7 +139,29 @@ class Loopback:
             "choices": [choice],
             "usage": usage,
         }
+        if self.states is not None:
+            path = str(self._store(self.states, prompt))
+            reply["kv_transfer_params"] = {"hidden_states_path": path}
         return reply
+
+    def _store(self, folder: Path, prompt: list[int]) -> Path:
+        """A file of the prompt's states, locked until it is written."""
+        path = folder / f"cmpl-{next(self._stored)}.safetensors"
+        with self._decoding:
+            text = torch.tensor([prompt])
+            taps = self.target.forward(text, taps=self.layers, logits=False).taps_BLFD
+        assert taps is not None
+        tensors = {"hidden_states": self.change(taps[0]).contiguous(), "token_ids": text[0]}
+        lock = path.with_name(f"{path.name}.lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def write() -> None:
+            with lock:
+                time.sleep(self.lag)
+                save_file(tensors, str(path))
+
+        threading.Thread(target=write, daemon=True).start()
+        return path
 
 
 class _Quiet(ThreadingHTTPServer):

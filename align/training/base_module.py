@@ -18,6 +18,7 @@ from align.config.recipe import Recipe
 from align.losses.distillation import Objective, expected_accepted_token, kept_greedy, kept_token
 from align.losses.divergences import RowStatistics
 from align.outputs.cache import TargetOutputCache, TargetOutputs, compute_target_outputs
+from align.outputs.served import ServedLayers
 from align.training.metrics import HostCopy, TrainingProgress, ValidationSums
 from align.training.optimizer import EMA, learning_rate, make_optimizer, set_rate
 from align.training.strategies import Sharded, Zero, is_true_anywhere, shard_target
@@ -44,18 +45,24 @@ class Interrupted(RuntimeError):
 
 class DrafterModule(lightning.LightningModule, ABC):
     """Trains a drafter, which knows its target, on packed rows. text_rows: of other text, which
-    come first."""
+    come first. layers: the target's, if a server runs them."""
 
     drafter: Drafter
     eos_ids: Tensor
 
-    def __init__(self, drafter: Drafter, recipe: Recipe, text_rows: int = 0) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        recipe: Recipe,
+        text_rows: int = 0,
+        layers: ServedLayers | None = None,
+    ) -> None:
         super().__init__()
         o, t = recipe.objective, recipe.trainer
         self.drafter = drafter
         self.recipe = recipe
         self.objective = Objective(o.terms, o.weighting, o.decay, o.d_pace_alpha)
-        self.text_rows = text_rows
+        self.text_rows, self.layers = text_rows, layers
         self.ema = EMA(drafter, t.ema)
         self.final_weights: dict[str, Tensor] = {}
         self.progress = TrainingProgress()
@@ -127,6 +134,8 @@ class DrafterModule(lightning.LightningModule, ABC):
         """The target's outputs for a micro-batch, p at `temperature`."""
         if self.target_cache is not None and step.keys:
             return self.target_cache.outputs(step, temperature)
+        if self.layers is not None:
+            self.layers.states_BLFD = step.states_BLFD
         return compute_target_outputs(self.drafter.target, step, self.conditioning, temperature)
 
     def complete(self, step: Step) -> Tensor:

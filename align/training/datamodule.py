@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from align.config.recipe import Recipe
 from align.data.packing import collate, pack
 from align.data.stream import TEXT, RowStream
+from align.outputs.served import PrefetchedSteps, StateServer
 from specalign.common.batch import Anchors, Batch, PackedRow, Step, UsedPlaces
 from specalign.common.rng import keyed_generator
 from specalign.diffusion.noise import clean_prefixes, sample_anchors
@@ -84,7 +85,8 @@ def validation_rows(samples: ShardSamples, length: int, count: int, exact: bool)
 
 class RowsModule(lightning.LightningDataModule):
     """Training and validation rows: of `stream`, and of `validation`, held-out samples. block_size:
-    K. exact: text was sampled without top-p and top-k. prepare: completes a training step."""
+    K. exact: text was sampled without top-p and top-k. prepare: completes a training step. served:
+    returns the target's states of the steps that need them."""
 
     def __init__(
         self,
@@ -94,16 +96,17 @@ class RowsModule(lightning.LightningDataModule):
         block_size: int,
         exact: bool = True,
         prepare: Callable[[Step], Step] = lambda step: step,
+        served: StateServer | None = None,
     ) -> None:
         super().__init__()
-        self.prepare = prepare
+        self.prepare, self.served = prepare, served
         self.recipe, self.stream, self.block_size = recipe, stream, block_size
         d, t = recipe.data, recipe.trainer
         self.held_out = validation_rows(validation, d.length, t.validation_rows, exact)
         self.start = 0  # optimizer steps before this run
         self._counts: dict[int, int] = {}
 
-    def train_dataloader(self) -> DataLoader[Step]:
+    def train_dataloader(self) -> DataLoader[Step] | PrefetchedSteps:
         t, trainer = self.recipe.trainer, self.trainer
         assert trainer is not None
         rest = range(self.start * t.accumulate, t.max_steps * t.accumulate)
@@ -115,7 +118,10 @@ class RowsModule(lightning.LightningDataModule):
             fixed=device.type != "cpu" and not self.recipe.drafter.standalone,
         )
         options = _WORKER if device.type == "cuda" else {}
-        return DataLoader(_Steps(step), sampler=_RestOfRun(rest), batch_size=None, **options)
+        steps = DataLoader(_Steps(step), sampler=_RestOfRun(rest), batch_size=None, **options)
+        if self.served is None or self.recipe.stage != "calibrate":
+            return steps
+        return PrefetchedSteps(steps, self.served)
 
     def step(self, micro: int, rank: int = 0, world: int = 1, fixed: bool = False) -> Step:
         """One micro-batch of one process. fixed: with always as many anchors, and few numbers of
@@ -163,13 +169,14 @@ class RowsModule(lightning.LightningDataModule):
             self._counts[key] = min(self.recipe.trainer.anchors, int(places.sum()))
         return self._counts[key]
 
-    def val_dataloader(self) -> DataLoader[Step]:
+    def val_dataloader(self) -> DataLoader[Step] | PrefetchedSteps:
         """Held-out rows, one per batch, distributed to the processes in turn. Every process gets
         equally many, since forwards may be collective: repeated rows have scale 0."""
         assert self.trainer is not None
         world, count = self.trainer.world_size, len(self.held_out)
         places = range(self.trainer.global_rank, -(-count // world) * world, world)
-        return DataLoader(_Steps(self._validation_step), sampler=places, batch_size=None)
+        steps = DataLoader(_Steps(self._validation_step), sampler=places, batch_size=None)
+        return steps if self.served is None else PrefetchedSteps(steps, self.served)
 
     def _validation_step(self, place: int) -> Step:
         """A held-out row with an anchor at every position. Standalone drafters, whose blocks are

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import lightning
@@ -16,6 +16,7 @@ from align.config.hardware import main_process
 from align.config.recipe import Recipe
 from align.config.recipe_files import save_run_record
 from align.data.supply import Supply, open_supply
+from align.outputs.served import StateServer
 from align.training import checkpoints, strategies
 from align.training.base_module import Drafter, DrafterModule, Interrupted
 from align.training.build import MODULES, conditioning, draft_vocab, make_drafter, save_trained
@@ -63,7 +64,13 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         if recipe.trainer.compile_target:  # which can't look into our kernels
             options["fast"] = False
     target = load_target(recipe.target.name, **options)
+    served = None  # a server runs the target
+    if recipe.trainer.features_server is not None:
+        served = StateServer(recipe, target, conditioning(recipe.drafter, target), quiet)
     drafter, supply, resume = _open(recipe, target, quiet)
+    layers = None if served is None else served.layers
+    if layers is not None and recipe.drafter.kind == "block":  # others are saved from its layers
+        layers.free()
     if recipe.trainer.compile_target:  # the data are written by now
         target.compile_layers()
     text_rows = count_text_rows(recipe)
@@ -73,9 +80,9 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         text_rows = resume.seal.schedule.get("text_rows", text_rows)
 
     stream, block_size = supply.stream(recipe, text_rows), drafter.config.block_size
-    module = MODULES[recipe.drafter.kind](drafter, recipe, text_rows)
+    module = MODULES[recipe.drafter.kind](drafter, recipe, text_rows, layers)
     held_out, exact = supply.validation, supply.exact
-    rows = RowsModule(recipe, stream, held_out, block_size, exact, module.prepare_step)
+    rows = RowsModule(recipe, stream, held_out, block_size, exact, module.prepare_step, served)
     if main_process():
         save_run_record(recipe, argv)
     if not quiet:
@@ -87,7 +94,8 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     milestones = MilestoneCallback(
         module, lambda steps, name: save_trained(module, supply, steps, name)
     )
-    trainer = fit(module, rows, resume, quiet, milestones)
+    with served or nullcontext():
+        trainer = fit(module, rows, resume, quiet, milestones)
     if trainer.is_global_zero:
         folder = save_trained(module, supply, trainer.global_step)
         if not quiet:

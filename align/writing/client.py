@@ -74,7 +74,11 @@ class Server:
                 http_client=openai.DefaultAsyncHttpxClient(trust_env=use_proxies),
             )
         except Exception as error:  # invalid URLs, proxies and certificates have no common class
+<<<<<<< HEAD
             raise UserError(f"{key}: cannot connect to {self.url}: {error}") from None
+=======
+            raise UserError(f"cannot connect to {self.url}: {error}") from None
+>>>>>>> ondemand
 
     async def close(self) -> None:
         await self._api.close()
@@ -93,8 +97,12 @@ class Server:
             ) from None
 
     async def find_model(self, capacity: int, keys: str) -> None:
+<<<<<<< HEAD
         """Choose the model, which must accept `capacity` tokens. `keys`: what determines them.
         Raises UserError."""
+=======
+        """Choose the model, which must accept `capacity` tokens; `keys` determine them."""
+>>>>>>> ondemand
         model = self.choose_model(await self.list_models())
         self.model = str(model["id"])
         limit = model.get("max_model_len")

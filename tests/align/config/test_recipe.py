@@ -47,7 +47,7 @@ from tests.builders import write_recipe as write
         ("trainer.features_writer=openai:http://a", "features_writer must be target or vllm:URL"),
         (
             "trainer.features_writer=vllm:http://a trainer.keep_features_gb=4",
-            "vllm:http://a needs trainer.keep_features_gb=0.0, not 4",
+            "vllm:URL needs .*, trainer.keep_features_gb=0$",
         ),
     ],
 )
