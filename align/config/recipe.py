@@ -90,17 +90,6 @@ class Recipe(Section):
         require(not is_sharded or self.processes > 1, several)
         whole = "trainer.compile_target=true needs target.parallel=replicate"
         require(not (is_sharded and t.compile_target), whole)
-<<<<<<< HEAD
-        runs_here = (
-            ("target.parallel", self.target.parallel, "replicate"),
-            ("trainer.compile_target", t.compile_target, False),
-            ("trainer.features_gb", t.features_gb, 0.0),
-            ("trainer.keep_features_gb", t.keep_features_gb, 0.0),
-        )
-        for key, value, needed in runs_here if t.features_server else ():
-            only = f"needs {key}={needed}, not {value}"
-            require(value == needed, f"trainer.features_writer={t.features_writer} {only}")
-=======
         alone = "trainer.features_writer=vllm:URL needs target.parallel=replicate, "
         alone += "trainer.compile_target=false, trainer.features_gb=0, trainer.keep_features_gb=0"
         runs_layers = is_sharded or t.compile_target or t.keeps_outputs
@@ -109,7 +98,6 @@ class Recipe(Section):
         alone += "trainer.compile_target=false, trainer.features_gb=0, trainer.keep_features_gb=0"
         runs_layers = is_sharded or t.compile_target or t.keeps_outputs
         require(t.features_server is None or not runs_layers, alone)
->>>>>>> ondemand
 
     @property
     def processes(self) -> int:

@@ -43,23 +43,16 @@ class CompletionRequest:
 
 class Server:
     """One model of a server, within one event loop. Raises UserError: an invalid address, API key
-    or proxy. `key`: of the recipe, which sets `url`.
+    or proxy.
 
     Attributes:
         url: the server's address without `/v1`.
         model: the name under which it serves the target; set by `connect`.
     """
 
-    def __init__(
-        self,
-        target: TargetInfo,
-        options: DataConfig,
-        url: str | None = None,
-        key: str = "data.writer",
-    ) -> None:
-        url = url or options.server
-        assert url is not None
-        self.target, self.options, self.url = target, options, url
+    def __init__(self, target: TargetInfo, options: DataConfig) -> None:
+        assert options.server is not None
+        self.target, self.options, self.url = target, options, options.server
         self.model = ""
         secret = os.environ.get(API_KEY, "").strip()
         if not secret.isascii() or not secret.isprintable():
@@ -74,11 +67,7 @@ class Server:
                 http_client=openai.DefaultAsyncHttpxClient(trust_env=use_proxies),
             )
         except Exception as error:  # invalid URLs, proxies and certificates have no common class
-<<<<<<< HEAD
-            raise UserError(f"{key}: cannot connect to {self.url}: {error}") from None
-=======
             raise UserError(f"cannot connect to {self.url}: {error}") from None
->>>>>>> ondemand
 
     async def close(self) -> None:
         await self._api.close()
@@ -97,12 +86,7 @@ class Server:
             ) from None
 
     async def find_model(self, capacity: int, keys: str) -> None:
-<<<<<<< HEAD
-        """Choose the model, which must accept `capacity` tokens. `keys`: what determines them.
-        Raises UserError."""
-=======
         """Choose the model, which must accept `capacity` tokens; `keys` determine them."""
->>>>>>> ondemand
         model = self.choose_model(await self.list_models())
         self.model = str(model["id"])
         limit = model.get("max_model_len")

@@ -59,7 +59,7 @@ def test_layouts_are_stored_as_published(values: dict[str, Any]) -> None:
         stored = config.to_dict()
         assert stored["block_size"] == rows and stored["sample_from_anchor"] is first
         assert BlockConfig.from_dict(stored) == config
-        stored.pop("block_layout")
+        stored.pop("block_layout", None)
         assert BlockConfig.from_dict(stored) == config
     old = {k: v for k, v in values.items() if k not in ("block_layout", "sample_from_anchor")}
     assert BlockConfig.from_dict(old).block_layout == "anchor_first"
