@@ -44,14 +44,14 @@ def test_the_seed_of_a_sampled_answer_repeats_it(capsys: pytest.CaptureFixture[s
 
 
 def test_input_system_and_sampling(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    words = "--drafter none --temperature 1 --seed 4 --top-k 9 --top-p 0.9"
+    words = "--drafter none --temperature 1 --seed 15 --top-k 9 --top-p 0.9"
     options = (*DEBUG, *words.split())
     expected = run(capsys, *options, "hello")[1]
     monkeypatch.setattr("sys.stdin", io.StringIO("hello"))
     assert run(capsys, *options, "-")[1] == expected
     kind = run(capsys, *options, "--system", "Be kind.", "hello")[1]
     talk = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]
-    sampling = Sampling(temperature=1.0, seed=4, top_k=9, top_p=0.9)
+    sampling = Sampling(temperature=1.0, seed=15, top_k=9, top_p=0.9)
     assert kind.rstrip("\n") != expected.rstrip("\n")
     wanted = decode.load("debug", None).generate(talk, max_new_tokens=12, sampling=sampling)
     assert kind == wanted.text + "\n"
