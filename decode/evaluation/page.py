@@ -95,7 +95,7 @@ def page(summary: Summary, records: Sequence[Record], replays: Sequence[JsonObje
     baseline = tables.baseline_line(summary.run.baseline)
     more = tables.extra_tables(summary).items()
     parts = [
-        f'<p class="soft">{html_text(tables.headline(summary))}</p>',
+        f'<p class="soft">{html_text(tables.headline(summary))} · {html_text(_hardware(summary))}</p>',
         f"<h1>{html_text(headline(summary))}</h1>",
         _cards(summary),
         f'<p class="verdict">{html_text(summary.verdict)}</p>',
@@ -138,6 +138,15 @@ def fill_page(title: str, body: str, data: Mapping[str, object]) -> str:
     )
 
 
+def _hardware(summary: Summary) -> str:
+    """What it ran on, in a few words."""
+    machine, threads = summary.run.machine, int(summary.settings.get("threads") or 1)
+    where = f"{machine.get('processor', 'unknown processor')}, {plural(threads, 'thread')}"
+    if str(summary.settings.get("device")).startswith("cuda"):
+        where = machine.get("gpu", where)
+    return f"batch 1 · {where}"
+
+
 def _cards(summary: Summary) -> str:
     """The main figures of the first drafting method."""
     best = find_best(summary)
@@ -154,7 +163,8 @@ def _cards(summary: Summary) -> str:
         plain = format_number(value_of(summary.overall[PLAIN].score), 3)
         cards.append((f"{figures_.score.value:.3f}", f"score (plain decoding {plain})"))
     if figures_.tokens_per_s is not None:
-        cards.append((f"{figures_.tokens_per_s:.1f}", "tokens per second"))
+        plain = format_number(summary.overall[PLAIN].tokens_per_s, 1)
+        cards.append((f"{figures_.tokens_per_s:.1f}", f"tokens per second (plain {plain})"))
     body = "".join(
         f'<div class="card"><b>{html_text(value)}</b>{html_text(name)}</div>'
         for value, name in cards

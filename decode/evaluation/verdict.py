@@ -40,7 +40,8 @@ def headline(summary: Summary) -> str:
     if speedup.lo is not None and speedup.hi is not None and speedup.lo <= 1 <= speedup.hi:
         return f"{target}: no measurable difference ({speedup.value:.2f}×), {same}"
     word = "faster" if speedup.value > 1 else "SLOWER"
-    return f"{target} decodes {word}: {speedup.value:.2f}×, with {same}"
+    doubt = ", on a busy machine" if _busy(summary) else ""
+    return f"{target} decodes {word}: {speedup.value:.2f}×, with {same}{doubt}"
 
 
 def verdict(summary: Summary) -> str:
@@ -127,18 +128,22 @@ def _describe_losslessness(summary: Summary, methods: Sequence[str]) -> str:
 
 def _describe_accuracy(summary: Summary, method: str) -> Iterator[str]:
     """The scores of plain decoding and the best method on each suite that has a metric."""
-    found = []
+    found, suites = [], 0
     for source in summary.run.suites:
         methods = summary.suites.get(source["name"], {})
         if method not in methods or methods[method].score is None:
             continue
+        suites += 1
         plain, mine = methods[PLAIN].score, methods[method].score
         gain = methods[method].score_difference
-        change = "" if summary.greedy else f" (difference {format_estimate(gain, '', '+.3f')})"
-        scores = f"{value_of(plain):.3f} and {value_of(mine):.3f}{change}"
-        found.append(f"{source['title']} {scores}")
+        if value_of(plain) != value_of(mine):
+            scores = f"{value_of(plain):.3f} and {value_of(mine):.3f}"
+            difference = format_estimate(gain, "", "+.3f")
+            found.append(f"{source['title']} {scores} (difference {difference})")
     if found:
         yield f"Scores of plain decoding and {method}: {'; '.join(found)}."
+    elif suites:
+        yield f"Scores are equal on {plural(suites, 'suite')}."
 
 
 def _describe_lossy(method: str, figures: Figures) -> str:
@@ -178,19 +183,24 @@ def _warnings(summary: Summary, count: int) -> Iterator[str]:
         yield f"UNFINISHED: {count} of {plural(expected, 'prompt')}; rerun the command to continue."
     if 1 < count < FEWEST:
         yield "With so few prompts, the result may not generalize."
+    if reasons := _busy(summary):
+        yield (
+            f"The machine was not idle ({' and '.join(reasons)}): do not quote the speed; repeat "
+            "the measurement on an idle machine."
+        )
+
+
+def _busy(summary: Summary) -> list[str]:
+    """Signs that the machine was busy."""
+    reasons = []
     spread = summary.plain_spread
     if spread is not None and spread > STEADY:
-        yield (
-            f"The machine was busy (plain decoding's own speed varied {spread:.1f}-fold between "
-            "prompts): do not trust the ratios; repeat the measurement on an idle machine."
-        )
+        reasons.append(f"plain decoding's own speed varied {spread:.1f}-fold between prompts")
     load = (summary.load_average or {}).get("median", 0.0)
     if load > max(int(summary.settings.get("threads") or 1), 1) + 0.5:
         cores = plural(summary.run.machine.get("cores") or 1, "core")
-        yield (
-            f"The machine was not idle (load {load:.1f} on {cores}): repeat the measurement on an "
-            "idle one before quoting the speed."
-        )
+        reasons.append(f"load {load:.1f} on {cores}")
+    return reasons
 
 
 def _exceeds(speedup: Estimate, tau: Estimate) -> bool:

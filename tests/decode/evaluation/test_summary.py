@@ -20,7 +20,7 @@ from decode.evaluation.records import (
     write_run,
 )
 from decode.evaluation.summary import summarise
-from decode.evaluation.verdict import verdict
+from decode.evaluation.verdict import headline, verdict
 from tests.measurements import fill_report as fill
 from tests.measurements import record
 
@@ -77,7 +77,8 @@ def test_a_disturbed_or_unfinished_run(tmp_path: Path) -> None:
     run.suites[0]["prompts"] = 40
     write_run(folder, run)
     summary, _ = make_report(folder)
-    assert "busy (plain decoding's own speed varied 9.0-fold" in summary.verdict
+    assert "not idle (plain decoding's own speed varied 9.0-fold" in summary.verdict
+    assert headline(summary).endswith("on a busy machine")
     assert "UNFINISHED: 6 of 40 prompts" in summary.verdict
 
 

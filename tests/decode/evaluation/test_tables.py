@@ -98,7 +98,7 @@ def test_accuracy_says_what_was_scored(tmp_path: Path, capsys: pytest.CaptureFix
         ["Math", "exact match", "6/6, 100% cut", "plain, lookup", "0.500", "0.000 [0.000, 0.000]"],
         ["Math", "exact match", "6/6, 100% cut", "drafter", "0.750", "0.250 [0.250, 0.250]"],
     ]
-    assert "Scores of plain decoding and drafter: Math 0.500 and 0.750." in summary.verdict
+    assert "Scores of plain decoding and drafter: Math 0.500 and 0.750 (" in summary.verdict
     lines = [
         "not scored: code (the answers are code, which only --execute-code runs)",
         "not scored: gold (the rows have no reference answers)",
