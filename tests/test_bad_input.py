@@ -137,7 +137,7 @@ def hash_files(folder: str) -> dict[str, str]:
     return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
-@settings(max_examples=50, **REPEATABLE)
+@settings(max_examples=35, **REPEATABLE)
 @given(command=st.sampled_from(list(COMMANDS)), data=st.data(), value=WORDS)
 def test_options(inputs: Path, command: Any, data: st.DataObject, value: str) -> None:
     names = re.findall(r"--[a-z][a-z-]+", command.parser().format_usage().replace("--help", ""))

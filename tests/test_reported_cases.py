@@ -20,7 +20,7 @@ from specalign.suites.sources import load_prompts_file
 from tests.row_shapes import CALL, GPT, HI, TALK
 
 SMALL = (
-    "recipe=debug_block", "data.batch_size=32", "data.max_answer_tokens=8",
+    "recipe=debug_block", "data.batch_size=24", "data.max_answer_tokens=3",
     "data.answer_temperatures=[1]",
 )  # fmt: skip
 ROWS: list[dict[str, Any]] = [

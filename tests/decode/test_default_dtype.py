@@ -34,6 +34,5 @@ def test_every_system_writes_the_same(shallow_parts: OpenDrafters, name: str) ->
         name = "duo:controller=fixed"
     decoder = build(read_method(name), shallow_parts, None)
     wanted = outputs(decoder)
-    for other in (torch.bfloat16, torch.float64):
-        torch.set_default_dtype(other)
-        assert outputs(decoder) == wanted, other
+    torch.set_default_dtype(torch.bfloat16)
+    assert outputs(decoder) == wanted

@@ -16,7 +16,7 @@ from specalign.rows.conversation import Conversation
 from specalign.rows.shapes import as_conversation
 from tests.chat_templates import KINDS, SHAPES, talking
 
-TEXTS = ("Hello", "the law of a proposal", "Why?", " spaces around ", "def law(self):", "größer")
+TEXTS = ("Hello", "the law of a proposal", " spaces around ", "def law(self):\n größer")
 WORDS = ["recipe=debug_block", "data.max_answer_tokens=5", "data.max_prompt_tokens=24"]
 EACH = [
     pytest.param(

@@ -13,8 +13,8 @@ from decode.engine import loop, request
 from decode.engine.decoder import Decoder
 from decode.engine.request import RequestRunner
 from decode.speculation.settings import Sampling
-from specalign.lm.loading import load_target
 from specalign.lm.model import Target
+from tests.builders import shallow_target
 from tests.captured_drafters import DRAFTERS, make
 
 CHUNK = 8
@@ -23,7 +23,7 @@ SAMPLED = Sampling(temperature=0.9, presence_penalty=0.4, repetition_penalty=1.2
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    target = load_target("debug", dtype="float32", device="cpu", fast=False)
+    target = shallow_target(3, fast=False)
     target.eos_ids = (7, 30)
     return target
 
