@@ -118,7 +118,8 @@ class Requests:
             yield RequestBatch(f"{case.name}: coupled", cases.open(case, "gumbel"), both)
         for case in cases.compared[-1:]:
             yield self._long_context(case.name, cases.open(case), Sampling())
-            yield RequestBatch(f"{case.name}: ends", cases.open(case), tuple(self.ends(plain)))
+            ends = tuple(self.ends(plain))
+            yield RequestBatch(f"{case.name}: ends", cases.open(case), ends, self._size)
         for case in cases.drawn[:1]:
             decoder = cases.open(case, None if cases.captured else "gumbel")
             yield self._long_context(case.name, decoder, Sampling(1.0, seed=7))
@@ -181,7 +182,8 @@ class Requests:
         for at in range(1, min(4, len(text))):
             yield Asked(given, Sampling(), 12, eos=(unused, text[at], text[-1]))
         for start in range(1, min(len(words) - 4, 20), 5):
-            yield Asked(given, Sampling(), 12, stop=(words[start : start + 4],))
+            stop = (words[start : start + 4],)
+            yield from [Asked(given, Sampling(), 12, stop=stop)] * self._copies
         stops = (words[12:15] or "x", "never there", words[6:9] or "y")
         yield Asked(given, Sampling(), 12, stop=stops)
         for special in [i for i in tokenizer.all_special_ids if i < size][:1]:

@@ -69,7 +69,7 @@ class Cases:
         return self._build(case.method.with_options(verifier=verifier or case.verifier))
 
     def _build(self, method: Method) -> Decoder:
-        return build(method, replace(self._opened, engine=self.engine))
+        return build(method, replace(self._opened, engine=self.engine, paced=True))
 
 
 def cases_of(config: VerifyConfig, say: Callable[[str], object]) -> tuple[Cases, str]:

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from decode.captured import acceptance, block, causal, denoising
+from decode.captured import rows as captured_rows
+from decode.captured.graph import EagerGraph
 from decode.speculation import rounds, verifiers
 from decode.speculation import sampling as sampling_module
 from decode.speculation.proposal import Proposal
@@ -101,6 +103,9 @@ def every_outcome(
             for module in DRAWING:
                 stack.enter_context(mock.patch.object(module, "draw_at", choices.draw_at))
             stack.enter_context(mock.patch.object(verifiers, "_chains_in_c", lambda *_: None))
+            # a graph would not call `draw_at`
+            direct = mock.patch.object(captured_rows, "capture", lambda run, *_: EagerGraph(run))
+            stack.enter_context(direct)
             result = run()
         found.append((choices.weight, result))
         if len(found) > most or (even and math.prod(choices.widths) > most):

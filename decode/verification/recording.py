@@ -23,6 +23,7 @@ from torch import Tensor
 from decode.engine import loop as engine_module
 from decode.engine import request as request_module
 from decode.engine.decoder import Decoder
+from decode.engine.pace import Trials
 from decode.engine.request import Prefill, RequestRunner
 from decode.speculation import rounds, verifiers
 from decode.speculation import sampling as sampling_module
@@ -121,7 +122,7 @@ class Recorder:
         self._open: dict[int, RecordedRound] = {}
         self._drawing: list[tuple[RecordedRound, int]] = []
         self._drafting: RecordedRequest | None = None
-        self._verified = 0
+        self._verified = self._sizes = 0
         self._paused = False
         self._stack = ExitStack()
         self._thread = threading.get_ident()
@@ -141,6 +142,7 @@ class Recorder:
         return [
             (Decoder, "_make_runner", self._make_runner),
             (request_module, "token_numbers", self._make_numbers),
+            (Trials, "choose", self._choose_size),
             (RequestRunner, "draft", self._draft),
             (RequestRunner, "make_round", self._make_round),
             (RequestRunner, "prefill", self._prefill),
@@ -178,6 +180,12 @@ class Recorder:
         made: RequestRunner = original(*given, stream if pieces is None else pieces.append)
         self.requests.append(RecordedRequest(number, self.asked[number], made, pieces))
         return made
+
+    def _choose_size(self, original: Original, trials: Trials) -> int | None:
+        """Every size of drafts in turn, every other round all of them: no clock decides."""
+        self._sizes += 1
+        turn, odd = divmod(self._sizes, 2)
+        return trials.sizes[turn % len(trials.sizes)] if odd else None
 
     def _of(self, runner: RequestRunner) -> RecordedRequest:
         return next(one for one in self.requests if one.runner is runner)

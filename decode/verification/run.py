@@ -139,6 +139,9 @@ class VerificationRun:
                 self._check_company(recorder, batch, tally)
         with self.tallies["commit"].measure_time() as tally:
             commit.check_commit(recorder, self.target, tally)
+            if self.cases.captured:
+                left = sum(not one.captured for one in recorder.requests)
+                tally.counts["requests that the captured engine left to the eager one"] += left
         room = RECORDED - len(self.recorded)
         self.recorded += [one for one in recorder.rounds if one.by_rule][:room]
         found = [x for name, n in started.items() for x in self.tallies[name].findings[n:]]
@@ -179,8 +182,10 @@ class VerificationRun:
         return recorder
 
     def _check_company(self, recorder: Recorder, batch: RequestBatch, tally: Tally) -> None:
-        """A request alone writes what it wrote among others."""
-        among = min(recorder.requests[:0:-1] or recorder.requests, key=lambda one: one.asked.new)
+        """A request alone writes what it wrote among others: the last one of those that ran
+        together, whose memory others had before it."""
+        together = [x for x in recorder.requests if x.asked.ending == batch.asked[0].ending]
+        among = max(together, key=lambda one: (len(one.runner.out.tokens) > 1, one.number))
         (alone,) = self._decode(batch, among.asked).requests
         tally.place = {"request": among.number}
         a, b = among.runner.out.tokens, alone.runner.out.tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -14,13 +15,14 @@ from decode.captured import acceptance, block, denoising, engine, rows
 from decode.captured import round as round_module
 from decode.captured.acceptance import Path
 from decode.captured.block_context import BlockContext
-from decode.captured.engine import CapturedEngine
+from decode.captured.engine import CapturedEngine, GroupRun
 from decode.captured.state import RowState
 from decode.engine.decoder import Decoder
 from decode.engine.request import Prefill
+from decode.proposers.lookup import LookupProposer
 from decode.speculation import sampling
 from decode.speculation.settings import Sampling
-from decode.verification import self_test
+from decode.verification import end_to_end, self_test
 from decode.verification.batches import Asked, RequestBatch
 from decode.verification.captured import check_graphs
 from decode.verification.cases import Cases
@@ -39,6 +41,7 @@ SAMPLED = Sampling(1.2, top_k=20, min_p=0.05, repetition_penalty=1.4, banned=(17
 TWO_TOKENS = Sampling(
     seed=5, temperature=1.0, banned=tuple(i for i in range(260) if i not in (40, 90))
 )
+LONG_PATHS = tuple(replace(TWO_TOKENS, seed=seed) for seed in (5, 50, 80))
 EVERY = (GREEDY, SAMPLED, Sampling(0.8, top_p=0.8, min_new_tokens=5, seed=30))
 
 
@@ -93,8 +96,6 @@ def test_a_right_pair_passes(run: VerificationRun, name: str) -> None:
     settings = EVERY if name == "taps 8 5" or "full" in name else EVERY[:2]
     if RIGHT[name] != "auto":
         settings = EVERY[1:]
-    elif name == "copy shared_kv 8 5":  # runs sampled requests eagerly
-        settings = EVERY[:1]
     run.check(make_batch(run, name, settings, RIGHT[name], eos=(90, 17)))
     assert not [f.what for tally in run.tallies.values() for f in tally.findings]
     assert run.tallies["rows"].counts["logits of a node"] > 40
@@ -291,6 +292,54 @@ def rejected_context() -> list[Patch]:
     return [(BlockContext, "observe", observe)]
 
 
+def room_of_the_batch() -> list[Patch]:
+    """Every row drafts as little as the one that is nearest to its end."""
+    original = block.room_of
+
+    def room_of(state: RowState, most: int) -> Tensor:
+        room_B, runs_B = original(state, most), state.counter("active")
+        return torch.where(runs_B > 0, room_B, most).amin() * runs_B
+
+    return [(block, "room_of", room_of)]
+
+
+def bucket_too_small() -> list[Patch]:
+    """The drafts do not count as entries that a round reads."""
+    original = rows.Rows.run
+
+    def run_round(self: rows.Rows, longest: int, *args: Any) -> Any:
+        return original(self, longest - self.drafting.nodes, *args)
+
+    return [(rows.Rows, "run", run_round)]
+
+
+def round_under_way_forgotten() -> list[Patch]:
+    """A round reads the entries that the host knows of; the one under way may have added some."""
+    original = GroupRun._begin_round
+
+    def begin(self: GroupRun) -> Any:
+        pending, self.pending = self.pending, None
+        begun = original(self)
+        self.pending = pending
+        return begun
+
+    return [(GroupRun, "_begin_round", begin)]
+
+
+def results_of_other_requests() -> list[Patch]:
+    """A round's results go to the requests that run now."""
+    original = GroupRun._commit
+
+    def commit(self: GroupRun) -> None:
+        if self.pending is not None:
+            some = [bool(result.tokens) for result in self.pending[0].wait()]
+            now = {row: runner for row, runner in self.running.items() if some[row]}
+            self.pending = self.pending[0], now
+        original(self)
+
+    return [(GroupRun, "_commit", commit)]
+
+
 def temperature_twice() -> list[Patch]:
     original = sampling.probs
 
@@ -319,6 +368,9 @@ BUGS: dict[Callable[[], list[Patch]], Seen] = {
     other_q_for_siblings: ("proposals", DRAWN, EVERY[1:2], "recursive"),
     drafts_by_a_counter: ("proposals", "ddit 2 confidence", EVERY[:1], "auto"),
     last_token_forgotten: ("randomness", CHAIN, EVERY[1:2], "auto"),
+    room_of_the_batch: ("randomness", CHAIN, EVERY[1:2], "auto"),
+    bucket_too_small: ("rows", CHAIN, EVERY[:1], "auto"),
+    round_under_way_forgotten: ("rows", CHAIN, LONG_PATHS, "auto"),
     shorter_path_committed: ("commit", "lookup", (Sampling(),), "auto"),
     self_test.reused_numbers: ("randomness", CHAIN, EVERY[1:2], "auto"),
     self_test.half_top_k: ("rows", CHAIN, EVERY[1:2], "auto"),
@@ -331,6 +383,11 @@ BUGS: dict[Callable[[], list[Patch]], Seen] = {
     self_test.penalty_of_the_text_alone: ("rows", TREE, EVERY[:1], "auto"),
     self_test.always_accepted: ("randomness", TREE, EVERY[:1], "auto"),
 }
+
+
+@pytest.mark.parametrize("name", [CHAIN, TREE])
+def test_long_accepted_paths_pass(run: VerificationRun, name: str) -> None:
+    assert findings(run, make_batch(run, name, LONG_PATHS), []) == set()
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=name_of)
@@ -349,13 +406,21 @@ def test_ends(run: VerificationRun, finish: str) -> None:
     batch = RequestBatch("ends", make_batch(run, "lookup").decoder, asked, 2)
     assert findings(run, batch, []) == set()
     assert run.tallies["commit"].counts[f"ended by {finish}"] > 0
-    if finish == "eos":
-        assert "commit" in findings(run, batch, self_test.past_the_end())
+    bug = self_test.past_the_end if finish == "eos" else results_of_other_requests
+    assert "commit" in findings(run, batch, bug())
 
 
 def test_another_context_is_no_difference(run: VerificationRun) -> None:
     batch = make_batch(run, CHAIN, EVERY[1:2])
     assert findings(run, batch, rejected_context()) == set()
+
+
+def test_joint_laws_are_enumerated_without_graphs(run: VerificationRun) -> None:
+    proposer, tally = LookupProposer(2), Tally("end_to_end")
+    decoder = Decoder(run.target, proposer, "auto", CapturedEngine(run.target, proposer, "traced"))
+    given = ([4, 90, 4, 90], run.reference, tally, Sampling(1.0, top_k=2, seed=5))
+    end_to_end.check_joint_law("lookup", decoder, *given)
+    assert tally.counts["runs of the engine"] > 8 and not tally.findings
 
 
 def test_graphs_are_compared_with_their_operators(run: VerificationRun) -> None:
