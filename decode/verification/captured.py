@@ -182,7 +182,8 @@ class EngineRecorder(Recorder):
     def _draft_numbers(self, draft: Draft, row: int, proposal: Proposal) -> Tensor:
         """The random numbers that decided the drafts that count: in the order of a chain's places,
         or as the nodes of a tree were drawn."""
-        copied = proposal.q is not None and bool((proposal.q.probs.amax(1) == 1).all())
+        certain = proposal.q is not None and bool((proposal.q.probs.amax(1) == 1).all())
+        copied = certain and proposal.parents is None  # or drawn, whatever the numbers are
         if not self._drawn or copied:
             return torch.zeros(0, dtype=torch.float64)
         u_R = torch.cat([u_BR[row] for u_BR in self._drawn])

@@ -390,6 +390,11 @@ def test_long_accepted_paths_pass(run: VerificationRun, name: str) -> None:
     assert findings(run, make_batch(run, name, LONG_PATHS), []) == set()
 
 
+def test_siblings_of_which_one_is_possible_pass(run: VerificationRun) -> None:
+    batch = make_batch(run, DRAWN, (Sampling(1.0, top_k=1, seed=3),), "recursive")
+    assert findings(run, batch, []) == set()
+
+
 @pytest.mark.parametrize("bug", BUGS, ids=name_of)
 def test_a_bug_is_seen(run: VerificationRun, bug: Callable[[], list[Patch]]) -> None:
     check, name, settings, verifier = BUGS[bug]
