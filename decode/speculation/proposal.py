@@ -163,12 +163,12 @@ class Proposal:
         return len(self) if self.parents is None else max(depths(self.parents), default=0)
 
     def first(self, count: int | None) -> Proposal:
-        """The first `count` tokens of chosen drafts, which stand before their children; None =
-        all."""
+        """The first `count` tokens, which stand before their children, as chosen drafts: for
+        verifiers that look at the tokens alone. None = all."""
         if count is None or count >= len(self):
             return self
         parents = None if self.parents is None else self.parents[:count]
-        return replace(self, tokens_K=self.tokens_K[:count], parents=parents)
+        return Proposal(self.tokens_K[:count], "point", parents=parents)
 
     def cut(self, length: int) -> Proposal:
         """The first `length` tokens; of a tree, those of at most that depth. The law stays true if

@@ -15,12 +15,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import ProcessorState, best, couple, draw_at, probs
 from decode.speculation.settings import Sampling
-from decode.speculation.tree import depths, node_depths, path_to, walk
+from decode.speculation.tree import depths, path_to, walk
 from decode.speculation.verifiers import (
     OWN_TOKENS,
     Outcome,
@@ -202,9 +201,16 @@ def _sample_target(group: Sequence[Round]) -> list[PendingOutcome]:
 def _sampler(group: Sequence[Round]) -> Callable[[list[tuple[int, int]]], Tensor]:
     """A function of nodes, (request of the group, row of its forward pass), to the target's tokens
     there."""
-    sampling, heights = group[0].sampling, [len(one.logits_MV) for one in group]
-    start = [0, *accumulate(heights)]
-    u_R = None if group[0].noise is not None else torch.cat([_own_numbers(x) for x in group])
+    sampling = group[0].sampling
+    # a node takes the number of its position, so nodes of one depth share it
+    levels = [(0, *depths(one.proposal.tree)) for one in group]
+    start = [0, *accumulate(max(own) + 1 for own in levels)]
+    coupled = group[0].noise is not None
+    u_R = (
+        None
+        if coupled
+        else torch.cat([_numbers(x, own) for x, own in zip(group, levels, strict=True)])
+    )
 
     def sample(asked: list[tuple[int, int]]) -> Tensor:
         at = [(group[b], slice(node, node + 1)) for b, node in asked]
@@ -213,20 +219,16 @@ def _sampler(group: Sequence[Round]) -> Callable[[list[tuple[int, int]]], Tensor
         )
         p_RV = probs(logits_RV, sampling, before, overwrite=True)
         if u_R is not None:
-            return draw_at(p_RV, u_R[[start[b] + node for b, node in asked]])
+            return draw_at(p_RV, u_R[[start[b] + levels[b][node] for b, node in asked]])
         rows = zip(p_RV.split(1), asked, strict=True)
         return torch.cat([_couple_token(p_1V, group[b], node) for p_1V, (b, node) in rows])
 
     return sample
 
 
-def _own_numbers(one: Round) -> Tensor:
-    """The number of each node: that of its position, so nodes of one depth share it."""
+def _numbers(one: Round, levels: Sequence[int]) -> Tensor:
     assert one.numbers_T is not None
-    tree = one.proposal.parents
-    if tree is None:
-        return one.numbers_T[: len(one.logits_MV)]
-    return one.numbers_T[F.pad(node_depths(tree, one.numbers_T.device), (1, 0))]
+    return one.numbers_T[: max(levels) + 1]
 
 
 def _couple_token(p_1V: Tensor, one: Round, node: int) -> Tensor:

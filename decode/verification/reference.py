@@ -219,15 +219,17 @@ def end_of(
     decoded as a whole."""
     names = getattr(target.tokenizer, "all_special_tokens", ()) if stops else ()
     with_special = [stop for stop in stops if any(name in stop for name in names)]
-    spelt, before = "", ""  # the text with its special tokens, and without
+    marks: list[tuple[int, str]] = []  # special tokens, and where they stand in the text
     for count, token in enumerate(tokens, 1):
         text = target.detokenize(list(tokens[:count])) if stops else ""
         if found := [text.find(stop) for stop in stops if stop in text]:
             return count, "stop", text[: min(found)]
         if with_special:
             name = str(target.tokenizer.convert_ids_to_tokens(token))
-            spelt += text[len(before) :] + (name if name in names else "")
-            before = text
+            marks += [(len(text), name)] if name in names else []
+        spelt = text
+        for at, name in reversed(marks):
+            spelt = spelt[:at] + name + spelt[at:]
         if found := [spelt.find(stop) for stop in with_special if stop in spelt]:
             text = spelt[: min(found)]
             for name in names:

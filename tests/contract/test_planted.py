@@ -478,12 +478,12 @@ def numbers_from_the_first_position() -> list[Patch]:
 
 def numbers_by_node() -> list[Patch]:
     """A node takes the number of its index, not of its depth."""
+    original = rounds.depths
 
-    def own_numbers(one: Round) -> Tensor:
-        assert one.numbers_T is not None
-        return one.numbers_T[torch.arange(len(one.logits_MV)).clamp(max=len(one.numbers_T) - 1)]
+    def depths(parents: tuple[int, ...]) -> list[int]:
+        return [min(i + 1, max(original(parents))) for i in range(len(parents))]
 
-    return [(rounds, "_own_numbers", own_numbers)]
+    return [(rounds, "depths", depths)]
 
 
 def one_seed_for_all() -> list[Patch]:

@@ -368,7 +368,7 @@ BUGS: dict[Callable[[], list[Patch]], Seen] = {
     other_q_for_siblings: ("proposals", DRAWN, EVERY[1:2], "recursive"),
     drafts_by_a_counter: ("proposals", "ddit 2 confidence", EVERY[:1], "auto"),
     last_token_forgotten: ("randomness", CHAIN, EVERY[1:2], "auto"),
-    room_of_the_batch: ("randomness", CHAIN, EVERY[1:2], "auto"),
+    room_of_the_batch: ("randomness", CHAIN, EVERY[1:], "auto"),
     bucket_too_small: ("rows", CHAIN, EVERY[:1], "auto"),
     round_under_way_forgotten: ("rows", CHAIN, LONG_PATHS, "auto"),
     shorter_path_committed: ("commit", "lookup", (Sampling(),), "auto"),
@@ -406,8 +406,8 @@ def test_a_bug_is_seen(run: VerificationRun, bug: Callable[[], list[Patch]]) -> 
 def test_ends(run: VerificationRun, finish: str) -> None:
     text = make_batch(run, "plain").decoder.generate(PROMPTS[1], 12).tokens
     eos = (text[3],) if finish == "eos" else None
-    stop = (run.target.detokenize(text[2:4]),) if finish == "stop" else ()
-    asked = tuple(Asked(tuple(x), Sampling(), 12, stop, eos) for x in PROMPTS)
+    stop = (run.target.detokenize(text)[2:4],) if finish == "stop" else ()
+    asked = tuple(Asked(tuple(x), Sampling(), 12, stop, eos) for x in PROMPTS * 2)
     batch = RequestBatch("ends", make_batch(run, "lookup").decoder, asked, 2)
     assert findings(run, batch, []) == set()
     assert run.tallies["commit"].counts[f"ended by {finish}"] > 0

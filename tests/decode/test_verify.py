@@ -50,7 +50,7 @@ def test_differences_replay(drafter: str, tmp_path: Path, monkeypatch: pytest.Mo
     every = batches.settings
     monkeypatch.setattr(batches, "settings", lambda *given: every(*given)[::2])
     monkeypatch.setattr(rules, "check_rules", lambda tally, rounds: None)
-    (patch,) = self_test.no_min_p()
+    patch, _ = self_test.no_min_p()
     with mock.patch.object(*patch):
         with pytest.raises(SystemExit) as ended:
             main([*arguments(f"block={drafter}", tmp_path), "--methods", "block"])
