@@ -138,7 +138,7 @@ def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
     """
     check_given(config.target, config.device, config.dtype)
     chosen = () if config.prompts else resolve(config.suite or "builtin")
-    if config.tune and TUNING_SUITE in {suite.name for suite, _ in chosen}:
+    if config.tune and TUNING_SUITE in {suite.name for suite in chosen}:
         raise UserError(
             f"--tune uses the prompts of {TUNING_SUITE}: measure on others (--suite mtbench, or "
             "--prompts FILE)"

@@ -51,9 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from specalign.lm.loading import load_target
     from specalign.suites.registry import prompts_of
 
-    suites, _ = prompts_of(
+    suites, skipped = prompts_of(
         options.suite, options.prompts, options.data_dir, options.limit, options.prompts_column
     )
+    for line in skipped:
+        say(f"skipped: {line}")
     prompts = [prompt for suite in suites for prompt in suite.prompts]
     name, trust = target_for(options.target, options.drafter), options.trust_remote_code
     target = load_target(name, "float32", options.device, trust_remote_code=trust)

@@ -178,7 +178,7 @@ def _local_options(config: EvalConfig) -> list[str]:
 def published_temperature(suites: str | None) -> float:
     """The temperature at which all these suites are published; 0 where they differ."""
     chosen = [] if suites is None else resolve(suites)
-    found = {suite.temperature for suite, _ in chosen}
+    found = {suite.temperature for suite in chosen}
     return found.pop() if len(found) == 1 else 0.0
 
 

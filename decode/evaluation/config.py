@@ -76,7 +76,7 @@ class EvalConfig:
     def suite_names(self) -> list[str]:
         """The suites that are asked for; none for a file of prompts."""
         chosen = [] if self.prompts else resolve(self.suite or DEFAULT_SUITE)
-        return [suite.name for suite, _ in chosen]
+        return [suite.name for suite in chosen]
 
     def limit_of(self, suite: str) -> int:
         """The length limit of a suite's outputs."""

@@ -144,7 +144,7 @@ def _hardware(summary: Summary) -> str:
     where = f"{machine.get('processor', 'unknown processor')}, {plural(threads, 'thread')}"
     if str(summary.settings.get("device")).startswith("cuda"):
         where = machine.get("gpu", where)
-    return f"batch 1 · {where}"
+    return f"batch {summary.batch} · {where}"
 
 
 def _cards(summary: Summary) -> str:

@@ -70,6 +70,10 @@ def measure_servers(
     done = _open_folder(config, servers, prompts)
     known = {one.key for one in done}
     for concurrency in config.concurrency:
+        if concurrency > len(prompts):
+            what = f"skipped: {concurrency} requests in flight need {concurrency} prompts"
+            console.say(f"{what}, not {len(prompts)}; raise --limit")
+            continue
         warm = False
         for repeat in range(config.repeats):
             names = list(servers) if repeat % 2 == 0 else list(reversed(servers))

@@ -4,8 +4,6 @@ report."""
 from __future__ import annotations
 
 import datetime
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +34,7 @@ from decode.evaluation.replay import record_replay
 from decode.evaluation.summary import Summary
 from decode.evaluation.tokenized import TokenizedPrompts, continue_conversation, tokenize_suites
 from decode.systems.registry import PLAIN, CorpusSystem
-from specalign.common.checksums import folder_hash
+from specalign.common.checksums import folder_hash, hash_json
 from specalign.common.claims import Claim
 from specalign.common.errors import UserError
 from specalign.common.files import expand_path, sha256_file
@@ -108,6 +106,7 @@ def _describe_suite(suite: Loaded, prompts: TokenizedPrompts) -> JsonObject:
         "group": suite.group,
         "source": suite.source,
         "prompts": sum(1 + len(prompt.later) for prompt, _ in prompts),
+        "prompts_hash": hash_json([tokens for _, tokens in prompts]),
         "metric": suite.suite.metric if suite.suite else "",
     }
 
@@ -150,7 +149,7 @@ def describe_settings(
         "tuned": config.tuned,
         "tuning": config.tuning or None,
         "suites": list(suites),
-        "prompts_hash": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+        "prompts_hash": hash_json(prompts),
         "target_hash": target.hash,
         "device": str(target.device),
         "threads": torch.get_num_threads(),
@@ -172,7 +171,7 @@ def choose_date(config: EvalConfig) -> str:
 
 def name_folder(settings: JsonObject) -> str:
     """The default folder's name: suites and a hash of the settings."""
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    digest = hash_json(settings)[:8]
     return "-".join([*settings["suites"][:3], digest])
 
 

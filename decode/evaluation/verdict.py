@@ -37,7 +37,9 @@ def headline(summary: Summary) -> str:
     same = "another output distribution" if lossy else "the same output"
     if not (lossy or summary.greedy):
         same = "the same output distribution"
-    if speedup.lo is not None and speedup.hi is not None and speedup.lo <= 1 <= speedup.hi:
+    if speedup.lo is None or speedup.hi is None:
+        return f"{target}: too few prompts for a verdict ({speedup.value:.2f}×), {same}"
+    if speedup.lo <= 1 <= speedup.hi:
         return f"{target}: no measurable difference ({speedup.value:.2f}×), {same}"
     word = "faster" if speedup.value > 1 else "SLOWER"
     doubt = ", on a busy machine" if _busy(summary) else ""

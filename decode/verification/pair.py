@@ -10,6 +10,7 @@ from decode.systems.parsing import Method, read_methods
 from decode.systems.registry import LOSSY
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
+from specalign.common.text import say
 from specalign.lm.names import check_given
 from specalign.suites.prompt import Prompt
 from specalign.suites.registry import prompts_of
@@ -59,7 +60,10 @@ class VerifyConfig:
             check_there(self.drafter)
         check_given(self.target, self.device)
         suite = self.suite or (None if self.prompts else "mtbench")
-        suites, _ = prompts_of(suite, self.prompts, self.data_dir, self.limit, self.prompts_column)
+        given = (self.prompts, self.data_dir, self.limit, self.prompts_column)
+        suites, skipped = prompts_of(suite, *given)
+        for line in skipped:
+            say(f"skipped: {line}")
         return [prompt for one in suites for prompt in one.prompts]
 
 

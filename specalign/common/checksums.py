@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 from specalign.common.errors import UserError
@@ -56,3 +57,8 @@ def folder_hash(folder: Path) -> str | None:
         check_ordinary(path)
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest() if files else None
+
+
+def hash_json(value: object) -> str:
+    """The checksum of what JSON can hold."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

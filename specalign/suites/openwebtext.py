@@ -19,7 +19,7 @@ SUITE = Suite(
     "OpenWebText",
     "continuation",
     read_openwebtext,
-    Place("Skylion007/openwebtext", split="train[:2000]"),
+    Place("Skylion007/openwebtext", split="train[:2000]", revision="refs/convert/parquet"),
     temperature=1.0,
     excluded=False,
 )

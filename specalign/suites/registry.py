@@ -56,23 +56,17 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """Several suites by one name; of a group those that are unavailable are left out."""
 
 
-def resolve(names: str) -> list[tuple[Suite, bool]]:
-    """`a,b,group` → the suites in that order, each once, and whether each was named itself: one
-    that only a group names may be left out if its prompts are unavailable.
-
-    Raises:
-        UserError: empty, or an unknown name.
-    """
+def resolve(names: str) -> list[Suite]:
+    """`a,b,group` → the suites in that order, each once. Raises UserError: empty, or an unknown
+    name."""
     wanted = [name.strip().lower() for name in names.split(",") if name.strip()]
     if not wanted:
         raise UserError(f"--suite={names!r} names no suite{nearest('', [*SUITES, *GROUPS])}")
-    found: dict[str, bool] = {}
     for name in wanted:
         if name not in SUITES and name not in GROUPS:
             raise UserError(f"--suite: unknown suite {name!r}{nearest(name, [*SUITES, *GROUPS])}")
-        for member in GROUPS.get(name, (name,)):
-            found[member] = found.get(member, False) or name in SUITES
-    return [(SUITES[name], named) for name, named in found.items()]
+    members = [member for name in wanted for member in GROUPS.get(name, (name,))]
+    return [SUITES[name] for name in dict.fromkeys(members)]
 
 
 def prompts_of(
@@ -84,8 +78,7 @@ def prompts_of(
     documents: Path | None = None,
     context: int = long.CONTEXT,
 ) -> tuple[list[Loaded], list[str]]:
-    """The suites with at most `limit` prompts each, and a line for each unavailable suite that only
-    a group names.
+    """The suites with at most `limit` prompts each, and a line for each unavailable suite.
 
     Args:
         suite: a comma list of suites and groups; with `prompts`, the name of that file's prompts.
@@ -107,15 +100,13 @@ def prompts_of(
             raise UserError("--prompts and --data-dir are mutually exclusive")
         found.append(load_prompts_file(prompts, suite, column))
     else:
-        for one, named in resolve(suite or "builtin"):
+        for one in resolve(suite or "builtin"):
             try:
                 if one.name == long.SUITE.name:
                     found.append(_load_long(documents, context))
                 else:
                     found.append(load_suite(one, data_dir))
             except UserError as error:
-                if named:
-                    raise
                 skipped.append(str(error))
         if not found:
             raise UserError(skipped[0])

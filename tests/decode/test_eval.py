@@ -69,8 +69,10 @@ def test_groups_skip_unavailable_suites(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(chosen, "load_suite", load_suite)
     summary, _ = run("--suite", "math", "--out", tmp_path / "o", "--methods", "plain")
     assert list(summary.suites) == ["gsm8k"] and len(summary.run.skipped) == 3
+    summary, _ = run("--suite", "gsm8k,math500", "--out", tmp_path / "p", "--methods", "plain")
+    assert list(summary.suites) == ["gsm8k"] and "math500" in summary.run.skipped[0]
     with pytest.raises(UserError, match="math500"):
-        run("--suite", "gsm8k,math500", "--out", tmp_path / "p")
+        run("--suite", "math500", "--out", tmp_path / "q")
 
 
 def test_the_methods_side_by_side(prompts: Path, drafter: Path, tmp_path: Path) -> None:
