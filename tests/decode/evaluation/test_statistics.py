@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from decode.evaluation import statistics
 from decode.evaluation.records import Record
 from decode.evaluation.statistics import (
     acceptance,
@@ -80,6 +81,25 @@ def test_tau_micro_and_macro() -> None:
     rows.append(record(prompt="b", committed=10, calls=10, repeat=1))
     assert micro_and_macro(rows) == pytest.approx((50 / 30, 2.0))
     assert micro_and_macro([]) == (None, None)
+
+
+@pytest.mark.parametrize(("count", "share"), [(8, 0.91), (20, 0.945), (60, 0.945)])
+def test_the_same_method_twice_is_no_difference_and_a_slower_one_is(
+    count: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of different lengths, times with 6% noise; 400 measurements."""
+    monkeypatch.setattr(statistics, "RESAMPLES", 1000)
+    generator = np.random.default_rng(7)
+    same = slower = 0
+    for seed in range(400):
+        noisy = generator.uniform(0.5, 2.0, count) * generator.lognormal(0, 0.06, (2, count))
+        one, other = ({("s", str(i)): float(x) for i, x in enumerate(row)} for row in noisy)
+        twice = paired_ratio(one, other, seed)
+        slowed = paired_ratio(one, {key: x / 0.8 for key, x in other.items()}, seed)
+        assert twice is not None and slowed is not None
+        same += twice.lo <= 1 <= twice.hi  # type: ignore[operator]
+        slower += slowed.hi < 1  # type: ignore[operator]
+    assert same >= share * 400 and slower >= 0.99 * 400, (same, slower)
 
 
 def test_the_interval_of_tau_resamples_prompts_with_their_repeats() -> None:
