@@ -1,6 +1,6 @@
 # make quickstart   set up, generate some data, calibrate the shipped drafter, measure, report
 # make test         set up, run the tests              (WORKERS=2 processes)
-# make test-fast    tests without the slow ones: a minute and a half
+# make test-fast    tests without the slow ones: two minutes
 # make test-lowest  the same with the lowest versions that pyproject.toml allows, in .venv-lowest  (PYTHON=python3.11, which has wheels of all)
 # make mutants      change the code in one place at a time and list the changes that no fast test catches (mutmut, hours; resumes)
 # make systems      train a drafter of every kind, then measure every system at its best setting (hours)

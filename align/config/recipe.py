@@ -94,10 +94,6 @@ class Recipe(Section):
         alone += "trainer.compile_target=false, trainer.features_gb=0, trainer.keep_features_gb=0"
         runs_layers = is_sharded or t.compile_target or t.keeps_outputs
         require(t.features_server is None or not runs_layers, alone)
-        alone = "trainer.features_writer=vllm:URL needs target.parallel=replicate, "
-        alone += "trainer.compile_target=false, trainer.features_gb=0, trainer.keep_features_gb=0"
-        runs_layers = is_sharded or t.compile_target or t.keeps_outputs
-        require(t.features_server is None or not runs_layers, alone)
 
     @property
     def processes(self) -> int:

@@ -14,6 +14,7 @@ from decode.speculation.sampling import best, draw_at, probs
 from decode.speculation.verifiers import OWN_TOKENS, Verdict, find, resolve
 
 BY_TARGET = OWN_TOKENS - {"gumbel"}
+"""Verifiers by the target's own tokens that this engine runs."""
 BY_RULE = frozenset({"token", "block", "recursive", "k_seq", "traversal", "hybrid"})
 
 

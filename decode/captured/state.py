@@ -31,8 +31,9 @@ class RowState:
     numbers_FB: the integers of `_COUNTERS`: cache entries in use (all of the text but its last
     token), the last token, output tokens so far and at most, uniform numbers used, and whether the
     request runs. text_BS: prompt and output; its last column is a spare one. u_BT: uniform numbers
-    of drafts and rules. own_u_BT: those of the target's own tokens, by position. seen_BV, written_BV, banned_BV: tokens of its text, of its output, and banned ones;
-    None where the settings do not look at them.
+    of drafts and rules. own_u_BT: those of the target's own tokens, by position. seen_BV,
+    written_BV, banned_BV: tokens of its text, of its output, and banned ones; None where the
+    settings do not look at them.
     """
 
     def __init__(self, target: Target, sampling: Sampling, shape: Shape) -> None:

@@ -112,9 +112,9 @@ def read_chunks(joining: dict[RequestRunner, Prefill[T]]) -> dict[RequestRunner,
     """Read at most PREFILL_CHUNK tokens of the joining prompts, in their order. Removes complete
     ones and returns their results.
 
-    Running requests wait no longer than this for their next round. That is vLLM's chunked prefill
-    with its budget of tokens, but each chunk is a forward pass of its own, and is never cut to fill
-    the budget: a request computes the same alone and among others.
+    This bounds how long running requests wait for their next round, like vLLM's chunked prefill.
+    Here each chunk is a separate forward pass and is never cut to fill the budget, so a request
+    computes the same alone and in a batch.
     """
     budget, complete = request.PREFILL_CHUNK, {}
     for runner, prefill in list(joining.items()):

@@ -24,10 +24,11 @@ from decode.engine.decoder import Decoder
 from decode.engine.request import Prefill, RequestRunner
 from decode.speculation.proposal import NO_DRAFTS, DraftProbs, Proposal, Siblings
 from decode.speculation.rounds import Round
+from decode.speculation.rules import Outcomes
 from decode.speculation.sampling import ProcessorState
 from decode.speculation.settings import Sampling
-from decode.speculation.verifiers import Outcome
-from decode.verification.recording import Original, RecordedRequest, RecordedRound, Recorder
+from decode.speculation.verifiers import Outcome, Verdict
+from decode.verification.recording import Original, RecordedRequest, RecordedRound, Recorder, Watch
 from decode.verification.verdict import Tally
 from specalign.common.schema import JsonObject
 
@@ -79,8 +80,10 @@ class EngineRecorder(Recorder):
         self._chosen_BM: Tensor | None = None
         self._u_BR: Tensor | None = None
 
-    def _watches(self) -> list[tuple[Any, str, Original]]:
-        drafting = [(module, "draw_at", self._draw_draft) for module in (block, causal, denoising)]
+    def _watches(self) -> list[Watch]:
+        drafting: list[Watch] = [
+            (module, "draw_at", self._draw_draft) for module in (block, causal, denoising)
+        ]
         return [
             *super()._watches(),
             *drafting,
@@ -95,10 +98,13 @@ class EngineRecorder(Recorder):
             (acceptance, "resolve", self._resolve),
         ]
 
-    def _capture(self, original: Original, function: Any, _: object, device: torch.device) -> Any:
+    def _capture(
+        self, original: Original, function: Function, _: Backend, device: torch.device
+    ) -> Graph:
         self._paused = True  # nothing may be read, and no row runs
         try:
-            return original(function, "eager", device)
+            graph: Graph = original(function, "eager", device)
+            return graph
         finally:
             self._paused = False
 
@@ -125,22 +131,26 @@ class EngineRecorder(Recorder):
 
     # ---- what a round computes ----
 
-    def _draw_draft(self, original: Original, weights: Tensor, u_BR: Tensor) -> Any:
+    def _draw_draft(self, original: Original, weights: Tensor, u_BR: Tensor) -> Tensor:
         self._drawn.append(u_BR.clone())
-        return self._note_numbers(original, weights, u_BR)
+        tokens_BR: Tensor = self._note_numbers(original, weights, u_BR)
+        return tokens_BR
 
-    def _best(self, original: Original, *args: Any, **options: Any) -> Any:
-        self._chosen_BM = original(*args, **options)
-        return self._chosen_BM
+    def _best(self, original: Original, *args: object, **options: object) -> Tensor:
+        chosen_BM: Tensor = original(*args, **options)
+        self._chosen_BM = chosen_BM
+        return chosen_BM
 
-    def _probs(self, original: Original, *args: Any, **options: Any) -> Any:
-        p_BMV = original(*args, **options)
+    def _probs(self, original: Original, *args: object, **options: object) -> Tensor:
+        p_BMV: Tensor = original(*args, **options)
         self._p_BMV = p_BMV.clone()
         return p_BMV
 
-    def _resolve(self, original: Original, outcomes: Any, p_BMV: Tensor, u_B2: Tensor) -> Any:
+    def _resolve(
+        self, original: Original, outcomes: Outcomes, p_BMV: Tensor, u_B2: Tensor
+    ) -> Verdict:
         self._u_BR, used = u_B2.clone(), len(self.used)
-        verdict = original(outcomes, p_BMV, u_B2)
+        verdict: Verdict = original(outcomes, p_BMV, u_B2)
         del self.used[used:]  # noted by row: without drafts the token is the target's own
         return verdict
 
@@ -207,7 +217,10 @@ def proposal_of(draft: Draft, row: int, chains: bool, request: RecordedRequest) 
         return NO_DRAFTS
     tokens_K = draft.tokens_BN[row, live]
     above = draft.above_BN[row, live].tolist()
-    parents = None if chains else tuple(live.index(i - 1) if i else -1 for i in above)
+    parents = None
+    if not chains:
+        places = {0: -1, **{i + 1: place for place, i in enumerate(live)}}
+        parents = tuple(places[i] for i in above)
     if draft.q_BNV is None:
         return Proposal(tokens_K, "point", parents=parents)
     siblings: Siblings | None = None
@@ -234,11 +247,11 @@ class RowDrafts:
         self._counters = [(x, x.clone()) for x in held if x.dtype == torch.int64]
 
     @property
-    def sampling(self) -> Any:
+    def sampling(self) -> Sampling:
         return self.state.sampling
 
     @sampling.setter
-    def sampling(self, sampling: Any) -> None:
+    def sampling(self, sampling: Sampling) -> None:
         self.state.sampling = sampling
 
     @property

@@ -35,6 +35,7 @@ from decode.verification.batches import Asked
 from decode.verification.sources import DraftSource, SessionDrafts
 
 Original = Callable[..., Any]  # the watched function, as it was
+Watch = tuple[Any, str, Original]  # module or class, name, and what runs in its place
 RANDOM = (
     "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like",
     "multinomial", "bernoulli", "normal", "poisson", "uniform_", "normal_", "bernoulli_",
@@ -137,8 +138,7 @@ class Recorder:
         self._shared = _shared_states()
         return self
 
-    def _watches(self) -> list[tuple[Any, str, Original]]:
-        """Functions of the engine, and what runs in their place."""
+    def _watches(self) -> list[Watch]:
         return [
             (Decoder, "_make_runner", self._make_runner),
             (request_module, "token_numbers", self._make_numbers),
@@ -193,7 +193,7 @@ class Recorder:
     def _make_numbers(self, original: Original, *args: Any) -> Tensor:
         count = len(self.calls)
         numbers_T: Tensor = original(*args)
-        del self.calls[count:]  # of a generator of their own
+        del self.calls[count:]  # they come from another generator
         return numbers_T
 
     def _draft(self, original: Original, runner: RequestRunner, *size: int | None) -> Any:

@@ -180,7 +180,8 @@ class Step:
     places: where in the stream each row stands, from which its noise is drawn. written_B: whether
     the target wrote each row's text, without which it tells no τ; None = all of them. clean_BA: how
     many tokens after its anchor each block shows; None = none. digests: of the rows, if the
-    target's outputs are kept. states_BLFD: of the target's layers, from a server. noisy, masked: what a standalone drafter is trained to undo.
+    target's outputs are kept. states_BLFD: of the target's layers, from a server. noisy, masked:
+    what a standalone drafter is trained to undo.
     """
 
     batch: Batch

@@ -22,7 +22,6 @@ from decode.speculation.settings import Sampling
 from decode.verification import proposals
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
-from tests.builders import shallow_target
 from tests.captured_drafters import DRAFTERS, make
 from tests.exact_distribution import exact_law
 
@@ -37,22 +36,6 @@ SETTINGS = [
     Sampling(temperature=0.6, top_p=0.9, seed=4),
     EVERYTHING,
 ]
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    """Without C kernels, which a trace does not see."""
-    target = shallow_target(3, fast=False)
-    target.eos_ids = (7, 30)
-    return target
-
-
-@pytest.fixture(autouse=True)
-def no_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(note: str) -> None:
-        raise AssertionError(note)
-
-    monkeypatch.setattr(engine, "say_once", fail)
 
 
 def compare(

@@ -7,38 +7,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from decode.captured import engine as engine_module
 from decode.captured.engine import CapturedEngine
 from decode.engine import loop, request
 from decode.engine.decoder import Decoder
 from decode.engine.request import RequestRunner
 from decode.speculation.settings import Sampling
 from specalign.lm.model import Target
-from tests.builders import shallow_target
 from tests.captured_drafters import DRAFTERS, make
 
 CHUNK = 8
 SAMPLED = Sampling(temperature=0.9, presence_penalty=0.4, repetition_penalty=1.2, min_new_tokens=4)
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    target = shallow_target(3, fast=False)
-    target.eos_ids = (7, 30)
-    return target
-
-
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request, "PREFILL_CHUNK", CHUNK)
-
-
-@pytest.fixture(autouse=True)
-def no_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(note: str) -> None:
-        raise AssertionError(note)
-
-    monkeypatch.setattr(engine_module, "say_once", fail)
 
 
 def prompt(length: int) -> list[int]:
