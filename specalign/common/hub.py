@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 
 import yaml
-from huggingface_hub import constants, errors, get_session, snapshot_download
+from huggingface_hub import constants, errors, get_session, hf_hub_download, snapshot_download
 
 from specalign.common.errors import UserError
 from specalign.common.files import expand_path, sha256_file, write_atomically
@@ -31,6 +31,7 @@ OWN_FOLDERS = ("runs", "pretrained", "drafters", "exported")
 """Folders that commands and docs of this project use; no owners on the Hub."""
 DEFAULT_TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _ID = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _SECONDS = 4.0
 
 
@@ -142,6 +143,30 @@ def model_folder(name: str, kind: str, files: Sequence[str], revision: str | Non
             )
             return Path(found)
     raise missing(f"{kind} {name!r}", name, hint=" (a folder in hub layout also works)")
+
+
+def dataset_file(name: str, file: str, revision: str | None = None) -> Path:
+    """One file of a data set on the Hub, fetched once. Raises UserError: it is unavailable."""
+    offline = not hub_reachable()
+    try:
+        found = hf_hub_download(
+            name, file, repo_type="dataset", revision=revision, local_files_only=offline
+        )
+    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+        raise UserError(" ".join(str(error).split())[:400]) from None
+    return Path(found)
+
+
+def find_commit(path: Path) -> str:
+    """The Hub's commit that a file or folder holds; "" = unknown. Folders of the Hub's cache and of
+    `datasets` are named after it, and `hf download --local-dir` notes it."""
+    if named := next(filter(_COMMIT.fullmatch, path.parts), None):
+        return named
+    for note in sorted(path.glob(".cache/huggingface/download/**/*.metadata")):
+        line = note.read_text(encoding="utf-8", errors="replace").partition("\n")[0].strip()
+        if _COMMIT.fullmatch(line):
+            return line
+    return ""
 
 
 def missing(

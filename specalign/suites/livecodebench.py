@@ -27,7 +27,11 @@ SUITE = Suite(
     "LiveCodeBench",
     "coding",
     read_livecodebench,
-    Place("livecodebench/code_generation_lite", files=("test6.jsonl",)),
+    Place(
+        "livecodebench/code_generation_lite",
+        files=("test6.jsonl",),
+        revision="0fe84c3912ea0c4d4a78037083943e8f0c4dd505",
+    ),
     metric="pass@1",
     max_new_tokens=2048,
 )

@@ -16,7 +16,7 @@ SUITE = Suite(
     "MATH-500",
     "math",
     read_math500,
-    Place("HuggingFaceH4/MATH-500"),
+    Place("HuggingFaceH4/MATH-500", revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"),
     metric="exact match",
     max_new_tokens=2048,
 )

@@ -24,6 +24,10 @@ SUITE = Suite(
     "MBPP",
     "coding",
     read_mbpp,
-    Place("google-research-datasets/mbpp", "sanitized"),
+    Place(
+        "google-research-datasets/mbpp",
+        "sanitized",
+        revision="4bb6404fdc6cacfda99d4ac4205087b89d32030c",
+    ),
     metric="pass@1",
 )

@@ -16,7 +16,7 @@ SUITE = Suite(
     "MMLU-Pro",
     "reasoning",
     read_mmlu_pro,
-    Place("TIGER-Lab/MMLU-Pro"),
+    Place("TIGER-Lab/MMLU-Pro", revision="30527804ea8854662078e457808040d872ecdf29"),
     metric="multiple choice",
     max_new_tokens=2048,
 )

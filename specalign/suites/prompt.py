@@ -47,7 +47,8 @@ class Place:
         and name the rows' part.
     package, version, member, under: the package that replaces it without the Hub, and the key of
         the rows in a JSON file that holds others too.
-    how: how to get a local copy of one that is not on the Hub.
+    how, prepared: the command that makes a local copy in `{folder}` of one that is not on the Hub,
+        and the folder in there that the source's own script makes.
     """
 
     hub: str | None = None
@@ -61,6 +62,7 @@ class Place:
     parts: tuple[str, ...] = ()
     revision: str | None = None
     how: str = ""
+    prepared: str = ""
 
 
 @dataclass(frozen=True)

@@ -23,5 +23,10 @@ SUITE = Suite(
     "Red Hat's speculator benchmarks",
     "mixed",
     read_redhat,
-    Place("RedHatAI/speculator_benchmarks", split="train", files=FILES),
+    Place(
+        "RedHatAI/speculator_benchmarks",
+        split="train",
+        files=FILES,
+        revision="2ae86affa2cb97a972b7fc681dd51c04fbff083e",
+    ),
 )

