@@ -18,7 +18,7 @@ from specalign.suites.prompt import Prompt
 from specalign.suites.registry import SUITES, prompts_of
 from specalign.suites.sources import choose, load_prompts_file, load_suite
 
-COMMIT, OTHER = "0123456789abcdef0123456789abcdef01234567", "f" * 40
+COMMIT, OTHER = "89abcdef" * 5, "0" * 40
 
 
 @pytest.fixture
