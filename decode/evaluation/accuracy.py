@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from decode.evaluation.execution import run_program
+from specalign.suites.livecodebench import list_cases
 
 EXACT, CHOICE, LINE, CODE, ROUGE = (
     "exact match", "multiple choice", "last line", "pass@1", "ROUGE-L",
@@ -18,6 +19,13 @@ _BOXED = re.compile(r"\\boxed\{\s*(?:\\text\{)?\s*\(?([A-J])\)?\s*\}?\s*\}")
 _LETTER = re.compile(r"\(?\b([A-J])\b\)?[.\s]*$")
 _LINE = re.compile(r"answer is:?\s*(.+)", re.IGNORECASE)
 _FENCE = re.compile(r"```(?:python|py)?\s*\n(.*?)(?:```|\Z)", re.DOTALL)
+
+_CALL = """
+import json as _json
+_call = getattr(Solution(), {method!r}) if "Solution" in globals() else globals()[{method!r}]
+_found = _call(*map(_json.loads, {given!r}.split("\\n")))
+assert _json.loads(_json.dumps(_found)) == _json.loads({wanted!r})
+"""
 
 
 def score(metric: str, reference: Any, text: str) -> float:
@@ -67,9 +75,8 @@ def score_rouge(reference: Any, text: str) -> float:
 
 
 def score_code(reference: Mapping[str, Any], text: str) -> float:
-    """Whether the answer's code passes the tests: `tests`, a program that raises; or `runs`, pairs
-    of standard input and output. `head`: the beginning of a function that the answer may only
-    continue."""
+    """Whether the answer's code passes the tests: `tests`, a program that raises; or LiveCodeBench's
+    cases. `head`: the beginning of a function that the answer may only continue."""
     code = find_code(text)
     head = str(reference.get("head", ""))
     if head and "def " not in code:
@@ -77,12 +84,18 @@ def score_code(reference: Mapping[str, Any], text: str) -> float:
     elif head:
         code = _imports(head) + code
     if "tests" in reference:
-        return float(run_program(f"{code}\n\n{reference['tests']}\n").passed)
-    for given, wanted in reference["runs"]:
-        done = run_program(code, given)
-        if not done.passed or done.output.split() != str(wanted).split():
-            return 0.0
-    return 1.0
+        return float(run_program(f"{code}\n\n{reference['tests']}\n").ended)
+    return float(all(_passes(code, case, reference["method"]) for case in list_cases(reference)))
+
+
+def _passes(code: str, case: Mapping[str, str], method: str) -> bool:
+    """A case calls a method with a line of JSON for each argument, or is standard input."""
+    given, wanted = case["input"], case["output"]
+    if method:
+        call = _CALL.format(method=method, given=given, wanted=wanted)
+        return run_program(f"{code}\n{call}").ended
+    done = run_program(code, given)
+    return done.passed and done.output.split() == wanted.split()
 
 
 def _imports(head: str) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 import signal
 import subprocess
 import sys
@@ -29,10 +30,12 @@ except PermissionError:
 
 
 class ProgramResult(NamedTuple):
-    """Whether a program ended without an error, and what it printed."""
+    """Whether a program exited without an error and what it printed; `ended`: also ran to its last
+    line, so that an early `sys.exit(0)` passes no tests after it."""
 
     passed: bool
     output: str
+    ended: bool
 
 
 def check_sandbox() -> None:
@@ -44,14 +47,16 @@ def check_sandbox() -> None:
 
 
 def run_program(code: str, given: str = "", seconds: float = sandbox.SECONDS) -> ProgramResult:
-    """Run a Python program with this text as its standard input, in an empty folder."""
+    """Run a Python program with this text as its standard input, in an empty folder. The sandbox
+    reads a secret before the program starts and writes it when the program has ended."""
+    secret = secrets.token_hex(sandbox.SECRET // 2)
     with tempfile.TemporaryDirectory(prefix="specalign-program-") as folder:
         path = Path(folder, "program.py")
         path.write_text(code, encoding="utf-8", errors="replace")
-        output = Path(folder, "output")
+        output, ended = Path(folder, "output"), Path(folder, "ended")
         with output.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-I", sandbox.__file__, str(path)],
+                [sys.executable, "-I", sandbox.__file__, str(path), str(ended)],
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.DEVNULL,
@@ -60,10 +65,12 @@ def run_program(code: str, given: str = "", seconds: float = sandbox.SECONDS) ->
                 start_new_session=True,
             )
             with suppress(subprocess.TimeoutExpired):
-                process.communicate(given.encode(), timeout=seconds)
+                process.communicate((secret + given).encode(), timeout=seconds)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
         with output.open("rb") as file:
             text = file.read(OUTPUT).decode("utf-8", errors="replace")
-    return ProgramResult(process.returncode == 0, text)
+        proven = ended.is_file() and ended.read_bytes() == secret.encode()
+    passed = process.returncode == 0
+    return ProgramResult(passed, text, passed and proven)

@@ -1,7 +1,8 @@
 """The child of `decode.evaluation.execution`: confines itself, then runs the program that its argument
-names. Standard library alone: it is started as a file."""
+names, and proves that it ran to its end. Standard library alone: it is started as a file."""
 
 import ctypes
+import os
 import platform
 import resource
 import runpy
@@ -11,6 +12,8 @@ from typing import Any
 
 SECONDS, MEMORY, FILE = 10, 2 << 30, 16 << 20
 """Limits: of the processor's time, memory and a file's size."""
+SECRET = 32
+"""Bytes of standard input before the program's own."""
 
 # Linux's numbers of system calls, by machine. Refused: those that open a network (socket,
 # io_uring_setup) and those that start a process (fork, vfork, clone without a thread's flag).
@@ -77,6 +80,14 @@ def _install(steps: list[tuple[int, int, int, int]]) -> None:
         raise OSError(ctypes.get_errno(), "seccomp is unavailable")
 
 
+def run(program: str, ended: str) -> None:
+    """Run a program; if it does not exit on its way, write the secret to `ended`."""
+    secret = os.read(0, SECRET)
+    runpy.run_path(program, run_name="__main__")
+    file = os.open(ended, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.write(file, secret)
+
+
 if __name__ == "__main__":
     confine()
-    runpy.run_path(sys.argv[1], run_name="__main__")
+    run(*sys.argv[1:])

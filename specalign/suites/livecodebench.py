@@ -2,24 +2,59 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import pickletools
+import zlib
+from collections.abc import Mapping
+from typing import Any
 
+from specalign.common.errors import UserError
 from specalign.suites.prompt import Place, Prompt, Row, Suite, find_text
+
+_MODULES = (
+    "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random",
+    "statistics", "itertools", "functools", "operator", "io", "sys", "json", "typing",
+)  # fmt: skip
+HEAD = "".join(
+    [
+        *(f"from {name} import *\n" for name in (*_MODULES, "builtins")),
+        *(f"import {name}\n" for name in _MODULES),
+    ]
+)
+"""What the benchmark's own harness imports before an answer."""
 
 
 def read_livecodebench(row: Row, number: int) -> Prompt:
-    """A problem with its starter code, if it has any. The public tests check an answer: programs
-    that read standard input, or calls of a method."""
+    """A problem with its starter code, if it has any. The public and private tests check an answer:
+    programs that read standard input, or calls of a method."""
     problem = find_text(row, "question_content")
     starter = str(row.get("starter_code") or "").rstrip()
     ask = "Write a Python program that reads standard input and prints the answer."
     if starter:
         ask = f"Complete this Python code.\n\n```python\n{starter}\n```"
-    cases = json.loads(row.get("public_test_cases") or "[]")
-    runs = [(case["input"], case["output"]) for case in cases if case.get("testtype") == "stdin"]
-    reference = {"runs": runs} if runs else None
+    reference = {
+        "head": HEAD,
+        "method": json.loads(row.get("metadata") or "{}").get("func_name") or "",
+        "public": find_text(row, "public_test_cases"),
+        "private": find_text(row, "private_test_cases"),
+    }
     key = f"livecodebench-{row.get('question_id', number)}"
     return Prompt(key, f"{problem}\n\n{ask}", str(row.get("difficulty", "code")), reference)
+
+
+def list_cases(reference: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The public and private cases of a problem, each with `input` and `output`. Private ones are
+    JSON, or a pickle of JSON text, packed by zlib and base64, of which only the text is read:
+    nothing is unpickled. Raises UserError if they are broken."""
+    private = reference["private"]
+    try:
+        if not private.startswith("["):
+            pickled = zlib.decompress(base64.b64decode(private))
+            private = next(arg for _, arg, _ in pickletools.genops(pickled) if type(arg) is str)
+        return [*json.loads(reference["public"]), *json.loads(private)]
+    except (ValueError, zlib.error, StopIteration) as error:
+        raise UserError(f"suite 'livecodebench': broken private_test_cases ({error})") from None
 
 
 SUITE = Suite(

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import pickle
+import zlib
+from pathlib import Path
+
 import pytest
 
 from decode.evaluation.accuracy import CHOICE, CODE, EXACT, LINE, ROUGE, score
 from decode.evaluation.execution import check_sandbox, run_program
+from specalign.common.errors import UserError
+from specalign.suites.livecodebench import HEAD, list_cases
 
+
+def pack(cases: list[dict[str, str]]) -> str:
+    """As LiveCodeBench packs private cases."""
+    return base64.b64encode(zlib.compress(pickle.dumps(json.dumps(cases)))).decode()
+
+
+def reference(method: str, public: tuple[str, str], private: tuple[str, str]) -> dict[str, str]:
+    first, second = ([{"input": given, "output": wanted}] for given, wanted in (public, private))
+    return {"head": HEAD, "method": method, "public": json.dumps(first), "private": pack(second)}
+
+
+SQUARES = reference("", ("3\n", "9\n"), ("4", "16"))
+METHOD = reference("f", ('"a"\n2', '{"a": ["a", "a"]}'), ('"b"\n3', '{"b": ["b", "b", "b"]}'))
+SOLUTION = "class Solution:\n  def f(self, x: str, n: int) -> Dict[str, List[str]]:\n    "
 FUNCTION = {"head": 'def f(x):\n    """Double."""\n', "tests": "assert f(2) == 4"}
 
 
@@ -30,14 +52,44 @@ FUNCTION = {"head": 'def f(x):\n    """Double."""\n', "tests": "assert f(2) == 4
         (CODE, FUNCTION, "```python\ndef f(x):\n    return 2 * x\n```", 1.0),
         (CODE, FUNCTION, "    return 2 * x\n", 1.0),
         (CODE, FUNCTION, "```python\ndef f(x):\n    return x\n```", 0.0),
-        (CODE, {"runs": [("3\n", "9\n")]}, "```python\nprint(int(input()) ** 2)\n```", 1.0),
-        (CODE, {"runs": [("3\n", "8")]}, "```python\nprint(int(input()) ** 2)\n```", 0.0),
+        (CODE, SQUARES, "```python\nprint(int(input()) ** 2)\n```", 1.0),
+        (CODE, SQUARES, "```python\nimport sys\nprint(int(input()) ** 2)\nsys.exit(0)\n```", 1.0),
+        (CODE, SQUARES, "```python\nx = int(input())\nprint(9 if x == 3 else 0)\n```", 0.0),
+        (CODE, METHOD, f"```python\n{SOLUTION}return {{x: [x] * n}}\n```", 1.0),
+        (CODE, METHOD, f"```python\n{SOLUTION}return {{x: (x,) * n}}\n```", 1.0),
+        (CODE, METHOD, f"```python\n{SOLUTION}return {{x: [x, x]}}\n```", 0.0),
     ],
 )
 def test_scores(metric: str, reference: object, text: str, wanted: float) -> None:
     if metric == CODE:
         check_sandbox()
     assert score(metric, reference, text) == wanted
+
+
+@pytest.mark.parametrize(
+    "leave", ["raise SystemExit", "import sys; sys.exit(0)", "import os; os._exit(0)"]
+)
+@pytest.mark.parametrize(
+    "when", ["{}", "def f(*args): {}", "class Solution:\n  def f(self, *args): {}"]
+)
+def test_a_program_that_leaves_before_its_tests_fails(leave: str, when: str) -> None:
+    code = f"```python\n{when.format(leave)}\n```"
+    assert score(CODE, FUNCTION, code) == score(CODE, {"tests": "assert f(2) == 4"}, code) == 0.0
+    assert score(CODE, METHOD, code) == score(CODE, SQUARES, code) == 0.0
+
+
+def test_private_cases_are_not_unpickled(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[object, ...]:
+            return Path.touch, (tmp_path / "ran",)
+
+    trap = base64.b64encode(zlib.compress(pickle.dumps(Trap()))).decode()
+    for private in (trap, "no base64", pack([])[:-8]):
+        with pytest.raises(UserError, match="broken private_test_cases"):
+            list_cases({"public": "[]", "private": private})
+    assert list(tmp_path.iterdir()) == []
+    plain = {"input": "1", "output": "2"}
+    assert list_cases({"public": "[]", "private": json.dumps([plain])}) == [plain]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from specalign.suites.livecodebench import HEAD
 from specalign.suites.prompt import Prompt
 from specalign.suites.registry import GROUPS, SUITES, resolve
 from specalign.suites.sources import load_suite
@@ -81,6 +82,7 @@ ROWS = {
     "livecodebench": {
         "question_content": "Square it.", "question_id": "1", "difficulty": "easy", "starter_code": "",
         "public_test_cases": '[{"input": "3", "output": "9", "testtype": "stdin"}]',
+        "private_test_cases": "[]", "metadata": '{"func_name": "square"}',
     },
     "alpaca": {"instruction": "Name it.", "input": "a red fruit", "output": "apple"},
     "arena_hard": {"question_id": "u", "cluster": "SQL", "turns": [{"content": "Explain joins."}]},
@@ -97,7 +99,10 @@ ROWS = {
     },
 }  # fmt: skip
 REFERENCES = {
-    "cnn_dm": "Rain.", "mbpp": {"tests": "\nassert f(1, 2) == 3"}, "livecodebench": {"runs": [("3", "9")]},
+    "cnn_dm": "Rain.", "mbpp": {"tests": "\nassert f(1, 2) == 3"}, "livecodebench": {
+        "head": HEAD, "method": "square", "private": "[]",
+        "public": '[{"input": "3", "output": "9", "testtype": "stdin"}]',
+    },
     "bbh": "False", "arc": "B", "mmlu_pro": "B",
 }  # fmt: skip
 CATEGORIES = {
@@ -112,7 +117,15 @@ def test_rows_in_the_layout_of_their_source(name: str) -> None:
     assert prompt is not None and prompt.id and prompt.content
     assert prompt.reference == REFERENCES.get(name)
     assert prompt.category == CATEGORIES.get(name, prompt.category)
-    needed = set(ROWS[name]) & {"article", "text", "turns", "question", "input", "instruction"}
+    needed = set(ROWS[name]) & {
+        "article",
+        "text",
+        "turns",
+        "question",
+        "input",
+        "instruction",
+        "private_test_cases",
+    }
     for column in needed - ({"input"} if name == "alpaca" else set()):
         with pytest.raises(KeyError):
             SUITES[name].read({k: v for k, v in ROWS[name].items() if k != column}, 0)
