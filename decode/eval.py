@@ -46,10 +46,20 @@ def run_reproduction(
     found = find_reproduction(name)
     if config.suite or config.prompts or config.methods:
         raise UserError("--reproduce chooses suites and methods: leave out --suite and --methods")
+    folder = config.out or Path("runs/reproduce") / name
     if not config.drafters and not tiny:
         raise UserError(f"--reproduce={name} needs --drafter {found.drafters}")
+    if not config.drafters:
+        from decode.evaluation.stand_ins import make_stand_ins
+        from specalign.lm.loading import load_target
+
+        target = load_target(
+            config.target or "debug",
+            device=config.device,
+            trust_remote_code=config.trust_remote_code,
+        )
+        config = replace(config, drafters=make_stand_ins(target, folder / "stand-ins"))
     page = reproduce(name, config, tiny, lambda own: evaluate(own, console, typed))
-    folder = config.out or Path("runs/reproduce") / name
     write_text(folder / "reproduction.md", page + "\n")
     console.say(page, wrap=False)
 

@@ -11,24 +11,7 @@ from decode.evaluation.config import EvalConfig
 from decode.evaluation.reproductions import REPRODUCTIONS, plan_measurements
 from decode.systems.parsing import read_methods
 from specalign.common.errors import UserError
-from specalign.formats.block import save_drafter
-from specalign.formats.standalone import save_standalone
-from specalign.lm.model import Target
 from specalign.suites.registry import SUITES
-from tests.builders import diffusion_drafter
-from tests.builders import sharp_block_network as network
-
-
-@pytest.fixture(scope="module")
-def drafters(target: Target, tmp_path_factory: pytest.TempPathFactory) -> str:
-    root = tmp_path_factory.mktemp("drafters")
-    save_standalone(diffusion_drafter(target, "ddit"), root / "diffusion")
-    save_drafter(network(target, 0, "shared_kv"), root / "block")
-    variable = network(target, 1, "shared_kv", block_layout="fill_in")
-    save_drafter(variable, root / "variable_prefix")
-    kinds = ("diffusion", "block", "variable_prefix")
-    return ",".join([*(f"{kind}={root / kind}" for kind in kinds), "autoregressive=debug"])
-
 
 SLOW = ("specdiff_table1", "specdiff_lm1b", "specdiff2")
 """Tables of one measurement for each suite, as the others."""
@@ -39,10 +22,10 @@ SLOW = ("specdiff_table1", "specdiff_lm1b", "specdiff2")
     [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in REPRODUCTIONS],
 )
 def test_every_table_runs_on_stand_ins(
-    name: str, drafters: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--reproduce", name, "--scale", "tiny", "--drafter", drafters, "--device", "cpu"]
-    eval.main([*words, "--no-hf-check", "--target", "debug", "--out", str(tmp_path / "o")])
+    words = ["--reproduce", name, "--scale", "tiny", "--device", "cpu", "--no-hf-check"]
+    eval.main([*words, "--out", str(tmp_path / "o")])
     page = (tmp_path / "o/reproduction.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| debug")]
     found = REPRODUCTIONS[name]
