@@ -31,6 +31,11 @@ def test_every_table_runs_on_stand_ins(
     found = REPRODUCTIONS[name]
     assert len(rows) == (4 if found.sweep else len(found.cells))
     assert all("skipped" not in row and "×" in row for row in rows)
+    for row, cell in zip(rows, found.cells, strict=False):
+        published = "" if cell.tau is None else f"{cell.tau:.2f}"
+        assert row.split(" | ")[5].strip() == published
+    if not found.sweep:  # the paper's τ in the table, or what it says instead
+        assert found.note in page and all(cell.tau or found.note for cell in found.cells)
     assert page.strip() in capsys.readouterr().out.strip()
 
 
