@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,14 @@ def record(
         "tokens": list(range(committed + 1)),
     }  # fmt: skip
     return Record(**{**fields, **more})
+
+
+def page_data(text: str) -> dict[str, Any]:
+    """The charts and replays in a page."""
+    found = re.search(r'id="report-data">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    data: dict[str, Any] = json.loads(found[1])
+    return data
 
 
 def quiet(tokens: int) -> list[str]:

@@ -135,17 +135,24 @@ def _chart_categories(summary: Summary, records: Sequence[Record]) -> Chart:
 
 
 def _chart_tau(summary: Summary, records: Sequence[Record]) -> Chart:
+    taus = {
+        title: [committed / calls for committed, calls in stats.counts(records, name).values()]
+        for name, title in [*_drafting(summary).items()][:MANY]
+    }
+    return chart_taus("prompt", taus)
+
+
+def chart_taus(unit: str, taus: Mapping[str, Sequence[float]]) -> Chart:
+    """The distribution of τ. unit: what each τ is of."""
     traces: list[JsonObject] = []
-    for i, (name, title) in enumerate([*_drafting(summary).items()][:MANY]):
-        counted = stats.counts(records, name).values()
-        values = [committed / calls for committed, calls in counted]
+    for i, (title, values) in enumerate(taus.items()):
         if values:
             marks = {"color": _colour(i), "size": 4}
-            trace: JsonObject = {"type": "violin", "name": title, "y": values, "points": "all"}
+            trace: JsonObject = {"type": "violin", "name": title, "y": [*values], "points": "all"}
             more = {"jitter": 0.4, "pointpos": 0, "box": {"visible": True}, "spanmode": "hard"}
             traces.append(trace | more | {"marker": marks, "line": {"color": _colour(i)}})
-    layout = {"yaxis": {"title": {"text": "τ of a prompt"}}, "showlegend": False}
-    return Chart("tau", "τ of every prompt", "One dot per prompt.", traces, layout)
+    layout = {"yaxis": {"title": {"text": f"τ of a {unit}"}}, "showlegend": False}
+    return Chart("tau", f"τ of every {unit}", f"One dot per {unit}.", traces, layout)
 
 
 def _chart_time(summary: Summary) -> Chart:

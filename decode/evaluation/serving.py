@@ -31,8 +31,16 @@ PLAIN, DRAFTED = "plain", "drafted"
 WARMUP_TOKENS = 16
 HEADER = (
     "in flight", "server", "tokens/s", "speed-up [95%]", "TTFT, ms", "TPOT, ms",
-    "ITL, ms", "τ", "requests",
+    "ITL, ms", "τ", "τ macro", "requests",
 )  # fmt: skip
+_NOTES = (
+    "Times: median and 99th percentile. ITL: time between two bursts of a stream. Speed-up: time per "
+    "token after the first, in pairs of the same prompt.",
+    "τ: pooled over all rounds by the server's counters (acceptance length, mean accepted length). τ "
+    "macro: the mean of the requests' own τ (per-request mean), tokens per burst of their streams.",
+)
+_AGREES = 0.1
+"""Relative difference up to which a stream's bursts add up to the server's counters."""
 
 
 @dataclass
@@ -187,6 +195,19 @@ def tau_of(rounds: Sequence[ServedRound]) -> float | None:
     return 1 + sum(one.accepted or 0.0 for one in rounds) / drafts if drafts else None
 
 
+def request_taus(rounds: Sequence[ServedRound]) -> list[float]:
+    """τ of each request by its stream: tokens after the first, which the prefill gives, per burst.
+    Empty where the bursts are not the server's rounds: their pooled τ is not that of its
+    counters."""
+    pooled = tau_of(rounds)
+    made = [(r.tokens - 1, len(r.gaps)) for one in rounds for r in one.requests if r.gaps]
+    if pooled is None or not made:
+        return []
+    by_bursts = sum(tokens for tokens, _ in made) / sum(bursts for _, bursts in made)
+    agrees = abs(by_bursts / pooled - 1) <= _AGREES
+    return [tokens / bursts for tokens, bursts in made] if agrees else []
+
+
 def doubts(rounds: Sequence[ServedRound]) -> list[str]:
     """A line for each speed-up that drafting alone can't give."""
     lines = []
@@ -212,7 +233,7 @@ def serving_rows(rounds: Sequence[ServedRound]) -> list[list[str]]:
                 continue
             requests = [request for one in mine for request in one.requests]
             speed = sum(r.tokens for r in requests) / sum(one.seconds for one in mine)
-            tau = tau_of(mine)
+            tau, taus = tau_of(mine), request_taus(mine)
             gain = speed_up(rounds, concurrency) if name == DRAFTED else None
             rows.append([
                 str(concurrency),
@@ -223,6 +244,7 @@ def serving_rows(rounds: Sequence[ServedRound]) -> list[list[str]]:
                 _percentiles([r.per_token for r in requests if r.per_token is not None]),
                 _percentiles([gap for r in requests for gap in r.gaps]),
                 format_number(tau) if tau else "",
+                format_number(float(np.mean(taus))) if taus else "",
                 str(len(requests)),
             ])  # fmt: skip
     return rows
@@ -243,14 +265,24 @@ def serving_page(config: ServerConfig, rounds: Sequence[ServedRound]) -> str:
         name: [next((float(r[2]) for r in rows if r[:2] == [str(n), name]), None) for n in sizes]
         for name in (PLAIN, DRAFTED)
     }
-    chart = charts.chart_throughput(sizes, speeds)
+    taus = {
+        f"{n} in flight": request_taus([one for one in rounds if one.key[:2] == (DRAFTED, n)])
+        for n in sizes
+    }
+    drawn = [charts.chart_throughput(sizes, speeds), charts.chart_taus("request", taus)]
+    drawn = [chart for chart in drawn if chart.traces]
     where = f"{config.url} against {config.baseline}" if config.baseline else config.url
+    lines = [*_NOTES, *doubts(rounds)]
+    if tau_of(rounds) and not any(taus.values()):
+        lines.append(
+            "τ is pooled alone: the bursts of this server's stream are not its rounds (they do not "
+            "add up to its counters), so single requests have no τ."
+        )
     body = (
         f"<h1>Speed of servers</h1><p class='soft'>{where}</p>"
-        + render_charts([chart])
+        + render_charts(drawn)
         + render_table(HEADER, rows)
-        + "<p class='note'>Times: median and 99th percentile. ITL: time between two chunks "
-        "of a stream. Speed-up: time per token after the first, in pairs of the same prompt.</p>"
-        + "".join(f"<p class='note'>{line}</p>" for line in doubts(rounds))
+        + "".join(f"<p class='note'>{line}</p>" for line in lines)
     )
-    return fill_page("Speed of servers", body, {"charts": [asdict(chart)], "replays": []})
+    data = {"charts": [asdict(chart) for chart in drawn], "replays": []}
+    return fill_page("Speed of servers", body, data)

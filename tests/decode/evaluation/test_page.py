@@ -8,6 +8,7 @@ import re
 import shutil
 import struct
 import subprocess
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,17 +16,11 @@ import pytest
 
 from decode.evaluation import statistics as stats
 from decode.evaluation.page import compare_runs, make_report
-from decode.evaluation.records import read_records, write_replays
+from decode.evaluation.records import Run, append, read_records, write_replays, write_run
 from decode.evaluation.replay import split_text
-from tests.measurements import fill_report
+from tests.measurements import fill_report, page_data, record
 
 ROUND = {"seconds": 0.5, "accepted": ["a", "b"], "own": "c", "rejected": ["d"]}
-
-
-def page_data(text: str) -> dict:
-    found = re.search(r'id="report-data">(.*?)</script>', text, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
 
 
 def test_the_charts_show_what_the_records_say(tmp_path: Path) -> None:
@@ -58,6 +53,166 @@ def test_the_charts_show_what_the_records_say(tmp_path: Path) -> None:
     assert f"<b>{speedup.value:.2f}×</b>" in text
     ids = re.findall(r'id="plot-([\w-]+)"', text)
     assert sorted(ids) == sorted(charts) and all(f"plot-{name}" in text for name in charts)
+
+
+POINTS = {(f"draft_tokens={k}", f"steps={t}"): (k, t) for k in (2, 4) for t in (1, 2)}
+
+
+def fill_sweep(folder: Path) -> Path:
+    """Two suites, two categories, batches of one and two, four points of a sweep; no two alike."""
+    folder.mkdir()
+    methods = {f"specdiff:{a}:{b}": point for (a, b), point in POINTS.items()}
+    settings = {
+        "target": "t/m", "methods": ["plain", *methods], "temperature": 0.0, "max_new_tokens": 20,
+        "dtype": "float32", "seed": 0, "repeats": 2, "warmup": 1, "threads": 2, "batch_sizes": [1, 2],
+        "sweep": ["draft_tokens=2,4", "steps=1,2"], "execute_code": None,
+    }  # fmt: skip
+    sources = [
+        {"name": n, "title": n.upper(), "group": "chat", "prompts": 6, "source": n, "metric": ""}
+        for n in "sz"
+    ]
+    write_run(folder, Run(settings, sources))
+    rows = []
+    for i in range(12):
+        for size, repeat, (method, (k, t)) in product(
+            (1, 2), (0, 1), {"plain": (0, 0), **methods}.items()
+        ):
+            where = {
+                "suite": "sz"[i // 6],
+                "category": "xy"[i % 2],
+                "repeat": repeat,
+                "batch": size,
+            }
+            group = f"p{i - i % size}"
+            slow = (1 + 0.1 * i + 0.05 * repeat) * (1.5 if size == 2 else 1)
+            if method == "plain":
+                counts = (20, 20, [0] * 20, [0] * 20)
+            else:
+                accepted = [(i + j + k) % (k + 1) for j in range(5)]
+                counts = (5 + sum(accepted), 5, accepted, [k] * 5)
+            seconds = slow if method == "plain" else slow / (k - 0.3 * t)
+            parts = {"draft_seconds": 0.1 * t * slow / k, "verify_seconds": 0.2 * slow} if k else {}
+            rows.append(
+                record(
+                    method, f"p{i}", seconds, *counts, **where, group=group, identical=True, **parts
+                )
+            )
+    append(folder, rows)
+    return folder
+
+
+def time_per_token(rows: list[dict], method: str, whole: bool = False) -> dict[tuple, float]:
+    """By the prompts that were decoded together: the mean over repeats of seconds per token."""
+    units: dict[tuple, dict[int, list[dict]]] = {}
+    for row in rows:
+        if row["method"] == method:
+            repeats = units.setdefault((row["suite"], row["group"]), {})
+            repeats.setdefault(row["repeat"], []).append(row)
+    return {
+        key: sum(
+            max(one["seconds"] + whole * one["prefill_seconds"] for one in unit)
+            / sum(one["committed"] + whole for one in unit)
+            for unit in repeats.values()
+        )
+        / len(repeats)
+        for key, repeats in units.items()
+    }
+
+
+def expected(rows: list[dict], method: str) -> dict[str, str]:
+    """A method's figures from the lines of records.jsonl alone, as the page writes them."""
+    mine = [row for row in rows if row["method"] == method]
+    rounds = sum(row["calls"] for row in mine)
+    units = {(r["suite"], r["group"], r["repeat"]): [] for r in mine}
+    for row in mine:
+        units[row["suite"], row["group"], row["repeat"]].append(row["seconds"])
+    plain, own = time_per_token(rows, "plain"), time_per_token(rows, method)
+    plain_whole, whole = (time_per_token(rows, name, True) for name in ("plain", method))
+    by_prompt: dict[tuple, list[int]] = {}
+    for row in mine:
+        sums = by_prompt.setdefault((row["suite"], row["prompt"]), [0, 0])
+        sums[0] += row["committed"]
+        sums[1] += row["calls"]
+    drafted = [(d, a) for r in mine for d, a in zip(r["drafted"], r["accepted"], strict=True)]
+    shares = []
+    for k in (1, 2, 4, 8):
+        at = [a >= k for d, a in drafted if d >= k]
+        shares += [f"{sum(at) / len(at):.2f}"] if at else []
+    ms = [1000 * sum(r[f"{part}_seconds"] for r in mine) / rounds for part in ("draft", "verify")]
+    return {
+        "tokens/s": f"{sum(r['committed'] for r in mine) / sum(map(max, units.values())):.1f}",
+        "speed-up [95%]": f"{sum(plain.values()) / sum(own.values()):.2f}×",
+        "with prefill": f"{sum(plain_whole.values()) / sum(whole.values()):.2f}×",
+        "τ [95%]": f"{sum(r['committed'] for r in mine) / rounds:.2f}",
+        "τ macro": f"{sum(c / n for c, n in by_prompt.values()) / len(by_prompt):.2f}",
+        "accepted at 1, 2, 4, 8": " ".join(shares),
+        "draft + verify, ms per round": f"{ms[0]:.1f} + {ms[1]:.1f}",
+        "identical": f"{len(by_prompt)}/{len(by_prompt)}",
+        "prompts": str(len(by_prompt)),
+    }
+
+
+def test_tables_and_the_charts_of_categories_batches_and_sweeps(tmp_path: Path) -> None:
+    """Recomputed from the file of records, with arithmetic of the test's own."""
+    folder = fill_sweep(tmp_path / "o")
+    make_report(folder)
+    text = (folder / "report.html").read_text()
+    everything = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    first = [row for row in everything if row["batch"] == 1]
+    tables = [
+        [re.findall("<t[hd]>(.*?)</t[hd]>", row) for row in re.findall("<tr>(.*?)</tr>", table)]
+        for table in re.findall("<table>(.*?)</table>", text)
+    ]
+    overview, figures, *_, batches = tables[:4]
+    assert len(figures) == 1 + 3 * 5
+    for row in figures[1:]:
+        shown = dict(zip(figures[0], row, strict=True))
+        rows = [one for one in first if shown["suite"] in (one["suite"].upper(), "all")]
+        wanted = expected(rows, shown["method"])
+        if shown["method"] == "plain":
+            wanted = {
+                name: wanted[name] for name in ("tokens/s", "τ macro", "identical", "prompts")
+            }
+        for name, value in wanted.items():
+            assert shown[name].partition(" [")[0] == value, (shown["suite"], shown["method"], name)
+    for row in overview[2:]:
+        shown = dict(zip(overview[0], row, strict=True))
+        for suite in "sz":
+            wanted = expected([one for one in first if one["suite"] == suite], shown["method"])
+            assert shown[suite.upper()] == wanted["speed-up [95%]"]
+    assert batches[0][0] == "batch" and len(batches) == 1 + 2 * 5
+    charts = {chart["name"]: chart for chart in page_data(text)["charts"]}
+    lines = {trace["name"]: trace for trace in charts["batches"]["traces"]}
+    for size, method, speed, gain, tau, _ in batches[1:]:
+        wanted = expected([one for one in everything if one["batch"] == int(size)], method)
+        assert speed == wanted["tokens/s"] and tau == wanted["τ [95%]"]
+        assert method == "plain" or gain.partition(" [")[0] == wanted["speed-up [95%]"]
+        assert lines[method]["x"] == [1, 2]
+        assert f"{lines[method]['y'][int(size) - 1]:.1f}" == speed
+    assert charts["categories"]["traces"][0]["x"] == ["x", "y"]
+    for trace in charts["categories"]["traces"]:
+        for name, value, above, below in zip(
+            trace["x"], trace["y"], *(trace["error_y"][k] for k in ("array", "arrayminus")), strict=True
+        ):  # fmt: skip
+            rows = [one for one in first if one["category"] == name]
+            assert f"{value:.2f}" == expected(rows, trace["name"])["τ [95%]"]
+            own = [r for r in read_records(folder) if r.batch == 1 and r.category == name]
+            interval = stats.tau(stats.counts(own, trace["name"]))
+            assert (value + above, value - below) == pytest.approx((interval.hi, interval.lo))
+    (heat,) = charts["sweep-0"]["traces"]
+    for a, b in POINTS:
+        found = heat["z"][heat["y"].index(a)][heat["x"].index(b)]
+        wanted = expected(first, f"specdiff:{a}:{b}")["speed-up [95%]"]
+        assert f"{found:.2f}×" == wanted and heat["text"][heat["y"].index(a)][
+            heat["x"].index(b)
+        ] == wanted.removesuffix("×")
+    time = {trace["name"]: trace for trace in charts["time"]["traces"]}
+    for i, method in enumerate(time["drafting"]["y"]):
+        parts = [f"{time[name]['x'][i]:.1f}" for name in ("drafting", "target and verification")]
+        assert " + ".join(parts) == expected(first, method)["draft + verify, ms per round"]
+        mine = [one for one in first if one["method"] == method]
+        whole = 1000 * sum(r["seconds"] for r in mine) / sum(r["calls"] for r in mine)
+        assert sum(trace["x"][i] for trace in time.values()) == pytest.approx(whole)
 
 
 def test_no_character_of_several_tokens_is_lost() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -10,25 +11,33 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from decode import eval
+from decode.evaluation.config import ServerConfig
 from decode.evaluation.endpoint import Endpoint, ServedRequest
 from decode.evaluation.serving import (
     DRAFTED,
+    HEADER,
     PLAIN,
     ServedRound,
     doubts,
     read_rounds,
+    request_taus,
+    serving_page,
     serving_rows,
     speed_up,
+    tau_of,
 )
 from specalign.common.errors import UserError
 from specalign.suites.prompt import Prompt
+from tests.measurements import page_data
 
 
 class StreamingServer(ThreadingHTTPServer):
-    """Streams ten tokens, `burst` at a time, with a pause before each piece."""
+    """Streams ten tokens, the first alone and then `burst` at a time, with a pause before each
+    piece."""
 
     daemon_threads = True
 
@@ -66,10 +75,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         count = min(10, asked["max_tokens"])
         self._event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
-        for start in range(0, count, self.server.burst):
+        sizes = [1, *[self.server.burst] * ((count - 1) // self.server.burst)]
+        sizes += [count - sum(sizes)] * (sum(sizes) < count)
+        for place, size in enumerate(sizes):
             time.sleep(0.01)
-            size = min(self.server.burst, count - start)
-            self.server.drafts += self.server.burst > 1
+            self.server.drafts += self.server.burst > 1 and place > 0
             self.server.accepted += size - 1
             self._event({"choices": [{"index": 0, "delta": {self.server.kind: "x" * size}}]})
         time.sleep(self.server.end_seconds)
@@ -135,8 +145,8 @@ def test_servers_are_measured_in_turn_and_resumed(
     assert gain is not None and gain.prompts == 3 and gain.value > 2
     rows = serving_rows(rounds)
     assert [row[:2] for row in rows] == [["1", PLAIN], ["1", DRAFTED], ["2", PLAIN], ["2", DRAFTED]]
-    assert rows[1][7] == "5.00" and rows[0][7] == ""
-    assert "Speed of servers" in (tmp_path / "o/serving.html").read_text()
+    assert rows[1][7:] == ["4.50", "4.50", "6"] and rows[0][7:] == ["", "", "6"]
+    trace_page((tmp_path / "o/serving.html").read_text(), rounds)
     assert plain.asked[0]["max_tokens"] == 16  # the warm-up
     before = len(plain.asked)
     eval.main(words)
@@ -147,6 +157,50 @@ def test_servers_are_measured_in_turn_and_resumed(
     eval.main([*words, "--max-new-tokens", "5", "--no-resume"])
     again = read_rounds(tmp_path / "o")
     assert len(again) == len(rounds) and again[0].requests[0].tokens == 5
+
+
+def trace_page(page: str, rounds: list[ServedRound]) -> None:
+    """Charts and table from the rounds alone."""
+    charts = {chart["name"]: chart for chart in page_data(page)["charts"]}
+    lines = {trace["name"]: trace for trace in charts["batches"]["traces"]}
+    cells = [re.findall("<td>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", page)[1:]]
+    place = 0
+    for n in (1, 2):
+        for name in (PLAIN, DRAFTED):
+            mine = [one for one in rounds if one.key[:2] == (name, n)]
+            requests = [request for one in mine for request in one.requests]
+            speed = sum(r.tokens for r in requests) / sum(one.seconds for one in mine)
+            shown = dict(zip(HEADER, cells[place], strict=True))
+            place += 1
+            assert shown["tokens/s"] == f"{speed:.1f}"
+            assert lines[name]["x"] == [1, 2]
+            assert lines[name]["y"][n - 1] == pytest.approx(speed, abs=0.05)
+            assert shown["requests"] == str(len(requests)) == "6"
+            first, per_token, gaps = (
+                np.quantile(np.array(found) * 1000, [0.5, 0.99])
+                for found in (
+                    [r.first_seconds for r in requests],
+                    [(r.seconds - r.first_seconds) / (r.tokens - 1) for r in requests],
+                    [gap for r in requests for gap in r.gaps],
+                )
+            )
+            for title, (median, late) in (("TTFT", first), ("TPOT", per_token), ("ITL", gaps)):
+                assert shown[f"{title}, ms"] == f"{median:.1f} (p99 {late:.1f})"
+    for trace in charts["tau"]["traces"]:
+        assert trace["y"] == [4.5] * 6
+    assert {trace["name"] for trace in charts["tau"]["traces"]} == {"1 in flight", "2 in flight"}
+
+
+def test_single_requests_have_no_tau_where_bursts_are_no_rounds() -> None:
+    """A server that streams its tokens one by one, although it drafts."""
+    requests = [ServedRequest("s", str(i), 0.0, 1.0, 10, [0.1] * 9) for i in range(3)]
+    rounds = [ServedRound(DRAFTED, 1, 0, 3.0, requests, drafts=6.0, accepted=21.0)]
+    assert tau_of(rounds) == 4.5 and request_taus(rounds) == []
+    (row,) = serving_rows(rounds)
+    assert row[7:] == ["4.50", "", "3"]
+    page = serving_page(ServerConfig("http://x"), rounds)
+    assert "τ is pooled alone" in page
+    assert [chart["name"] for chart in page_data(page)["charts"]] == ["batches"]
 
 
 @pytest.mark.parametrize("kind", ["content", "reasoning", "reasoning_content"])
