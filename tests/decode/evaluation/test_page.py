@@ -88,9 +88,10 @@ def fill_sweep(folder: Path) -> Path:
             if method == "plain":
                 counts = (20, 20, [0] * 20, [0] * 20)
             else:
-                accepted = [(i + j + k) % (k + 1) for j in range(5)]
-                counts = (5 + sum(accepted), 5, accepted, [k] * 5)
-            seconds = slow if method == "plain" else slow / (k - 0.3 * t)
+                rounds = 3 + i % 4
+                accepted = [(i + j + k) % (k + 1) for j in range(rounds)]
+                counts = (rounds + sum(accepted), rounds, accepted, [k] * rounds)
+            seconds = slow if method == "plain" else slow * (1 + i % 3) / (k - 0.3 * t)
             parts = {"draft_seconds": 0.1 * t * slow / k, "verify_seconds": 0.2 * slow} if k else {}
             rows.append(
                 record(
