@@ -86,14 +86,7 @@ class EvalConfig:
     @property
     def recorded(self) -> JsonObject:
         """The options that run.json records as they were typed."""
-        own = (
-            "limit",
-            "repeats",
-            "warmup",
-            "drafter_tokenizer",
-            "tune",
-            "system",
-        )
+        own = ("limit", "repeats", "warmup", "drafter_tokenizer", "tune", "system")
         drafting = ("draft_tokens", "tree_nodes", "steps", "order")
         limits = {name: self.limit_of(name) for name in self.suite_names} or {"": self.limit_of("")}
         same = len({*limits.values()}) == 1

@@ -13,13 +13,13 @@ from matplotlib import rc_context, rcdefaults, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from decode.evaluation.charts import COLOURS
 from decode.evaluation.statistics import Estimate, format_number, value_of
 from decode.evaluation.summary import Figures, Summary, format_method
 from decode.evaluation.tables import headline as settings_line
 from decode.evaluation.verdict import headline
 from decode.systems.registry import PLAIN
 
-COLOURS = ("#2a78b5", "#d1602f", "#4c9a52", "#8a5fb0", "#b8860b", "#7a7a7a")
 _DPI = 100
 _MOST_BARS = 6
 
@@ -55,7 +55,7 @@ def _draw_bars(axes: Axes, summary: Summary, methods: list[str]) -> None:
     axes.set_yticks(range(len(methods)), [label[:24] for label in labels], fontsize=14)
     axes.margins(x=0.3)
     axes.set_xlim(left=0)
-    hide_frame(axes)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def error_bar(estimate: Estimate) -> list[list[float]] | None:
@@ -64,10 +64,6 @@ def error_bar(estimate: Estimate) -> list[list[float]] | None:
         return None
     value = estimate.value
     return [[value - min(estimate.lo, value)], [max(estimate.hi, value) - value]]
-
-
-def hide_frame(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from decode.systems.registry import LOSSY
 from specalign.common.errors import UserError
@@ -24,6 +24,7 @@ AS_JSON: JsonObject = {"ensure_ascii": False, "allow_nan": False}
 _OWN = (RECORDS, SUMMARY, "share.png", "report.html", REPLAYS, "tuning")
 
 
+Row = TypeVar("Row")
 RecordKey = tuple[str, str, str, int, int]
 """Suite, prompt, method, repeat, batch size."""
 
@@ -177,11 +178,12 @@ def read_replays(folder: Path) -> list[JsonObject]:
     return found
 
 
-def append(folder: Path, records: Iterable[Record]) -> None:
-    """Append one JSON line per record, synced to disk."""
-    check_ordinary(folder / RECORDS)
-    with naming(folder / RECORDS), open(folder / RECORDS, "a", encoding="utf-8") as file:
-        file.writelines(map(_to_line, records))
+def append(folder: Path, rows: Iterable[Any], name: str = RECORDS) -> None:
+    """Append one JSON line per record to a file of the folder, synced to disk."""
+    path = folder / name
+    check_ordinary(path)
+    with naming(path), open(path, "a", encoding="utf-8") as file:
+        file.writelines(map(_to_line, rows))
         file.flush()
         os.fsync(file.fileno())
 
@@ -191,8 +193,8 @@ def write_records(folder: Path, records: Iterable[Record]) -> None:
     write_text(folder / RECORDS, "".join(map(_to_line, records)))
 
 
-def _to_line(record: Record) -> str:
-    return json.dumps(asdict(record), **AS_JSON) + "\n"
+def _to_line(row: Any) -> str:
+    return json.dumps(asdict(row), **AS_JSON) + "\n"
 
 
 def add(folder: Path, earlier: list[Record], new: list[Record]) -> list[Record]:
@@ -208,13 +210,16 @@ def add(folder: Path, earlier: list[Record], new: list[Record]) -> list[Record]:
 
 
 def read_records(folder: Path, mend: bool = False) -> list[Record]:
-    """All records of the folder; for duplicates of a generation, the last one. An incomplete last
-    line, left by a killed run, is ignored; `mend` also removes it from the file.
+    """All records of the folder; for duplicates of a generation, the last one. Otherwise as
+    `read_appended`."""
+    records = read_appended(folder / RECORDS, Record, mend)
+    return list({record.key: record for record in records}.values())
 
-    Raises:
-        UserError: a broken line in the middle, or one that is not a record.
-    """
-    path = folder / RECORDS
+
+def read_appended(path: Path, kind: type[Row], mend: bool) -> list[Row]:
+    """The lines that `append` wrote. An incomplete last one, left by a killed run, is ignored;
+    `mend` also removes it from the file. Raises UserError: a broken line in the middle, or one of
+    another kind."""
     check_ordinary(path)
     if not path.is_file():
         return []
@@ -223,12 +228,9 @@ def read_records(folder: Path, mend: bool = False) -> list[Record]:
     if mend and len(whole) < len(raw):
         with open(path, "r+b") as file:
             file.truncate(len(whole))
-    records: dict[RecordKey, Record] = {}
-    for number, line in enumerate(whole.decode("utf-8", errors="replace").split("\n")[:-1], 1):
-        where = f"{path}, line {number}"
-        record: Record = convert(parse_json(line, where), Record, "", where)
-        records[record.key] = record
-    return list(records.values())
+    lines = whole.decode("utf-8", errors="replace").split("\n")[:-1]
+    found = ((f"{path}, line {number}", line) for number, line in enumerate(lines, 1))
+    return [convert(parse_json(line, where), kind, "", where) for where, line in found]
 
 
 def check_out(folder: Path, recorded: JsonObject, resume: bool, tune: bool) -> None:

@@ -4,8 +4,6 @@ the first token, time per token and per burst, by the number of requests in flig
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,11 +15,11 @@ from decode.evaluation import charts
 from decode.evaluation.config import ServerConfig
 from decode.evaluation.endpoint import Endpoint, ServedRequest, as_messages
 from decode.evaluation.page import fill_page, render_charts, render_table
-from decode.evaluation.records import check_same
+from decode.evaluation.records import append, check_same, read_appended
 from decode.evaluation.statistics import Estimate, format_estimate, format_number, paired_ratio
 from specalign.common.errors import UserError
-from specalign.common.files import check_ordinary, naming, write_json, write_text
-from specalign.common.schema import convert, parse_json, read_json
+from specalign.common.files import write_json, write_text
+from specalign.common.schema import read_json
 from specalign.common.terminal import PlainConsole
 from specalign.suites.prompt import Prompt
 from specalign.suites.sources import Loaded
@@ -93,7 +91,7 @@ def measure_servers(
                         server.send(shortest[:concurrency], concurrency, 0.0, WARMUP_TOKENS)
                     warm = True
                 found = _run_round(servers[name], name, concurrency, repeat, prompts, config)
-                _append(config.out, found)
+                append(config.out, [found], ROUNDS)
                 done.append(found)
                 speed = sum(one.tokens for one in found.requests) / found.seconds
                 console.say(f"{concurrency} in flight, {name}: {speed:.1f} tokens/s")
@@ -117,7 +115,7 @@ def _open_folder(
     if not config.resume:
         for name in (SETTINGS, ROUNDS):
             (config.out / name).unlink(missing_ok=True)
-    done = read_rounds(config.out)
+    done = read_appended(config.out / ROUNDS, ServedRound, mend=True)
     if done:
         check_same(config.out, read_json(path) if path.is_file() else {}, settings)
     write_json(path, settings)
@@ -150,29 +148,6 @@ def _count_drafts(server: Endpoint) -> dict[str, float]:
         return server.read_counters()
     except UserError:
         return {}
-
-
-def _append(folder: Path, found: ServedRound) -> None:
-    path = folder / ROUNDS
-    check_ordinary(path)
-    with naming(path), open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(found)) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def read_rounds(folder: Path) -> list[ServedRound]:
-    """The rounds of a folder; an incomplete last line, left by a killed run, is ignored."""
-    path = folder / ROUNDS
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    return [
-        convert(
-            parse_json(line, f"{path}, line {number}"), ServedRound, "", f"{path}, line {number}"
-        )
-        for number, line in enumerate(lines, 1)
-    ]
 
 
 def speed_up(rounds: Sequence[ServedRound], concurrency: int) -> Estimate | None:

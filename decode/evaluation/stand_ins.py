@@ -35,34 +35,21 @@ def make_stand_ins(target: Target, folder: Path) -> tuple[NamedDrafter, ...]:
 
 
 def _make_diffusion(target: Target) -> DiffusionDrafter:
-    sizes = {"hidden_size": 32, "n_blocks": 2, "n_heads": 2, "cond_dim": 16}
-    network = DDiT(DDiTConfig(target.vocab_size + 1, **sizes, scale_by_sigma=True))
+    sizes = DDiTConfig(target.vocab_size + 1, 32, n_blocks=2, n_heads=2, scale_by_sigma=True)
+    network = DDiT(sizes)
     config = DiffusionConfig(_DRAFTS, target.vocab_size, network=architecture(network))
     return DiffusionDrafter(network, config, target)
 
 
 def _make_block(target: Target, **extra: int) -> BlockDrafter:
     width, heads, last = target.hidden_size, target.num_heads, target.num_layers - 1
+    rotary = plain_rotary(width // heads, target.rope_theta).entry()
     config = BlockConfig(
-        context="taps",
-        block_size=_DRAFTS,
-        block_layout="fill_in",
-        target_layer_ids=[last],
-        init_layer_ids=[-1],
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=width // heads,
-        rms_norm_eps=1e-6,
-        hidden_act="silu",
-        vocab_size=target.vocab_size,
-        mask_token_id=0,
-        num_target_layers=target.num_layers,
-        rope_theta=target.rope_theta,
-        target=target.spec,
-        target_sha256=target.hash,
-        rotary=[plain_rotary(width // heads, target.rope_theta).entry()],
-        extra=dict(extra),
-    )
+        context="taps", block_size=_DRAFTS, block_layout="fill_in", hidden_act="silu",
+        target_layer_ids=[last], init_layer_ids=[-1], num_target_layers=last + 1,
+        num_attention_heads=heads, num_key_value_heads=heads, vocab_size=target.vocab_size,
+        rms_norm_eps=1e-6, rope_theta=target.rope_theta, rotary=[rotary], extra=dict(extra),
+        hidden_size=width, intermediate_size=2 * width, head_dim=width // heads,
+        mask_token_id=0, target=target.spec, target_sha256=target.hash,
+    )  # fmt: skip
     return BlockDrafter(config, target)

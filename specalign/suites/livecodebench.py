@@ -16,12 +16,8 @@ _MODULES = (
     "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random",
     "statistics", "itertools", "functools", "operator", "io", "sys", "json", "typing",
 )  # fmt: skip
-HEAD = "".join(
-    [
-        *(f"from {name} import *\n" for name in (*_MODULES, "builtins")),
-        *(f"import {name}\n" for name in _MODULES),
-    ]
-)
+HEAD = "".join(f"from {name} import *\n" for name in (*_MODULES, "builtins"))
+HEAD += "".join(f"import {name}\n" for name in _MODULES)
 """What the benchmark's own harness imports before an answer."""
 
 

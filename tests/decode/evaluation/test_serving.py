@@ -17,13 +17,14 @@ import pytest
 from decode import eval
 from decode.evaluation.config import ServerConfig
 from decode.evaluation.endpoint import Endpoint, ServedRequest
+from decode.evaluation.records import read_appended
 from decode.evaluation.serving import (
     DRAFTED,
     HEADER,
     PLAIN,
+    ROUNDS,
     ServedRound,
     doubts,
-    read_rounds,
     request_taus,
     serving_page,
     serving_rows,
@@ -135,7 +136,7 @@ def test_servers_are_measured_in_turn_and_resumed(
     ]
     words += ["--prompts", str(prompts), "--out", str(tmp_path / "o")]
     eval.main(words)
-    rounds = read_rounds(tmp_path / "o")
+    rounds = read_rounds(tmp_path)
     assert [one.key for one in rounds] == [
         (PLAIN, 1, 0), (DRAFTED, 1, 0), (DRAFTED, 1, 1), (PLAIN, 1, 1),
         (PLAIN, 2, 0), (DRAFTED, 2, 0), (DRAFTED, 2, 1), (PLAIN, 2, 1),
@@ -149,14 +150,21 @@ def test_servers_are_measured_in_turn_and_resumed(
     trace_page((tmp_path / "o/serving.html").read_text(), rounds)
     assert plain.asked[0]["max_tokens"] == 16  # the warm-up
     before = len(plain.asked)
+    with (tmp_path / "o" / ROUNDS).open("a") as file:
+        file.write('{"server": "plain", "conc')  # of a run that was killed
     eval.main(words)
-    assert len(plain.asked) == before and read_rounds(tmp_path / "o") == rounds
+    assert (tmp_path / "o" / ROUNDS).read_bytes().endswith(b"\n")
+    assert len(plain.asked) == before and read_rounds(tmp_path) == rounds
     with pytest.raises(SystemExit):
         eval.main([*words, "--max-new-tokens", "5"])
     assert "prompts_hash" in capsys.readouterr().err
     eval.main([*words, "--max-new-tokens", "5", "--no-resume"])
-    again = read_rounds(tmp_path / "o")
+    again = read_rounds(tmp_path)
     assert len(again) == len(rounds) and again[0].requests[0].tokens == 5
+
+
+def read_rounds(folder: Path) -> list[ServedRound]:
+    return read_appended(folder / "o" / ROUNDS, ServedRound, mend=False)
 
 
 def trace_page(page: str, rounds: list[ServedRound]) -> None:
