@@ -31,7 +31,7 @@ except PermissionError:
 
 class ProgramResult(NamedTuple):
     """Whether a program exited without an error and what it printed; `ended`: also ran to its last
-    line, so that an early `sys.exit(0)` passes no tests after it."""
+    line: a program that exits early passes none of the tests after it."""
 
     passed: bool
     output: str
