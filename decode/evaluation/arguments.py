@@ -117,7 +117,7 @@ def _add_other_measurements(p: Parser) -> None:
     flights = "requests in flight at a server (default 1,8,32)"
     names = ", ".join(REPRODUCTIONS)
     add("--reproduce", metavar="NAME", help=f"reproduce a paper's table: {names}")
-    tiny = "tiny: run --reproduce on a small target with few, short answers (default full)"
+    tiny = "tiny: run --reproduce on a random target and drafters, briefly (default full)"
     add("--scale", choices=("full", "tiny"), default="full", help=tiny)
     add("--server", metavar="URL", help=server)
     add("--baseline-server", metavar="URL", help=baseline)

@@ -221,7 +221,9 @@ def unscored(summary: Summary) -> list[str]:
         if any(figures.score is not None for figures in methods):
             continue
         reason = "the rows have no reference answers"
-        if not source.get("metric"):
+        if not source["prompts"]:
+            reason = "no prompt fits this target"
+        elif not source.get("metric"):
             reason = "open answers, without a metric here"
         elif source["metric"] == CODE and not summary.settings.get("execute_code"):
             reason = "the answers are code, which only --execute-code runs"

@@ -85,6 +85,7 @@ def test_accuracy_says_what_was_scored(tmp_path: Path, capsys: pytest.CaptureFix
         {**run.suites[0], "name": name, "title": name.title(), "metric": metric}
         for name, metric in metrics.items()
     ]
+    run.suites.append({**run.suites[0], "name": "huge", "title": "Huge", "prompts": 0})
     write_run(folder, run)
     plain = [replace(r, suite="math", score=0.5) for r in read_records(folder)]
     rows = [replace(r, score=0.75) if r.method == "drafter" else r for r in plain]
@@ -103,6 +104,7 @@ def test_accuracy_says_what_was_scored(tmp_path: Path, capsys: pytest.CaptureFix
         "not scored: code (the answers are code, which only --execute-code runs)",
         "not scored: gold (the rows have no reference answers)",
         "not scored: chat (open answers, without a metric here)",
+        "not scored: huge (no prompt fits this target)",
     ]
     assert tables.unscored(summary) == lines
     print_report(summary, folder, PlainConsole(width=80, no_color=True), sources=False)
