@@ -48,7 +48,7 @@ _DEFINITIONS = (
     "In-domain: τ that training estimated on held-out rows of its data; not a result. A suite's "
     "prompt overlaps if it shares 13 words in a row with the training data.",
     "Score: the suite's own metric, applied alike to plain and drafted answers: exact match "
-    "(math-verify), multiple choice, last line, pass@1 (all tests of the suite run to their end), ROUGE-L "
+    "(math-verify), multiple choice, last line, pass@1 (all tests run to their end), ROUGE-L "
     "(F measure). Cut: answers that ended at the length limit, often before their result. The "
     "interval of a difference is paired by prompt.",
 )
