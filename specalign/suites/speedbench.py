@@ -23,9 +23,8 @@ def place(config: str) -> Place:
 def read_speedbench(row: Row, number: int) -> Prompt:
     first, *later = find_turns(row, "turns")
     if any(turn.startswith(PLACEHOLDER) for turn in (first, *later)):
-        raise UserError(
-            f"suite 'speedbench': row {number + 1} is not prepared: {HOW.format(config='all').format(folder='DIR')}"
-        )
+        how = HOW.format(config="all").format(folder="DIR")
+        raise UserError(f"suite 'speedbench': row {number + 1} is not prepared: {how}")
     key = f"speedbench-{row.get('question_id', number)}"
     return Prompt(key, first, str(row.get("category", "")), later=tuple(later))
 
