@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from decode.captured import engine, graph, rows
+from decode.captured import acceptance, engine, graph, rows
+from decode.captured.drafting import Draft
 from decode.captured.engine import CapturedEngine
 from decode.captured.graph import Backend, WaitsForDevice, forbid_waiting
 from decode.engine.decoder import Decoder
@@ -19,6 +20,7 @@ from decode.proposers.base import Proposer
 from decode.proposers.block import BlockProposer
 from decode.proposers.diffusion import DiffusionProposer
 from decode.speculation.settings import Sampling
+from decode.speculation.verifiers import find
 from decode.verification import proposals
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
@@ -156,6 +158,17 @@ def distance(target: Target, name: str, verifier: str) -> float:
         found[tokens] += weight
     law = exact_law(target, prompt, length, sampling)
     return sum(abs(found.get(x, 0.0) - law.get(x, 0.0)) for x in {*found, *law}) / 2
+
+
+@pytest.mark.parametrize("verifier", sorted(acceptance.BY_RULE))
+def test_a_draft_that_does_not_count_is_not_accepted(verifier: str) -> None:
+    p_1MV = torch.eye(4)[[1, 2, 3, 0]][None]
+    tokens_1N, above_1N = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 1, 2]])
+    q_1NV, steps_1N = torch.full((1, 3, 4), 0.25), torch.tensor([[1, 0, 0]])
+    draft = Draft(tokens_1N, above_1N, torch.tensor([[1, 0, 0]]), q_1NV, None, (-1, 0, 1), steps_BN=steps_1N)
+    rule = find(verifier).rule
+    assert rule is not None
+    assert rule(p_1MV, draft.as_drafts()).stop_BM.tolist() == [[0, 1, 0, 0]]
 
 
 def test_what_waits_for_the_device_is_refused() -> None:

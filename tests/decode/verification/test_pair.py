@@ -79,12 +79,16 @@ def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cases, name, half)
 
 
+@pytest.mark.parametrize("engine", ["eager", "captured"])
 @pytest.mark.parametrize(("kind", "drafter", "dtype"), PAIRS)
-def test_an_honest_pair_is_lossless(kind: str, drafter: str, dtype: str, tmp_path: Path) -> None:
+def test_an_honest_pair_is_lossless(
+    kind: str, drafter: str, dtype: str, engine: str, tmp_path: Path
+) -> None:
     target, out = str(tmp_path / "target"), tmp_path / "v"
     named = write_drafter(drafter, write_target(kind, Path(target)), tmp_path / "drafter")
     prompts = ["--suite", "builtin", "--limit", "2", "--max-new-tokens", "8"]
-    main(["--target", target, *named, "--dtype", dtype, *prompts, "--out", str(out)])
+    options = ["--dtype", dtype, "--engine", engine]
+    main(["--target", target, *named, *options, *prompts, "--out", str(out)])
     record = json.loads((out / "verdict.json").read_text())
     counts = {check["check"]: check["counts"] for check in record["checks"]}
     assert counts["rows"]["logits of a node"] > 150
