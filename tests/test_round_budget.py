@@ -22,8 +22,8 @@ def test_a_round_costs_no_more_than_before() -> None:
 def test_the_captured_round_waits_for_nothing() -> None:
     """One read of the results, no upload, and as many launches for a batch as for one request."""
     table = json.loads(GOLDEN.read_text())
-    for name, row in table.items():
-        launches, syncs, uploads = row["captured"]
+    for name in [name for name, row in table.items() if "captured" in row]:
+        launches, syncs, uploads = table[name]["captured"]
         alone = table[f"{name.rsplit(' ', 1)[0]} 1"]["captured"][0]
         assert (syncs, uploads) == (1, 0), name
         assert abs(launches - alone) <= 0.02 * alone, name
