@@ -35,10 +35,10 @@ ENGINES = [(True, name) for name in DRAFTERS] + [(False, name) for name in ("pla
 def test_a_request_among_others_is_what_it_is_alone(
     target: Target, captured: bool, name: str
 ) -> None:
-    """More requests than rows; prompts of up to six chunks join while another request runs. Equal
+    """More requests than rows; prompts of up to four chunks join while another request runs. Equal
     accepted drafts: the drafter has read the same, too."""
-    prompts = [prompt(length) for length in (6, 3, 45, 25, 1)]
-    limits = [24, 4, 6, 5, 12]
+    prompts = [prompt(length) for length in (6, 3, 29, 1)]
+    limits = [15, 4, 6, 9]
     proposer = make(target, name)
     engine = CapturedEngine(target, proposer) if captured else None
     decoder = Decoder(target, proposer, engine=engine)

@@ -83,7 +83,9 @@ def test_tau_micro_and_macro() -> None:
     assert micro_and_macro([]) == (None, None)
 
 
-@pytest.mark.parametrize(("count", "share"), [(8, 0.91), (20, 0.945), (60, 0.945)])
+@pytest.mark.parametrize(
+    ("count", "share"), [(8, 0.91), (20, 0.945), pytest.param(60, 0.945, marks=pytest.mark.slow)]
+)
 def test_the_same_method_twice_is_no_difference_and_a_slower_one_is(
     count: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

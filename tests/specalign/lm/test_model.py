@@ -44,7 +44,8 @@ def test_forward_equals_transformers_own(target: Target) -> None:
         )
 
 
-@pytest.mark.parametrize("context", ["shared_kv", pytest.param("taps", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["shared_kv", "taps"])
 def test_compiled_layers_are_whole_graphs_of_the_same_numbers(context: str) -> None:
     """Of packed rows, as in training and then in validation; on a GPU Inductor takes these graphs."""
     target = shallow_target(2, fast=False)
