@@ -79,10 +79,13 @@ def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cases, name, half)
 
 
-@pytest.mark.parametrize("engine", ["eager", "captured"])
-@pytest.mark.parametrize(("kind", "drafter", "dtype"), PAIRS)
+CAPTURED = [PAIRS[1], PAIRS[2], PAIRS[4], PAIRS[6]]
+RUNS = [("eager", *pair) for pair in PAIRS] + [("captured", *pair) for pair in CAPTURED]
+
+
+@pytest.mark.parametrize(("engine", "kind", "drafter", "dtype"), RUNS)
 def test_an_honest_pair_is_lossless(
-    kind: str, drafter: str, dtype: str, engine: str, tmp_path: Path
+    engine: str, kind: str, drafter: str, dtype: str, tmp_path: Path
 ) -> None:
     target, out = str(tmp_path / "target"), tmp_path / "v"
     named = write_drafter(drafter, write_target(kind, Path(target)), tmp_path / "drafter")
