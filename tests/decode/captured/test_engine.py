@@ -80,7 +80,7 @@ def test_the_text_is_the_eager_engines(target: Target, name: str) -> None:
             compare(target, proposer, sampling)
 
 
-TRACED = ["plain", "lookup", "taps 0 0", "shared_kv 8 0", "copy shared_kv 8 5", "ddit 2 confidence"]
+TRACED = ["plain", "shared_kv 8 0", "copy shared_kv 8 5", "ddit 2 confidence"]
 
 
 @pytest.mark.parametrize(
