@@ -289,7 +289,8 @@ def hybrid(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
         q_BV, tokens_B = drafts.q_BV(i, above_BN), drafts.tokens_BN[:, i]
         one_BV = torch.zeros_like(q_BV).scatter_(1, tokens_B[:, None], 1.0)
-        q_BV = torch.where(by_ratio_BN[:, i : i + 1], q_BV, one_BV)
+        # a q with NaN stays: nothing of it is accepted
+        q_BV = torch.where(by_ratio_BN[:, i : i + 1] | ~q_BV.isfinite(), q_BV, one_BV)
         return try_ratio(r_BV, q_BV, tokens_B)
 
     return verify_in_draw_order(p_BMV, drafts, test)
