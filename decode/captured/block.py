@@ -126,7 +126,7 @@ class DrawnTree(BlockDrafting):
             tokens[node] = self._tokens(columns_B1)
         tokens_BN = torch.cat([tokens[i] for i in range(self.nodes)], 1)
         q_BNV = self._dense(state, torch.cat([q[parent] for parent in self.parents], 1))
-        drawn_B = torch.where(room_B > 0, self.nodes, 0)
+        drawn_B = (depth_BN > 0).sum(1)
         return Draft(tokens_BN, above_BN, depth_BN, q_BNV, drawn_B, self.parents, apart)
 
 

@@ -140,7 +140,8 @@ class Denoised(Drafting):
             f_BKV = self.context.denoise(block_BK)
             logits_BKV = self.drafter.target_logits(f_BKV.float())
             count = ceil(left / (self.steps - step))
-            at_BR = self._choose_places(logits_BKV, block_BK, nodes - left, count)
+            at_BR = self._choose_places(logits_BKV, block_BK, depth_BN > 0, nodes - left, count)
+            live_BR = at_BR < room_B[:, None]
             rows_BRV = at_BR[..., None].expand(-1, -1, logits_BKV.shape[2])
             chosen_BRV = logits_BKV.gather(1, rows_BRV)
             before = state.before(None, last_B1, at_BR)
@@ -149,23 +150,26 @@ class Denoised(Drafting):
             else:
                 q_BRV = probs(chosen_BRV, state.sampling, before, fixed=True)
                 used = torch.arange(nodes - left, nodes - left + count, device=at_BR.device)
-                counts_BR = (room_B > 0)[:, None].expand_as(at_BR)
-                u_BR = state.uniform(used.expand_as(at_BR), counts_BR)
-                tokens_BR = draw_at(q_BRV, u_BR)
+                tokens_BR = draw_at(q_BRV, state.uniform(used.expand_as(at_BR), live_BR))
                 q_BKV = q_BRV.new_zeros(logits_BKV.shape) if q_BKV is None else q_BKV
                 q_BKV = q_BKV.scatter(1, rows_BRV, q_BRV)
+            tokens_BR = torch.where(live_BR, tokens_BR, self.drafter.mask_id)
             block_BK = block_BK.scatter(1, at_BR, tokens_BR)
             steps_BK = steps_BK.scatter(1, at_BR, step)
             left -= count
-        drawn_B = torch.where(room_B > 0, nodes, 0)
+        tokens_BK = torch.where(depth_BN > 0, block_BK, 0)  # no masks
         steps = steps_BK if self.law == "unmasked" else None
-        return Draft(block_BK, above_BN, depth_BN, q_BKV, drawn_B, chain(nodes), steps_BN=steps)
+        return Draft(tokens_BK, above_BN, depth_BN, q_BKV, room_B, chain(nodes), steps_BN=steps)
 
-    def _choose_places(self, logits_BKV: Tensor, block_BK: Tensor, done: int, count: int) -> Tensor:
-        """The places that a step unmasks, ascending, (B, count)."""
+    def _choose_places(
+        self, logits_BKV: Tensor, block_BK: Tensor, live_BK: Tensor, done: int, count: int
+    ) -> Tensor:
+        """The places that a step unmasks, ascending, (B, count). Those behind the end of an output
+        come last, and stay masked."""
         place_K = torch.arange(block_BK.shape[1], device=block_BK.device)
         if not self.by_q:
             return place_K[done : done + count].expand(len(block_BK), -1)
         rank_BK = -logits_BKV.log_softmax(-1).amax(-1)
+        rank_BK = torch.where(live_BK, rank_BK, torch.finfo(rank_BK.dtype).max)
         open_BK = rank_BK.masked_fill(block_BK != self.drafter.mask_id, torch.inf)
         return open_BK.argsort(1)[:, :count].sort(1).values

@@ -17,6 +17,7 @@ from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings, point_proposal
 from decode.speculation.sampling import NOTHING, ProcessorState, apply_penalties, probs, uniform
 from decode.speculation.settings import Sampling
+from decode.speculation.tree import cut_tree
 from decode.speculation.tree_drafts import Beam, draw_tree, drawn_tree_parents, extend_beam
 from specalign.common.errors import UserError
 from specalign.kernels.tree import DraftHead
@@ -152,7 +153,9 @@ class BlockProposerSession(DraftSession):
             logits_PV = self._add_bias(logits_KV, inputs_Kr, k, above_P)
             return probs(logits_PV, self.request.sampling, self._before(k))
 
-        parents = drawn_tree_parents(nodes, len(logits_KV))
+        # near the end of an output the same tree without its deepest nodes, as in captured rounds
+        parents = drawn_tree_parents(nodes, self.proposer.draft_tokens)
+        _, parents = cut_tree(parents, len(logits_KV))
         return draw_tree(parents, self.law, q_of, siblings, generator, self.ids)
 
 

@@ -67,30 +67,35 @@ class DiffusionDrafts(DiffusionSession):
     proposer: DiffusionProposer
 
     def propose(self, k: int) -> Proposal:
-        block_K = self.append_masks(k)
-        steps_K, q_KV = torch.zeros_like(block_K), None
-        count, order, left = min(self.proposer.steps, k), self.proposer.order, k
-        rank_K = torch.arange(k, device=self.context.device)
+        # K masks also near the end of an output: q depends on their number
+        block_K, order = self.append_masks(self.proposer.draft_tokens), self.proposer.order
+        steps_K, q_KV, left = torch.zeros_like(block_K), None, len(block_K)
+        count, undrawn = min(self.proposer.steps, left), k
+        rank_K = torch.arange(left, device=self.context.device)
         if order == "random":
-            rank_K = torch.randperm(k, generator=self.request.generator, device=rank_K.device)
+            rank_K = torch.randperm(left, generator=self.request.generator, device=rank_K.device)
         for step in range(count):
             logits_KV = self.context.denoise(block_K)
             # the order may look at q, never at what is drawn from it
             by_q = order == "confidence"
             rank_K = -logits_KV.log_softmax(-1).amax(-1) if by_q else rank_K.float()
             open_K = rank_K.masked_fill(block_K != self.drafter.mask_id, torch.inf)
-            at = open_K.argsort()[: ceil(left / (count - step))].sort().values
-            left -= len(at)
+            size = ceil(left / (count - step))
+            left -= size
+            at = open_K[:k].argsort()[: min(size, undrawn)].sort().values
+            undrawn -= len(at)
             chosen, before = logits_KV[at], self.before(at)
             tokens, q_RV = self.request.choose(self.law, chosen, before, at.tolist())
             block_K[at], steps_K[at] = tokens, step
             if q_RV is not None:
                 q_KV = q_RV.new_zeros(k, q_RV.shape[1]) if q_KV is None else q_KV
                 q_KV[at] = q_RV
+            if not undrawn:
+                break
         q = None if q_KV is None else DraftProbs(q_KV)
         if self.law == "unmasked":
-            return Proposal(block_K, "unmasked", q, steps_K, state_only=True)
-        return Proposal(block_K, self.law, q)
+            return Proposal(block_K[:k], "unmasked", q, steps_K[:k], state_only=True)
+        return Proposal(block_K[:k], self.law, q)
 
 
 class DiffusionProposer(StandaloneProposer):

@@ -26,7 +26,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from decode.speculation.tree import chain, depths
+from decode.speculation.tree import chain, cut_tree, depths
 
 Law = Literal["point", "independent", "causal", "unmasked"]
 LAWS: tuple[str, ...] = get_args(Law)
@@ -179,9 +179,7 @@ class Proposal:
             q = None if self.q is None else self.q.take(slice(length))
             steps_K = None if self.steps_K is None else self.steps_K[:length]
             return replace(self, tokens_K=self.tokens_K[:length], q=q, steps_K=steps_K)
-        kept = [i for i, depth in enumerate(depths(self.parents)) if depth <= length]
-        place = {old: new for new, old in enumerate(kept)}
-        parents = tuple(place.get(self.parents[i], -1) for i in kept)
+        kept, parents = cut_tree(self.parents, length)
         at = torch.tensor(kept, dtype=torch.int64, device=self.tokens_K.device)
         q = None if self.q is None else self.q.take(at)
         siblings = self.siblings if len(set(parents)) < len(parents) else None

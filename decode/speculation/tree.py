@@ -27,6 +27,13 @@ def depths(parents: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(found)
 
 
+def cut_tree(parents: tuple[int, ...], depth: int) -> tuple[list[int], tuple[int, ...]]:
+    """The nodes of at most this depth, and their parents among themselves."""
+    kept = [i for i, its in enumerate(depths(parents)) if its <= depth]
+    place = {old: new for new, old in enumerate(kept)}
+    return kept, tuple(place.get(parents[i], -1) for i in kept)
+
+
 @lru_cache(maxsize=512)
 def ancestors(parents: tuple[int, ...]) -> Tensor:
     """Bool (M, M), M = N + 1 nodes with the root first: row i is True at node i and its

@@ -636,7 +636,7 @@ def decoder(target: Target, kind: str) -> Decoder:
     if kind == "tree":
         return Decoder(target, BlockProposer(network, tree_nodes=6))
     if kind == "drawn tree":
-        proposer = BlockProposer(network, tree_nodes=4, siblings="without_replacement")
+        proposer = BlockProposer(network, 3, tree_nodes=4, siblings="without_replacement")
         return Decoder(target, proposer, "traversal")
     if kind == "oracle":
         text = Decoder(target).generate(PROMPTS[0], max_new_tokens=16, sampling=REPEATED).tokens
