@@ -49,15 +49,11 @@ class Draft(NamedTuple):
         return see_BMM
 
     def as_drafts(self) -> Drafts:
-        """For the rules of verification. Tokens that do not count get a q that no rule accepts, and
-        the latest step, at which every rule looks at q."""
+        """For the rules of verification. Tokens that do not count get a q that no rule accepts."""
         assert self.q_BNV is not None and self.forest is not None
         q_BNV = self.q_BNV.masked_fill(~self.live_BN[..., None], torch.nan)
-        steps_BN = self.steps_BN
-        if steps_BN is not None:
-            steps_BN = steps_BN.masked_fill(~self.live_BN, len(self.forest))
         forest = (self.forest,) * len(self.tokens_BN)
-        return Drafts(self.tokens_BN, forest, q_BNV, steps_BN, self.without_replacement)
+        return Drafts(self.tokens_BN, forest, q_BNV, self.steps_BN, self.without_replacement)
 
 
 class Observation(NamedTuple):

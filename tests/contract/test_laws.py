@@ -125,17 +125,6 @@ def test_a_q_that_is_no_number_costs_speed_and_not_the_law(verifier: str, part: 
             assert distance(case(toy, parents, weight, tokens, q_BNV), verifier) < EXACT
 
 
-@pytest.mark.parametrize("steps", [(0, 1), (1, 0)])
-def test_nothing_of_a_q_that_is_no_number_is_accepted_in_any_order(steps: tuple[int, ...]) -> None:
-    """As captured rounds mark the drafts behind the end of an output."""
-    p_BMV, q_BNV = torch.full((1, 3, 2), 0.5), torch.full((1, 2, 2), 0.5)
-    q_BNV[:, 1] = torch.nan
-    drafts = Drafts(torch.zeros(1, 2).long(), (chain(2),), q_BNV, torch.tensor([steps]))
-    found = rules.hybrid(p_BMV, drafts)
-    assert found.stop_BM.tolist() == [[0.0, 1.0, 0.0]]
-    assert torch.equal(found.rest_BMV[0, 1], p_BMV[0, 1])
-
-
 def test_a_pruned_draft_vocabulary() -> None:
     """q over all tokens but token 0, its ids out of order: p has mass outside."""
     for verifier in ("token", "block"):
