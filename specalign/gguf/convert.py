@@ -7,14 +7,11 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock
-from gguf import GGUFReader, GGUFWriter
-from gguf.constants import GGUFValueType
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -24,7 +21,7 @@ from specalign.common.files import UNFINISHED, naming, sha256_file, to_disk
 from specalign.common.hub import cache_folder
 from specalign.common.text import say
 from specalign.gguf.config import complete_config
-from specalign.gguf.header import HINT, Header, check_header, read_header, split_parts
+from specalign.gguf.header import HINT, Header, check_header, read_header
 from specalign.gguf.tokenizer import answer_ends, complete_tokenizer, make_tokenizer, special_id
 
 _VERSION = 7
@@ -35,10 +32,8 @@ _OWN_TOKENIZERS = ("llama", "qwen2", "qwen3")
 def converted_folder(path: Path) -> Path:
     """The hub-layout folder of a GGUF file: converted at the first call, then reused while
     unchanged. Raises UserError: the file cannot be converted."""
-    first, *others = split_parts(path)
-    name = first.stem if first.suffix.lower() == ".gguf" else first.name
-    digest = "".join(sha256_file(part)[:12] for part in (first, *others))
-    folder = cache_folder() / "targets" / f"{name[:100]}-{digest[:96]}-{_VERSION}"
+    name = path.stem if path.suffix.lower() == ".gguf" else path.name
+    folder = cache_folder() / "targets" / f"{name[:100]}-{sha256_file(path)[:12]}-{_VERSION}"
     if is_unchanged(folder):
         return folder
     header = read_header(path)
@@ -66,12 +61,7 @@ def converted_folder(path: Path) -> Path:
 def _convert(path: Path, header: Header, folder: Path) -> None:
     say(f"converting {path.name} ({header.architecture}) once; this can take minutes", error=True)
     with tempfile.TemporaryDirectory(prefix="specalign-gguf-") as room:
-        file = Path(room) / "model.gguf"
-        parts = split_parts(path)
-        if len(parts) > 1:
-            join_parts(parts, file)
-        else:
-            file.symlink_to(path.absolute())  # the name may have no suffix
+        Path(room, "model.gguf").symlink_to(path.absolute())  # the name may have no suffix
         config = AutoConfig.from_pretrained(room, gguf_file="model.gguf")
         complete_config(path, header, config)
         model, tensors = _load_model(path, header, config, room)
@@ -98,30 +88,6 @@ def _convert(path: Path, header: Header, folder: Path) -> None:
             "pad_token_id": pad,
         }
         (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-
-
-def join_parts(parts: Sequence[Path], path: Path) -> None:
-    """Write a split model into one file, which is what transformers reads."""
-    readers = [GGUFReader(part) for part in parts]
-    fields = readers[0].fields
-    tensors = [tensor for reader in readers for tensor in reader.tensors]
-    writer = GGUFWriter(path, fields["general.architecture"].contents())
-    for field in fields.values():
-        if field.name.startswith(("GGUF.", "split.")) or field.name == "general.architecture":
-            continue
-        kind = field.types[0]
-        inner = field.types[-1] if kind == GGUFValueType.ARRAY else None
-        writer.add_key_value(field.name, field.contents(), kind, inner)
-    for tensor in tensors:
-        data = tensor.data
-        kinds = (data.dtype, data.nbytes, tensor.tensor_type)
-        writer.add_tensor_info(tensor.name, data.shape, *kinds)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for tensor in tensors:
-        writer.write_tensor_data(tensor.data)
-    writer.close()
 
 
 def _load_model(

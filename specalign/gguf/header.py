@@ -29,7 +29,6 @@ _NUMBERS = {
 _STRING = 8
 _ARRAY = 9
 _WEIGHTS = re.compile(r".+\.safetensors|.+\.index\.json|pytorch_model.*\.bin")
-_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}$")
 
 
 def is_gguf(path: Path) -> bool:
@@ -45,7 +44,7 @@ def is_gguf(path: Path) -> bool:
 def gguf_of_folder(folder: Path) -> Path | None:
     """The GGUF model in a folder, None without one. Image projectors (`mmproj`) are skipped. Raises
     UserError: the folder holds several models."""
-    paths = [path for path in _gguf_models(folder) if not _LATER_PART.search(path.stem)]
+    paths = _gguf_models(folder)
     if len(paths) > 1:
         names = ", ".join(path.name for path in paths)
         raise UserError(f"{folder}: contains several GGUF models; choose one: {cut(names, 200)}")
@@ -66,20 +65,16 @@ def _gguf_models(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor is stored: shape in torch's order, GGML type number, byte offset in its file.
-
-    file: of a split model the part that holds it.
-    """
+    """Where a tensor is stored: shape in torch's order, GGML type number, byte offset."""
 
     shape: tuple[int, ...]
     kind: int
     start: int
-    file: Path | None = None
 
 
 @dataclass(frozen=True)
 class Header:
-    """Metadata and tensor table of a model."""
+    """Metadata and tensor table of a file."""
 
     values: JsonObject
     tensors: dict[str, StoredTensor]
@@ -97,37 +92,16 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Read a file's header; of a split model that of all its parts. Raises UserError: the file is
-    not GGUF, its header is damaged, or a part is missing."""
-    first, *others = split_parts(path)
-    header = _read_part(first)
-    for part in others:
-        header.tensors.update(_read_part(part).tensors)
-    return header
-
-
-def split_parts(path: Path) -> list[Path]:
-    """The files of a model: the file itself, or all parts of a split model, found by the name of
-    one. Raises UserError: a damaged header, or a part is missing."""
-    count = _read_part(path).values.get("split.count") or 1
-    if count == 1:
-        return [path]
-    stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
-    parts = [path.with_name(f"{stem}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
-    for part in parts:
-        if not part.is_file():
-            raise UserError(
-                f"{path}: one of {count} parts of a split GGUF file; {part.name} is missing"
-            )
-    return parts
-
-
-def _read_part(path: Path) -> Header:
+    """Read a file's header. Raises UserError: the file is not GGUF, its header is damaged, or it is
+    a part of a split model."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _HeaderReader(data).read_header(path)
+            header = _HeaderReader(data).read_header()
     except (struct.error, ValueError, OverflowError, KeyError) as error:
         raise UserError(f"{path}: not a readable GGUF file ({error})") from None
+    if header.values.get("split.count", 1) not in (0, 1):
+        raise UserError(f"{path}: a part of a split model; join it: llama-gguf-split --merge")
+    return header
 
 
 class _HeaderReader:
@@ -136,7 +110,7 @@ class _HeaderReader:
     def __init__(self, data: mmap.mmap) -> None:
         self.data, self.position = data, 4
 
-    def read_header(self, path: Path) -> Header:
+    def read_header(self) -> Header:
         if self.data[:4] != b"GGUF":
             raise ValueError("it does not begin with GGUF")
         version = self.read_number("I")
@@ -147,7 +121,7 @@ class _HeaderReader:
         stored = [self.read_tensor() for _ in range(tensor_count)]
         alignment = max(1, values.get("general.alignment", 32))
         start = math.ceil(self.position / alignment) * alignment
-        return Header(values, {n: StoredTensor(s, k, start + at, path) for n, s, k, at in stored})
+        return Header(values, {n: StoredTensor(s, k, start + at) for n, s, k, at in stored})
 
     def read_number(self, form: str) -> Any:
         value = struct.unpack_from(f"<{form}", self.data, self.position)[0]
@@ -230,16 +204,15 @@ def _check_tensors(path: Path, header: Header) -> None:
     from gguf.constants import GGML_QUANT_SIZES
 
     block_sizes = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
+    size = path.stat().st_size
     for name, tensor in header.tensors.items():
-        file = tensor.file or path
         if tensor.kind not in block_sizes:
-            raise UserError(f"{file}: tensor {name!r} is of unknown type {tensor.kind}")
+            raise UserError(f"{path}: tensor {name!r} is of unknown type {tensor.kind}")
         elements, block_bytes = block_sizes[tensor.kind]
         end = tensor.start + math.prod(tensor.shape) // elements * block_bytes
-        size = file.stat().st_size
         if end > size:
             raise UserError(
-                f"{file}: truncated: tensor {name!r} ends at byte {end}, but the file has {size} "
+                f"{path}: truncated: tensor {name!r} ends at byte {end}, but the file has {size} "
                 "bytes"
             )
 

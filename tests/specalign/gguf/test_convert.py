@@ -44,36 +44,6 @@ def test_conversion(plain: Target, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "converting" not in capsys.readouterr().err
 
 
-def test_any_part_of_a_split_file_names_the_model(plain: Target, tmp_path: Path) -> None:
-    from gguf import GGUFReader, GGUFWriter
-
-    write_gguf(tmp_path / "whole.gguf", plain)
-    reader = GGUFReader(tmp_path / "whole.gguf")
-    writer = GGUFWriter(tmp_path / "tiny.gguf", "llama", split_max_tensors=4)
-    for field in reader.fields.values():
-        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
-            inner = field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(field.name, field.contents(), field.types[0], inner)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    parts = sorted(tmp_path.glob("tiny-*.gguf"))
-    assert len(parts) > 2
-    tokens = torch.arange(4, 30)[None]
-    for name in (tmp_path / "whole.gguf", parts[1]):
-        loaded = load_target(str(name), dtype="float32", fast=False)
-        expected = plain.forward(tokens).logits_BLV
-        torch.testing.assert_close(
-            loaded.forward(tokens).logits_BLV, expected, atol=1e-5, rtol=1e-5
-        )
-    parts[2].unlink()
-    with pytest.raises(UserError, match=f"{parts[2].name} is missing"):
-        load_target(str(parts[0]), dtype="float32", fast=False)
-
-
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_sentencepiece_untied_head_and_padded_vocabulary(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

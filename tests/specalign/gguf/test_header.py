@@ -93,6 +93,13 @@ def test_a_damaged_header_is_refused(tmp_path: Path, content: bytes) -> None:
         read_header(tmp_path / "a.gguf")
 
 
+def test_a_part_of_a_split_model_is_refused(tmp_path: Path) -> None:
+    count = pair("split.count", 2, struct.pack("<H", 2))
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + count)
+    with pytest.raises(UserError, match="a part of a split model; join it"):
+        read_header(tmp_path / "a.gguf")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -127,14 +134,13 @@ def test_a_gguf_is_recognised_by_its_bytes_and_found_in_a_folder(tmp_path: Path)
     folder = tmp_path / "model"
     folder.mkdir()
     assert gguf_of_folder(folder) is None
-    (folder / "m-00001-of-00002.gguf").write_bytes(blob)
-    (folder / "m-00002-of-00002.gguf").write_bytes(blob)
+    (folder / "m.gguf").write_bytes(blob)
     (folder / "mmproj-m.gguf").write_bytes(blob)
     (folder / "config.json").write_text("{}")
-    assert gguf_of_folder(folder) == folder / "m-00001-of-00002.gguf" and not is_hub_layout(folder)
+    assert gguf_of_folder(folder) == folder / "m.gguf" and not is_hub_layout(folder)
     check_name(str(folder))
     (folder / "model.safetensors").write_bytes(b"")
     assert is_hub_layout(folder)
     (folder / "other.gguf").write_bytes(blob)
-    with pytest.raises(UserError, match="choose one: m-00001-of-00002.gguf, other.gguf"):
+    with pytest.raises(UserError, match="choose one: m.gguf, other.gguf"):
         gguf_of_folder(folder)
