@@ -67,10 +67,7 @@ SHAPES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     "parts as JSON": ({"messages": [{"role": "user", "content": '[{"type": "text", "text": "Hi there"}]'}]}, HI),
     "parts as JSON in the prompt": ({"prompt": '[{"type": "text", "text": "Hi there"}]'}, HI),
     "a message that is JSON": ({"messages": [user('[{"type": "bug", "text": "x"}]')]}, [user('[{"type": "bug", "text": "x"}]')]),
-    "messages as JSON, encoded twice": ({"messages": json.dumps(json.dumps(TALK))}, TALK),
     "each message as JSON": ({"messages": [json.dumps(message) for message in TALK]}, TALK),
-    "messages as Python prints them": ({"prompt": str(TALK)}, TALK),
-    "a row of messages in the prompt": ({"prompt": json.dumps({"messages": TALK})}, TALK),
     "keys that are empty": ({"messages": [{"role": "", "content": "", "from": "human", "value": "Hi there"}]}, HI),
     "a part without text": ({"messages": [{"role": "user", "content": [{"type": "text", "text": None}, {"type": "text", "text": "Hi there"}]}]}, HI),
     "a call in OpenAI's older form": (
@@ -140,9 +137,6 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
     "no role": ({"messages": [{"content": "x"}]}, "with messages without a role"),
     "a broken string": ({"messages": '[{"role": "user"'}, "with messages in a string that can't be read"),
     "half of a pair": ({"prompt": "a \ud83d"}, "with text that is not valid Unicode (half of a surrogate pair)"),
-    "a row of JSON with tools in the prompt": (
-        {"prompt": json.dumps({"messages": TALK, "tools": [TOOL]})}, "with a whole row of JSON in 'prompt'",
-    ),
     "no row": (None, "that are NoneType, neither text nor an object"),
 }  # fmt: skip
 """By name: a row that has no conversation, and why."""

@@ -13,9 +13,10 @@ from align.data.prompts import check_source
 from specalign.common.errors import UserError, check_all, nearest
 from specalign.common.files import check_ordinary, expand_path, read_text
 from specalign.common.hub import is_hub_id, missing
-from specalign.rows.folders import choose_files, visible_files
+from specalign.rows.folders import visible_files
 from specalign.rows.hub_rows import hub_rows
 from specalign.rows.shapes import NAMES
+from specalign.rows.splits import belongs_to
 from specalign.rows.tables import check_plain_text, kind_of, read_rows, suffix_of
 from specalign.suites.overlap import check_excluded
 
@@ -82,17 +83,17 @@ def read_documents(source: str, data: DataConfig, left_out: Counter[str]) -> Ite
 
 
 def _list_files(folder: Path, data: DataConfig, left_out: Counter[str]) -> list[Path]:
-    """The readable files in the order of their names; of tables, those of the split."""
+    """The readable files in the order of their names; of tables, those of the split by name."""
     files = visible_files(folder)
     readable = [file for file in files if suffix_of(file) in TABLES + TEXTS]
-    tables = [file for file in readable if suffix_of(file) in TABLES]
-    others = set[Path]()
-    if tables:
-        split, config = data.text_split, data.text_config
-        others = {*tables} - {*choose_files(folder, tables, split, config, "data.text")}
+    chosen = [
+        file
+        for file in readable
+        if suffix_of(file) in TEXTS or belongs_to(file.relative_to(folder), data.text_split)
+    ]
     left_out["files of other kinds"] += len(files) - len(readable)
-    left_out["files of other splits"] += len(others)
-    return [file for file in readable if file not in others]
+    left_out["files of other splits"] += len(readable) - len(chosen)
+    return chosen
 
 
 def _read_file(path: Path, data: DataConfig, left_out: Counter[str]) -> Iterator[str]:

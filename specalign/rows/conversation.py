@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, TypeGuard
 
 from specalign.common.schema import JsonObject
@@ -39,16 +36,11 @@ _MEDIA_KEYS = ("images", "image", "audio", "videos", "video")
 _KNOWN_KEYS = {
     *ROLE_KEYS, *CONTENT_KEYS, *_COPIED_KEYS, *_REASONING_KEYS, "weight", "train", "refusal",
 }  # fmt: skip
-_PRINTED_MESSAGES = re.compile(rf"\[?\s*\{{\s*'({'|'.join((*ROLE_KEYS, *CONTENT_KEYS))})'")
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
 
 
 class UnusableRow(ValueError):
     """A row without a usable conversation. The message completes "3 rows skipped: …"."""
-
-
-class UnknownRole(UnusableRow):
-    """A row with a message whose role is unknown to chat templates."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +92,8 @@ def is_message(value: object) -> TypeGuard[JsonObject]:
 
 
 def is_conversation(value: object) -> bool:
-    """Whether a value is a list of messages with known roles, or with known and misspelt ones."""
-    if not isinstance(value, list) or not value or not all(map(has_role, value)):
-        return False
-    roles = [_first(item, ROLE_KEYS) for item in value]
-    is_misspelt = all(map(is_message, value)) and all(map(_find_similar_role, roles))
-    if not is_misspelt and not all(map(has_known_role, value)):
+    """Whether a value is a list of messages with known roles."""
+    if not isinstance(value, list) or not value or not all(map(has_known_role, value)):
         return False
     # mails have "from" too: ShareGPT's messages have a "value"
     return all("value" in item or _first(item, ROLE_KEYS) != item.get("from") for item in value)
@@ -162,16 +150,8 @@ def _first(value: Mapping[str, object], keys: Iterable[str]) -> object:
 def _read_role(spelling: object) -> str:
     role = ROLE_OF.get(fold_role(spelling))
     if role is None:
-        similar = _find_similar_role(spelling)
-        hint = f" (did you mean {similar!r}?)" if similar else ""
-        raise UnknownRole(f"with an unknown role, {short(spelling, 30)}{hint}")
+        raise UnusableRow(f"with an unknown role, {short(spelling, 30)}")
     return role
-
-
-def _find_similar_role(spelling: object) -> str:
-    """The role with the closest spelling; "" if none is close."""
-    close = get_close_matches(fold_role(spelling), ROLE_OF, n=1, cutoff=0.7)
-    return ROLE_OF[close[0]] if close else ""
 
 
 def read_text_parts(content: object) -> str:
@@ -200,19 +180,14 @@ def read_text_parts(content: object) -> str:
 
 
 def decode_json(value: object) -> Any:
-    """The value in a string of JSON that holds a list or an object, also of JSON encoded twice and
-    of messages as Python prints them; anything else unchanged."""
+    """The value in a string of JSON that holds a list or an object; anything else unchanged."""
     text = value.strip() if isinstance(value, str) else ""
-    if text[:1] not in ("[", "{", '"'):
+    if text[:1] not in ("[", "{"):
         return value
     try:
-        found = ast.literal_eval(text) if _PRINTED_MESSAGES.match(text) else json.loads(text)
-    except (ValueError, SyntaxError, RecursionError):
+        return json.loads(text)
+    except (ValueError, RecursionError):
         return value
-    if not isinstance(found, str):
-        return found
-    inner = decode_json(found)
-    return value if isinstance(inner, str) else inner
 
 
 def drop_nulls(value: object) -> Any:

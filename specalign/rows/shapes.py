@@ -13,7 +13,6 @@ from specalign.rows.conversation import (
     Conversation,
     Message,
     Tool,
-    UnknownRole,
     UnusableRow,
     decode_json,
     drop_nulls,
@@ -108,7 +107,7 @@ def parse_row(row: object, column: str | None = None) -> ParsedRow:
         try:
             return _parse_column(row, names[key])
         except UnusableRow as error:
-            if isinstance(error, UnknownRole) and key in CONVERSATIONS:
+            if key in CONVERSATIONS and str(error) != NO_TEXT:
                 raise
             reason = str(error) if reason == NO_TEXT else reason
     raise UnusableRow(reason)
@@ -142,11 +141,6 @@ def _read_value(value: object, column: str) -> tuple[list[Message], int]:
     """The messages in a column, and how many later turns are left out, or UnusableRow."""
     holds_turns = column in (*CONVERSATIONS, "turns")
     found = decode_json(value)
-    if isinstance(value, str) and isinstance(found, dict):
-        inner = next((found[key] for key in CONVERSATIONS if is_conversation(found.get(key))), None)
-        if inner and len(found) > 1:
-            raise UnusableRow(f"with a whole row of JSON in {column!r}")
-        found = inner or found
     if isinstance(value, str) and not holds_turns and not is_conversation(found):
         return _read_turns([read_text_parts(value)])
     if isinstance(found, dict):

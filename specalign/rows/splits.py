@@ -43,12 +43,6 @@ def belongs_to(path: Path, split: str) -> bool:
     return named == known or named is None and known == "train"
 
 
-def is_unclear(path: Path, split: str) -> bool:
-    """Whether a file of a known split names none or another one (train_test.jsonl)."""
-    known = _SPLIT_OF.get(split.lower())
-    return known is not None and split_of(path) != known
-
-
 def names_phrase(path: Path, phrase: str) -> bool:
     """Whether a relative path contains a name between characters other than letters and digits."""
     pattern = rf"(?<![^\W_]){re.escape(phrase)}(?![^\W_])"

@@ -1,5 +1,5 @@
-"""Reads the rows of one local file: JSON (lines, a list, one object, columns, or rows under a key),
-CSV, Parquet, Arrow, or text with one row a line."""
+"""Reads the rows of one local file: JSON (lines, a list, one object, or rows under a key), CSV,
+Parquet, Arrow, or text with one row a line."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _arrow_batches(path: Path) -> Iterable[Row]:
 
 def json_rows(path: Path, under: str | None = None, under_key: str | None = None) -> Iterator[Row]:
     """The rows of a JSON file, whatever its ending: one value a line (memory holds one line), else
-    a single value, which may be a list of rows, a row, columns, or rows under a key."""
+    a single value, which may be a list of rows, a row, or rows under a key."""
     lines = ((n, line) for n, line in enumerate(read_lines(path), 1) if line.strip())
     number, first = next(lines, (0, ""))
     if not first:
@@ -180,7 +180,7 @@ def find_rows(
     if _is_row(value):
         return [value]
     if not tables:
-        return _transpose(value) or [value]
+        return [value]
     if under == EVERY:
         return [row for rows in tables.values() for row in rows]
     key = under if under is not None and under in tables else str(next(iter(tables)))
@@ -211,17 +211,6 @@ def _is_row(value: dict[str, Row]) -> bool:
     if any(isinstance(talk, list) and talk and all(map(has_role, talk)) for talk in talks):
         return True
     return any(map(is_conversation, value.values()))
-
-
-def _transpose(value: dict[str, Row]) -> list[Row]:
-    """The rows of a table by columns: lists of one length, or values by row number (pandas)."""
-    columns = list(value.values())
-    if columns and all(isinstance(c, dict) and all(map(str.isdigit, c)) for c in columns):
-        numbers = dict.fromkeys(number for column in columns for number in column)
-        return [{name: column.get(n) for name, column in value.items()} for n in numbers]
-    if not all(isinstance(column, list) for column in columns) or len({*map(len, columns)}) != 1:
-        return []
-    return [dict(zip(value, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _table(value: Row) -> list[Row]:

@@ -88,17 +88,6 @@ def test_what_other_columns_hold_is_counted(tmp_path: Path) -> None:
     assert read(tmp_path / "a.jsonl") == (["a", "b"], {"values of column 'title'": 2})
 
 
-def test_cards_and_notes_tell_the_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("a.jsonl", "held_out.jsonl"):
-        (tmp_path / name).write_text(json.dumps({"text": name}) + "\n")
-    assert read(tmp_path)[0] == ["a.jsonl", "held_out.jsonl"]
-    assert "in the name of a.jsonl, held_out.jsonl: counted as train" in capsys.readouterr().err
-    files = [{"split": "train", "path": "a*"}, {"split": "test", "path": "held*"}]
-    configs = json.dumps({"configs": [{"config_name": "default", "data_files": files}]})
-    (tmp_path / "README.md").write_text(f"---\n{configs}\n---\n")
-    assert "held_out.jsonl" not in read(tmp_path)[0]
-
-
 def test_a_folder_gives_rows_of_one_split(tmp_path: Path) -> None:
     """Whole words of names tell; texts and source code have no splits."""
     for name in ("train.jsonl", "test.jsonl", "validity.jsonl"):

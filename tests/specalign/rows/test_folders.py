@@ -34,10 +34,7 @@ def test_by_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert choose(folder) == ["train-0.jsonl", "train-1.jsonl"]
     assert choose(folder, "test") == ["test-0.jsonl"]
     assert "skipped: test-0.jsonl (data.prompts_split)" in capsys.readouterr().err
-    for name in ("latest.jsonl", "train_test.jsonl"):
-        assert choose(make(tmp_path / f"restrained {name}", name)) == [name]
-        note = f"no clear split in the name of {name}: counted as train (data.prompts_split)"
-        assert note in capsys.readouterr().err
+    assert choose(make(tmp_path / "restrained", "latest.jsonl")) == ["latest.jsonl"]
     with pytest.raises(NoSplit, match=r"no split 'validation' \(one of: test, train\)"):
         choose(folder, "validation")
 
@@ -45,7 +42,7 @@ def test_by_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_skipped_files_are_not_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert choose(make(tmp_path, "a.jsonl", "b.csv")) == ["a.jsonl"]
     notes = capsys.readouterr().err
-    assert "in the name of a.jsonl: counted as train" in notes and "skipped: b.csv" in notes
+    assert "skipped: b.csv" in notes
 
 
 def test_one_kind_of_file_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,32 +50,12 @@ def test_one_kind_of_file_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert choose(folder) == ["data/train-0.parquet"]
     note = "skipped: notes.txt, raw/train.jsonl, test.parquet (data.prompts_split)"
     assert note in capsys.readouterr().err
-    assert choose(make(tmp_path / "only", "train.jsonl", "test.parquet")) == ["train.jsonl"]
-
-
-def test_a_configuration_by_names(tmp_path: Path) -> None:
-    folder = make(tmp_path, "main/train.jsonl", "domain/train.jsonl")
-    assert choose(folder, config="main") == ["main/train.jsonl"]
-    with pytest.raises(UserError, match="data.prompts_config='mian': no file of"):
-        choose(folder, config="mian")
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        "*.jsonl",
-        ["train.jsonl", "test.jsonl"],
-        {"train": "*.jsonl"},
-        [{"split": "train", "path": "train.jsonl"}, {"split": "train", "path": ["none*"]}],
-    ],
-)
-def test_a_wide_pattern_of_a_card_gives_no_test_rows(tmp_path: Path, files: Any) -> None:
-    card = [{"config_name": "default", "data_files": files}]
-    assert choose(make(tmp_path, "train.jsonl", "test.jsonl", configs=card)) == ["train.jsonl"]
+    with pytest.raises(UserError, match="the same data file format for all splits"):
+        choose(make(tmp_path / "several", "train.jsonl", "test.parquet"))
 
 
 def test_a_card_says_what_no_name_tells(tmp_path: Path) -> None:
-    files = [{"split": "train", "path": "**"}, {"split": "test", "path": "held_out.jsonl"}]
+    files = [{"split": "train", "path": "a*"}, {"split": "test", "path": "held_out.jsonl"}]
     card = [{"config_name": "default", "data_files": files}]
     folder = make(tmp_path, "a.jsonl", "held_out.jsonl", configs=card)
     assert choose(folder) == ["a.jsonl"] and choose(folder, "test") == ["held_out.jsonl"]
@@ -87,6 +64,9 @@ def test_a_card_says_what_no_name_tells(tmp_path: Path) -> None:
         tmp_path / "two", "de/train.jsonl", "en/train.jsonl", "en/test.jsonl", configs=card
     )
     assert choose(folder, config="en") == ["en/train.jsonl"]
+    for config in (None, "fr"):
+        with pytest.raises(UserError, match=r"'de', 'en'\].*\(data.prompts_config\)"):
+            choose(folder, config=config)
 
 
 def test_a_suites_copy_may_be_a_part(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -49,11 +48,3 @@ def test_refused_only_where_nothing_can_be_used() -> None:
     ):  # fmt: skip
         with pytest.raises(UserError, match=says):
             read(rows, column)
-
-
-def test_a_misspelt_role_in_a_json_string_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
-    talk = [{"from": "humn", "value": "Hi"}, {"from": "gpt", "value": "x"}]
-    rows = [{"text": json.dumps(talk)}, {"prompt": json.dumps(talk)}, {"text": "plain"}]
-    (row,) = read_prompt_rows(rows, "rows", None, "column")
-    assert row.conversation.text == "plain"
-    assert "2 with an unknown role, 'humn' (did you mean 'user'?)" in capsys.readouterr().err

@@ -152,8 +152,6 @@ JSON_LINES = "".join(json.dumps(row) + "\n" for row in TWO)
         "\ufeff" + JSON_LINES,
         json.dumps(TWO),
         json.dumps(TWO, indent=2),
-        json.dumps({"prompt": ["a", "b"]}, indent=2),
-        json.dumps({"prompt": {"0": "a", "1": "b"}}, indent=2),
         json.dumps({"count": 2, "rows": TWO}, indent=2),
         json.dumps({"rows": {"1": TWO[0], "2": TWO[1]}}, indent=2),
     ],
