@@ -13,21 +13,14 @@ from align.data.prompts import check_source
 from specalign.common.errors import UserError, check_all, nearest
 from specalign.common.files import check_ordinary, expand_path, read_text
 from specalign.common.hub import is_hub_id, missing
-from specalign.rows.folders import visible_files
+from specalign.rows.folders import table_files, visible_files
 from specalign.rows.hub_rows import hub_rows
 from specalign.rows.shapes import NAMES
-from specalign.rows.splits import belongs_to
 from specalign.rows.tables import check_plain_text, kind_of, read_rows, suffix_of
 from specalign.suites.overlap import check_excluded
 
 TABLES = (".jsonl", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv")
-"""Files of rows in a folder, where .json may be anything; a single .json file is read."""
-TEXTS = (
-    *(".txt", ".md", ".rst", ".tex", ".html", ".org"),
-    *(".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".rs", ".go", ".java", ".kt"),
-    *(".scala", ".js", ".jsx", ".ts", ".tsx", ".rb", ".php", ".pl", ".sh", ".sql", ".r", ".jl"),
-    *(".lua", ".hs", ".ml", ".swift", ".cs", ".css", ".toml", ".yaml", ".yml"),
-)
+"""Files that make a folder a data set, in which .json may be anything."""
 UNUSED_COLUMN = "values of column"
 """How `left_out` counts what the columns without the text hold."""
 SEARCHED_ROWS = 1000
@@ -50,10 +43,8 @@ def check_sources(data: DataConfig) -> None:
 
 
 def check_text_source(source: str) -> None:
-    """Raises UserError for a source that is neither a file, a folder with text nor a Hub id."""
+    """Raises UserError for a source that is neither a file, a folder nor a Hub id."""
     path = expand_path(source, "data.text")
-    if path.is_dir() and not any(suffix_of(f) in TABLES + TEXTS for f in visible_files(path)):
-        raise UserError(f"data.text={source!r}: contains no text, source code, .jsonl or .parquet")
     if not path.exists() and (path.suffix or not is_hub_id(source)):
         reason = "no such file or folder, and no hub id (owner/name)"
         raise missing(f"data.text={source!r}", source, reason, files=True)
@@ -66,9 +57,7 @@ def read_documents(source: str, data: DataConfig, left_out: Counter[str]) -> Ite
     path = expand_path(source, "data.text")
     texts: Iterator[str]
     if path.is_dir():
-        texts = chain.from_iterable(
-            _read_file(file, data, left_out) for file in _list_files(path, data, left_out)
-        )
+        texts = _read_folder(path, data, left_out)
     elif path.is_file():
         texts = _read_file(path, data, left_out)
     else:
@@ -82,18 +71,18 @@ def read_documents(source: str, data: DataConfig, left_out: Counter[str]) -> Ite
             left_out["empty documents"] += 1
 
 
-def _list_files(folder: Path, data: DataConfig, left_out: Counter[str]) -> list[Path]:
-    """The readable files in the order of their names; of tables, those of the split by name."""
+def _read_folder(folder: Path, data: DataConfig, left_out: Counter[str]) -> Iterator[str]:
+    """The rows of a data set; without tables every file that is text (prose, source code)."""
     files = visible_files(folder)
-    readable = [file for file in files if suffix_of(file) in TABLES + TEXTS]
-    chosen = [
-        file
-        for file in readable
-        if suffix_of(file) in TEXTS or belongs_to(file.relative_to(folder), data.text_split)
-    ]
-    left_out["files of other kinds"] += len(files) - len(readable)
-    left_out["files of other splits"] += len(readable) - len(chosen)
-    return chosen
+    if any(suffix_of(file) in TABLES for file in files):
+        for file in table_files(folder, data.text_split, data.text_config, "data.text"):
+            yield from _read_file(file, data, left_out)
+        return
+    for file in files:
+        try:
+            yield read_text(file)
+        except UserError:
+            left_out["files that are not text"] += 1
 
 
 def _read_file(path: Path, data: DataConfig, left_out: Counter[str]) -> Iterator[str]:

@@ -8,8 +8,6 @@ from collections import Counter
 from pathlib import Path
 
 import datasets
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from align.config.data import DataConfig
@@ -23,18 +21,22 @@ def read(source: Path | str, data: DataConfig | None = None) -> tuple[list[str],
     return found, dict(+left_out)
 
 
-def test_a_folder_in_the_order_of_its_names(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one\n\ntwo")
-    (tmp_path / "b.py").write_text("x = 1\n")
-    with gzip.open(tmp_path / "c.jsonl.gz", "wt") as file:
+def test_a_folder_of_tables_and_one_of_texts(tmp_path: Path) -> None:
+    tables, texts = tmp_path / "tables", tmp_path / "texts"
+    for folder in (tables, texts / ".git"):
+        folder.mkdir(parents=True)
+    with gzip.open(tables / "b.jsonl.gz", "wt") as file:
         file.write('{"text": "three"}\n\n{"text": null}\n')
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["four", "five"]}), tmp_path / "e.parquet")
-    (tmp_path / ".git").mkdir()
-    (tmp_path / ".git" / "z.txt").write_text("hidden")
-    (tmp_path / "g.bin").write_bytes(b"\x00")
-    found, left_out = read(tmp_path)
-    assert found == ["one\n\ntwo", "x = 1\n", "three", "four", "five"]
-    assert left_out == {"files of other kinds": 1, "rows without text in column 'text'": 1}
+    (tables / "a.jsonl").write_text('{"text": "two"}\n')
+    found, left_out = read(tables)
+    assert found == ["two", "three"]
+    assert left_out == {"rows without text in column 'text'": 1}
+    (texts / "a.txt").write_text("one\n\ntwo")
+    (texts / ".git" / "z.txt").write_text("hidden")
+    (texts / "b.py").write_text("x = 1\n")
+    (texts / "g.bin").write_bytes(b"\xff\xff")
+    assert read(texts) == (["one\n\ntwo", "x = 1\n"], {"files that are not text": 1})
+    assert read(texts / "b.py")[0] == ["x = 1\n"]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,6 @@ def test_a_folder_in_the_order_of_its_names(tmp_path: Path) -> None:
     [
         ("a.jsonl", b'{"txt": "x"}\n', r"no column 'text' \(data.text_column\).*'txt'"),
         ("a.txt", b"\xff\xff", "is not UTF-8 text"),
-        ("d/a.bin", b"x", "contains no text, source code, .jsonl or .parquet"),
         ("", b"", "no such file or folder"),
     ],
 )
@@ -52,7 +53,7 @@ def test_wrong_sources_are_one_line(tmp_path: Path, name: str, content: bytes, s
     if name:
         path.write_bytes(content)
     with pytest.raises(UserError, match=says):
-        read(path.parent if "/" in name else path)
+        read(path)
 
 
 def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,10 +90,7 @@ def test_what_other_columns_hold_is_counted(tmp_path: Path) -> None:
 
 
 def test_a_folder_gives_rows_of_one_split(tmp_path: Path) -> None:
-    """Whole words of names tell; texts and source code have no splits."""
-    for name in ("train.jsonl", "test.jsonl", "validity.jsonl"):
+    for name in ("train.jsonl", "test.jsonl"):
         (tmp_path / name).write_text(json.dumps({"text": name}) + "\n")
-    (tmp_path / "test_train.py").write_text("code")
-    texts, left_out = read(tmp_path)
-    assert texts == ["code", "train.jsonl", "validity.jsonl"]
-    assert left_out == {"files of other splits": 1}
+    assert read(tmp_path) == (["train.jsonl"], {})
+    assert read(tmp_path, DataConfig(text_split="test")) == (["test.jsonl"], {})
