@@ -7,7 +7,6 @@ prompts. Other text (data.text) is read first. An interrupted run resumes to the
 from __future__ import annotations
 
 import sys
-from functools import partial
 
 from align.config.hardware import use_deterministic_products
 from align.config.parser import parse_command
@@ -25,7 +24,8 @@ def main(argv: list[str] | None = None) -> None:
     recipe = parse_command(arguments, "align.synthesize", __doc__ or "")
     if recipe is None:
         return
-    check_generation(recipe, partial(check_sources, recipe.data))
+    check_generation(recipe)
+    check_sources(recipe.data)
     use_deterministic_products()
     with Claim(recipe.data_folder, "data.path" if recipe.data.path else "output"):
         # imported late: torch and transformers take seconds

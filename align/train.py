@@ -6,7 +6,6 @@ Missing text is generated first (data.write=never fails instead).
 from __future__ import annotations
 
 import sys
-from functools import partial
 
 from align.config.hardware import is_launched, use_deterministic_products
 from align.config.parser import parse_command
@@ -24,7 +23,8 @@ def main(argv: list[str] | None = None) -> None:
     if recipe.processes > 1 and not is_launched():
         launcher = f"torchrun --nproc-per-node {recipe.launch.devices} -m align.train"
         raise UserError(f"several processes need a launcher: {launcher} … (docs/scale.md)")
-    check_training(recipe, partial(check_sources, recipe.data))
+    check_training(recipe)
+    check_sources(recipe.data)
     use_deterministic_products()
     # imported late: torch, Lightning and transformers take seconds
     from align.training.run import run_command

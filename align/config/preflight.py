@@ -1,10 +1,8 @@
-"""Everything that a command lacks, in one error, before torch is imported: target, drafter, data,
-packages, folders, devices."""
+"""What a command lacks, before torch is imported: target, drafter, data, packages, folders,
+devices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from align.config.drafter import DrafterConfig
@@ -14,63 +12,58 @@ from align.config.recipe import Recipe
 from align.config.recipe_files import check_record
 from specalign.common.claims import check_folder
 from specalign.common.commands import command
-from specalign.common.errors import UserError, check_all
+from specalign.common.errors import UserError
 from specalign.common.files import check_ordinary
 from specalign.common.hub import check_obtainable, is_hub_id, local_path, missing
 from specalign.common.schema import read_object
 from specalign.formats.kinds import is_block
 from specalign.lm.names import WHEELS, check_name
 
-Check = Callable[[], object]
 
-
-def check_training(recipe: Recipe, *more: Check) -> None:
-    """Raises UserError that names everything that training lacks; OSError for a pipe or device in
-    place of a file. `more`: checks to report together with these."""
-    checks: list[Check] = [
-        partial(check_folder, Path(recipe.output), "output"),
-        partial(check_record, recipe),
-        partial(check_devices, recipe),
-    ]
+def check_training(recipe: Recipe) -> None:
+    """Raises UserError for the first thing that training lacks; OSError for a pipe or device in
+    place of a file."""
+    _check_models(recipe)
+    check_folder(Path(recipe.output), "output")
+    check_record(recipe)
+    check_devices(recipe)
     if not (recipe.data_folder / "manifest.json").exists():
-        checks += _list_data_checks(recipe)
+        _check_data(recipe)
         generation = command("align.synthesize")
         lacking = (
             f"{recipe.data_folder}: no data yet, and data.write=never; {generation} with the same "
             "arguments generates them (or name other data of this target: data.path=FOLDER)"
         )
-        checks.append(partial(require, recipe.data.write != "never", lacking))
-    check_all([*_list_model_checks(recipe), *checks, *more])
+        require(recipe.data.write != "never", lacking)
     check_ordinary(Path(recipe.output, "metrics.csv"))  # which is appended to
 
 
-def check_generation(recipe: Recipe, *more: Check) -> None:
+def check_generation(recipe: Recipe) -> None:
     """The same for generating text."""
-    checks = [*_list_model_checks(recipe), *_list_data_checks(recipe)]
+    _check_models(recipe)
+    _check_data(recipe)
     if recipe.data.server is None:
-        checks.append(partial(check_devices, recipe))
-    check_all([*checks, *more])
+        check_devices(recipe)
 
 
-def _list_model_checks(recipe: Recipe) -> list[Check]:
+def _check_models(recipe: Recipe) -> None:
     name, init = recipe.target.name, recipe.drafter.init
-    checks: list[Check] = [partial(check_name, name), partial(check_packages, recipe)]
+    check_name(name)
+    check_packages(recipe)
     if name not in WHEELS:
-        checks.append(partial(check_obtainable, f"target {name!r}", name))
+        check_obtainable(f"target {name!r}", name)
     if init is not None:
-        checks.append(partial(_check_init, recipe.drafter, init))
-    return checks
+        _check_init(recipe.drafter, init)
 
 
-def _list_data_checks(recipe: Recipe) -> list[Check]:
-    """Of the folder and of the sources of data to generate."""
+def _check_data(recipe: Recipe) -> None:
+    """The folder and the sources of data to generate."""
     d = recipe.data
-    sources = [] if d.prompts is None else [(f"data.prompts={d.prompts!r}", d.prompts)]
-    sources += [(f"data.text={source!r}", source) for source in d.text]
-    return [
-        partial(check_folder, recipe.data_folder, "data.path" if d.path else "output"),
-        *(partial(check_obtainable, key, source, dataset=True) for key, source in sources),
-    ]
+    check_folder(recipe.data_folder, "data.path" if d.path else "output")
+    if d.prompts is not None:
+        check_obtainable(f"data.prompts={d.prompts!r}", d.prompts, dataset=True)
+    for source in d.text:
+        check_obtainable(f"data.text={source!r}", source, dataset=True)
 
 
 def _check_init(drafter: DrafterConfig, init: str) -> None:

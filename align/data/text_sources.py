@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
 from align.config.data import DataConfig
 from align.data.prompts import check_source
-from specalign.common.errors import UserError, check_all, nearest
+from specalign.common.errors import UserError, nearest
 from specalign.common.files import check_ordinary, expand_path, read_text
 from specalign.common.hub import is_hub_id, missing
 from specalign.rows.folders import table_files, visible_files
@@ -30,16 +29,12 @@ MOST_CHARACTERS = 200_000
 
 
 def check_sources(data: DataConfig) -> None:
-    """Raises UserError that names all missing prompts, texts and exclusions, without asking the
-    Hub."""
-    excluded = data.exclude if data.text else ()
-    check_all(
-        [
-            partial(check_source, data.prompts),
-            *(partial(check_text_source, source) for source in data.text),
-            *(partial(check_excluded, source) for source in excluded),
-        ]
-    )
+    """Raises UserError for missing prompts, texts or exclusions, without asking the Hub."""
+    check_source(data.prompts)
+    for source in data.text:
+        check_text_source(source)
+    for source in data.exclude if data.text else ():
+        check_excluded(source)
 
 
 def check_text_source(source: str) -> None:

@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from specalign.common.text import say
@@ -21,31 +21,6 @@ from specalign.common.threads import wait_passively_if_busy
 
 class UserError(ValueError):
     """Invalid input that the user can correct. One line: the key, file or value, and a hint."""
-
-
-class UserErrors(UserError):
-    """Several user errors. The message lists them below a heading, one per line."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = [" ".join(problem.split()) for problem in problems]
-        lines = [f"{len(self.problems)} problems:", *self.problems]
-        super().__init__("\n  - ".join(lines))
-
-
-def check_all(checks: Iterable[Callable[[], object]]) -> None:
-    """Run every check. Raises what one of them raised; UserErrors if several did."""
-    found: list[UserError] = []
-    for check in checks:
-        try:
-            check()
-        except UserError as error:
-            found.append(error)
-    problems = [p for e in found for p in (e.problems if isinstance(e, UserErrors) else [str(e)])]
-    problems = list(dict.fromkeys(problems))
-    if len(problems) > 1:
-        raise UserErrors(problems)
-    if found:
-        raise found[0]
 
 
 _LISTED = 20
@@ -136,9 +111,7 @@ def cli(main: Callable[..., Any]) -> Callable[..., None]:
             if found is None:
                 raise
             message, code = found
-            if not isinstance(error, UserErrors):
-                message = " ".join(message.split())
-            say(f"error: {message}", error=True)
+            say(f"error: {' '.join(message.split())}", error=True)
             raise SystemExit(code) from None
 
     return run
