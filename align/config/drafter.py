@@ -47,7 +47,6 @@ class DrafterConfig(Section):
         "= the embedding alone, vanilla = a row for each token, gated = vanilla times a gate. "
         "Only linear and vanilla can be exported. null = silu, or as drafter.init",
     )
-    attention_bias: bool | None = option(None, "block: attention biases; null = as the target")
     convolution: bool = option(False, "block: two-tap convolutions, initialized to identity")
     confidence_head: bool = option(False, "block: predict acceptance (objective.terms.confidence)")
     train: Literal["all", "confidence_head"] = option("all", "block: weights to train")
@@ -73,7 +72,6 @@ class DrafterConfig(Section):
     )
     share_embedding: bool = option(True, "masked_lm: the target's embedding and head; else copies")
     lora_rank: int = option(0, "masked_lm: rank of updates; 0 = train all", low=0, high=2**16)
-    lora_alpha: float | None = option(None, "scale of updates; null = twice the rank", above=0)
     lora_targets: list[str] = option(["q_proj", "k_proj", "v_proj", "o_proj"], "layers to update")
 
     @property
@@ -83,13 +81,11 @@ class DrafterConfig(Section):
 
     def validate(self) -> None:
         has_init = self.init is not None
-        for name in ("confidence_head", "convolution", "markov", "block_layout", "attention_bias"):
+        for name in ("confidence_head", "convolution", "markov", "block_layout"):
             value = getattr(self, name)
             given = f"drafter.{name}={str(value).lower()}"
             is_default = value is None or value is False
             require(self.kind == "block" or is_default, f"{given} needs drafter.kind=block")
-        bias = "drafter.attention_bias: drafter.init has its own"
-        require(self.attention_bias is None or not has_init, bias)
         markov = f"drafter.markov={self.markov} needs drafter.markov_rank above 0"
         require(self.markov is None or self.markov_rank > 0, markov)
         require(
@@ -122,7 +118,6 @@ class ObjectiveConfig(Section):
         "d_pace", "weights of the K positions; normalised = exponential, over their sum"
     )
     decay: float = option(4.0, "decay of the exponential weights, in positions", above=0)
-    d_pace_alpha: float = option(0.5, "alpha of the D-PACE weights", low=0, high=1)
     temperature: float = option(1.0, "temperature of p in the divergences", above=0)
     prefix_decay: float = option(
         0.0, "block: beta; the first j tokens are shown with probability ~ beta^j", low=0, high=1
@@ -136,7 +131,6 @@ class ObjectiveConfig(Section):
     times: Literal["low_discrepancy", "count"] = option(
         "low_discrepancy", "standalone: sampling of diffusion times; count = by number of masks"
     )
-    least_time: float = option(1e-3, "standalone: the smallest time", above=0, high=1)
     annealing: int = option(
         0, "standalone, without drafter.init: steps until noisy tokens attend to the right", low=0
     )

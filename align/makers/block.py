@@ -172,7 +172,7 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
         shape = own_shape(target)
     assert shape is not None
     stored = _stored_rotaries(target, shape.key, rotaries)
-    mask, bias = options.mask_token_id, options.attention_bias
+    mask = options.mask_token_id
     return fresh_config(
         target,
         options,
@@ -186,7 +186,7 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
         mask_token_id=mask_token(target) if mask is None else mask,
         rope_theta=target.rope_theta,
         target_sha256=target.hash,
-        attention_bias=has_attention_bias(target) if bias is None else bias,
+        attention_bias=has_attention_bias(target),
         rotary=[r.entry() for r in stored],
         places=any(not r.inv_freq for r in stored),
     )

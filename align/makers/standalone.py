@@ -46,9 +46,7 @@ def make_standalone(target: Target, options: DrafterConfig, seed: int = 0) -> Di
     else:
         drafter = _make_fresh(target, options, seed)
     if options.lora_rank and isinstance(drafter.network, MaskedLM):
-        rank, alpha = options.lora_rank, options.lora_alpha
-        alpha = 2.0 * rank if alpha is None else alpha
-        with_lora(drafter.network, rank, alpha, options.lora_targets, seed)
+        with_lora(drafter.network, options.lora_rank, options.lora_targets, seed)
     return drafter.to(target.device)
 
 

@@ -61,7 +61,7 @@ class DrafterModule(lightning.LightningModule, ABC):
         o, t = recipe.objective, recipe.trainer
         self.drafter = drafter
         self.recipe = recipe
-        self.objective = Objective(o.terms, o.weighting, o.decay, o.d_pace_alpha)
+        self.objective = Objective(o.terms, o.weighting, o.decay)
         self.text_rows, self.layers = text_rows, layers
         self.ema = EMA(drafter, t.ema)
         self.final_weights: dict[str, Tensor] = {}

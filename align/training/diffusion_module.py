@@ -45,8 +45,8 @@ class DiffusionDrafterModule(DrafterModule):
         """Noise drawn from each row's place in the stream, so that resumed runs and any number of
         processes draw the same. Validation draws by the number of masks: the same bound with a much
         smaller error."""
-        o, drafter, anchors = self.recipe.objective, self.drafter, step.anchors
-        times = o.times if training else "count"
+        drafter, anchors = self.drafter, step.anchors
+        times = self.recipe.objective.times if training else "count"
         seed = self.recipe.seed if training else _VALIDATION_SEED
         lengths = [0.0] * (anchors.block_size - 1) + [1.0]  # always K
         parts = []
@@ -57,12 +57,10 @@ class DiffusionDrafterModule(DrafterModule):
                 # decoding always continues a text
                 prefix = random_prefixes(row, generator).clamp_min(1)
                 u_1 = self._time_of(place, generator)
-                parts.append(corrupt_suffix(row, *how, prefix, generator, times, o.least_time, u_1))
+                parts.append(corrupt_suffix(row, *how, prefix, generator, times, u_1))
             else:
                 own = Anchors(anchors.index_BA[b : b + 1], anchors.valid_BAK[b : b + 1])
-                parts.append(
-                    corrupt_blocks(row, own, *how, lengths, generator, times, o.least_time)
-                )
+                parts.append(corrupt_blocks(row, own, *how, lengths, generator, times))
         device = step.batch.tokens_BL.device
         joined = {f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(Corrupted)}
         return Corrupted(**{name: tensor.to(device) for name, tensor in joined.items()})

@@ -17,6 +17,8 @@ from specalign.common.batch import Anchors, Batch, Corrupted
 from specalign.diffusion.schedules import Schedule
 
 Times = Literal["low_discrepancy", "count"]
+LEAST_TIME = 1e-3
+"""Of the times that are drawn."""
 LOG_ZERO = -1e4
 """Stands for log 0: finite, so that 0·log 0 stays 0."""
 
@@ -80,13 +82,12 @@ def mask_tokens(
     schedule: Schedule,
     generator: torch.Generator,
     how: Times,
-    least: float,
     u: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mask clean tokens (…, K) where `valid`: noisy tokens, times (…,), importance weights (…,).
 
     Args:
-        how: `low_discrepancy`: times between `least` and 1, evenly spread (the van der Corput
+        how: `low_discrepancy`: times between `LEAST_TIME` and 1, evenly spread (the van der Corput
             sequence, shifted by one draw); tokens are masked independently. `count`: the number of
             masks is drawn uniformly over 1..the number of valid positions, then their places, then
             a matching time (as LLaDA, arXiv 2502.09992, evaluates likelihoods). The loss keeps its
@@ -103,7 +104,7 @@ def mask_tokens(
         u = (draw((1,)) + spread) % 1
     u = u.to(device).view(shape)
     if how == "low_discrepancy":
-        times = (least + (1 - least) * u).float()
+        times = (LEAST_TIME + (1 - LEAST_TIME) * u).float()
         chance = schedule.mask_probability(times)[..., None]
         drawn = torch.rand(tokens.shape, generator=generator, device=generator.device).to(device)
         noisy = torch.where((drawn < chance) & valid, mask_id, tokens)
@@ -129,7 +130,6 @@ def corrupt_blocks(
     length_weights: Sequence[float],
     generator: torch.Generator,
     how: Times = "low_discrepancy",
-    least: float = 1e-3,
 ) -> Corrupted:
     """Mask the K tokens after every anchor, up to a drawn length, at a drawn time (`mask_tokens`).
     Length k of 1..K has probability ∝ length_weights[k−1]. Positions that are not valid hold
@@ -142,7 +142,7 @@ def corrupt_blocks(
     valid_BAK = anchors.valid_BAK & (steps < lengths_BA[..., None])
     tokens_BAK = anchors.blocks_BAK(batch.tokens_BL)
     noisy, times_BA, importance_BA = mask_tokens(
-        tokens_BAK, valid_BAK, mask_id, schedule, generator, how, least
+        tokens_BAK, valid_BAK, mask_id, schedule, generator, how
     )
     noisy = torch.where(valid_BAK, noisy, mask_id)
     return Corrupted(noisy, tokens_BAK, times_BA, valid_BAK, importance_BA)
@@ -165,7 +165,6 @@ def corrupt_suffix(
     prefix_BN: Tensor,
     generator: torch.Generator,
     how: Times = "low_discrepancy",
-    least: float = 1e-3,
     u_B: Tensor | None = None,
 ) -> Corrupted:
     """Mask whole rows as in SEDD's pretraining, after each document's clean prefix.
@@ -176,6 +175,6 @@ def corrupt_suffix(
     prefix_BL = prefix_BN.gather(1, batch.document_BL.clamp_min(0))
     valid_BL = (batch.document_BL >= 0) & (batch.positions_BL >= prefix_BL)
     noisy, times_B, importance_B = mask_tokens(
-        batch.tokens_BL, valid_BL, mask_id, schedule, generator, how, least, u_B
+        batch.tokens_BL, valid_BL, mask_id, schedule, generator, how, u_B
     )
     return Corrupted(noisy, batch.tokens_BL, times_B, valid_BL, importance_B)

@@ -122,15 +122,13 @@ def annealed_see(length: int, progress: float, generator: torch.Generator) -> Te
     return drawn | torch.ones(length, length, dtype=torch.bool, device=drawn.device).tril()
 
 
-def with_lora(
-    network: MaskedLM, rank: int, alpha: float, targets: Sequence[str], seed: int = 0
-) -> None:
-    """Freeze the network and train low-rank updates of the linear layers whose names end in
-    `targets` (arXiv 2106.09685); they start at zero. Raises UserError without such a layer."""
+def with_lora(network: MaskedLM, rank: int, targets: Sequence[str], seed: int = 0) -> None:
+    """Freeze the network and train low-rank updates, scaled by two, of the linear layers whose
+    names end in `targets` (arXiv 2106.09685); they start at zero. Raises UserError without such a
+    layer."""
     from peft import LoraConfig, get_peft_model
 
-    scale: Any = alpha  # peft's annotation wants a whole number; it takes any
-    config = LoraConfig(r=rank, lora_alpha=scale, target_modules=list(targets), lora_dropout=0.0)
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(targets), lora_dropout=0.0)
     with in_one_line("LoRA"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network.model = get_peft_model(network.model, config)

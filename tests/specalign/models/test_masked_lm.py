@@ -83,7 +83,7 @@ def test_lora_starts_at_zero_and_merges_to_what_it_computed(target: Target, tmp_
     network = adapt(target, [0, 3], 36)
     with torch.no_grad():
         before = network(tokens())
-    with_lora(network, 4, 8.0, ["q_proj", "down_proj"])
+    with_lora(network, 4, ["q_proj", "down_proj"])
     names = [name for name, p in network.named_parameters() if p.requires_grad]
     assert len(names) == 8 and all("lora_" in name for name in names)
     torch.testing.assert_close(network(tokens()), before)
@@ -103,4 +103,4 @@ def test_lora_starts_at_zero_and_merges_to_what_it_computed(target: Target, tmp_
             load_masked_lm(tmp_path, target=target)(tokens()), tuned, atol=1e-4, rtol=1e-4
         )
     with pytest.raises(UserError, match="LoRA"):
-        with_lora(adapt(target, [0], 36), 4, 8.0, ["no_such_layer"])
+        with_lora(adapt(target, [0], 36), 4, ["no_such_layer"])
