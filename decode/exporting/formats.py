@@ -7,7 +7,6 @@ import inspect
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import Tensor
 from decode.exporting.serving import Snippet
 from decode.portable import drafter as network
 from decode.portable import generate
-from specalign.common.claims import Claim, check_folder, remove_dead
+from specalign.common.claims import Claim, check_folder
 from specalign.common.errors import UserError
 from specalign.common.files import naming, to_disk
 from specalign.common.hub import card_metadata, card_value
@@ -138,11 +137,12 @@ def write_folder(
     check_free(out, record["format"])
     out = out.resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{out.name[:200]}.specalign-export-"
-    scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=out.parent))
-    part = scratch / "new"
-    try:
-        with naming(out), Claim(scratch, "--out"):
+    scratch = out.with_name(f".{out.name[:200]}.specalign-export")
+    part, old = scratch / "new", scratch / "old"
+    with naming(out), Claim(scratch, "--out"):
+        try:
+            for left in (part, old):  # by a killed export
+                shutil.rmtree(left, ignore_errors=True)
             part.mkdir()
             write_weights(tensors, part)
             for path, text in texts.items():
@@ -152,10 +152,12 @@ def write_folder(
             (part / EXPORT_RECORD).write_text(text)
             for file in (*part.rglob("*"), part):
                 to_disk(file)
-            _replace(part, out, scratch / "old")
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    remove_dead(out.parent, prefix)  # what killed exports left
+            if out.is_dir():
+                os.replace(out, old)
+            os.replace(part, out)
+            to_disk(out.parent)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _list_files(folder: Path) -> list[str]:
@@ -164,19 +166,6 @@ def _list_files(folder: Path) -> list[str]:
         p for p in folder.rglob("*") if p.is_symlink() or not p.is_dir() or not any(p.iterdir())
     ]
     return sorted(p.relative_to(folder).as_posix() for p in found)
-
-
-def _replace(part: Path, out: Path, old: Path) -> None:
-    """Move `part` to `out`; an older export is put back if that fails."""
-    if out.is_dir():
-        os.replace(out, old)
-    try:
-        os.replace(part, out)
-    except BaseException:
-        if old.is_dir():
-            os.replace(old, out)
-        raise
-    to_disk(out.parent)
 
 
 def write_card(form: str, source: Path, target: str, name: str, serve: Sequence[Snippet]) -> str:

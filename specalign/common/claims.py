@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import shutil
 import tempfile
@@ -105,10 +104,3 @@ def scratch(kind: str) -> Iterator[Path]:
     """A temporary folder whose name begins with `kind`."""
     with tempfile.TemporaryDirectory(prefix=kind, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
-
-
-def remove_dead(place: Path, kind: str) -> None:
-    """Remove folders in `place` whose names begin with `kind` and that no process has claimed."""
-    for folder in place.glob(f"{glob.escape(kind)}*"):
-        with suppress(OSError, UserError), Claim(folder, "temporary folder"):
-            shutil.rmtree(folder, ignore_errors=True)

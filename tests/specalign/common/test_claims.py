@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specalign.common import claims
-from specalign.common.claims import LOCK, Claim, FolderInUse, claim_when_free, remove_dead
+from specalign.common.claims import LOCK, Claim, FolderInUse, claim_when_free
 from specalign.common.errors import UserError
 from specalign.common.files import UNFINISHED
 
@@ -62,14 +62,6 @@ def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".hidden").touch()
     with Claim(tmp_path, "output"):
         assert not any(p.exists() for p in left) and (tmp_path / ".hidden").exists()
-
-
-def test_temporary_folders_of_killed_processes_are_removed(tmp_path: Path) -> None:
-    for name in ("kind-a/b", "other-a"):
-        (tmp_path / name).mkdir(parents=True)
-    with holder(tmp_path / "kind-alive"):
-        remove_dead(tmp_path, "kind-")
-        assert {p.name for p in tmp_path.iterdir()} == {"other-a", "kind-alive"}
 
 
 @pytest.mark.parametrize("name", ["file", "file/inside", "/proc/nowhere", "x" * 300])
