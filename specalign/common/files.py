@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import bz2
-import codecs
 import errno
 import gzip
 import hashlib
 import io
 import json
-import lzma
 import os
 import pickle
 import re
@@ -104,15 +101,12 @@ def _open_zst(path: Path, mode: str) -> io.BufferedReader:
 
 _OPENERS: dict[str, Callable[[Path, str], Any]] = {
     ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
     ".zst": _open_zst,
 }
 PACKED = tuple(_OPENERS)
 """Suffixes of compressed files."""
 MOST_BYTES = 1 << 30
 """Of a field of a table."""
-_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 @contextmanager
@@ -125,29 +119,26 @@ def open_packed(path: Path) -> Iterator[Any]:
         with _OPENERS.get(path.suffix.lower(), open)(path, "rb") as file:
             yield file
     except UnicodeDecodeError as error:
-        encoding = error.encoding[:6].upper()  # without -LE
-        raise UserError(f"{path} is not {encoding} text (byte {error.start})") from None
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start})") from None
+    except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path} can't be read: {reason}") from None
 
 
 def read_text(path: Path) -> str:
-    """A whole text file: UTF-8, or UTF-16 with a mark. Raises UserError if it is neither."""
+    """A whole text file. Raises UserError if it is not UTF-8, or can't be read."""
     with open_packed(path) as file:
-        raw = file.read()
-        return raw.decode("utf-16" if raw.startswith(_UTF16_MARKS) else "utf-8-sig")
+        text: str = file.read().decode("utf-8-sig")
+        return text
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, compressed or not, with their ends; memory holds one, or all of a
-    UTF-16 file. Byte order marks at the start of lines, of joined files, are dropped. Raises
-    UserError: it is no such text, or can't be read."""
+    """The lines of a text file, compressed or not, with their ends; memory holds one. Byte order
+    marks at the start of lines, of joined files, are dropped. Raises UserError as `read_text`
+    does."""
     with open_packed(path) as file:
-        is_utf16 = file.peek(2)[:2] in _UTF16_MARKS
-        lines = io.StringIO(read_text(path)) if is_utf16 else map(bytes.decode, file)
-        for line in lines:
-            yield line.lstrip("\ufeff")
+        for line in file:
+            yield line.decode().lstrip("\ufeff")
 
 
 def check_ordinary(path: Path) -> None:

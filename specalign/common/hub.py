@@ -27,7 +27,7 @@ from specalign.common.errors import UserError
 from specalign.common.files import expand_path, sha256_file, write_atomically
 from specalign.common.provenance import CHECKOUT
 
-OWN_FOLDERS = ("runs", "pretrained", "drafters", "exported")
+OWN_FOLDERS = ("runs", "pretrained", "exported")
 """Folders that commands and docs of this project use; no owners on the Hub."""
 DEFAULT_TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _ID = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
@@ -63,9 +63,9 @@ def hub_reachable() -> bool:
 
 def local_path(name: str | Path) -> Path:
     """The path that `name` may be. The shipped drafters' folder, pretrained/, is found from
-    anywhere, under its old name too: drafters/."""
+    anywhere."""
     path = expand_path(name)
-    if path.parts[:1] in (("pretrained",), ("drafters",)) and not path.exists():
+    if path.parts[:1] == ("pretrained",) and not path.exists():
         shipped = CHECKOUT / "pretrained" / Path(*path.parts[1:])
         return shipped if shipped.exists() else path
     return path

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import bz2
 import errno
 import gzip
-import lzma
 import resource
 import signal
 from collections.abc import Iterator
@@ -69,12 +67,8 @@ def test_a_full_disk_is_said_with_the_file(tmp_path: Path, full: None) -> None:
 def test_lines_of_a_file(tmp_path: Path) -> None:
     """With their ends, without the byte order marks of joined files."""
     path = tmp_path / "f.txt"
-    for raw in (
-        "\ufeffa\r\n\n\ufeffb\u2028c".encode(),
-        "\ufeffa\r\n\nb\u2028c".encode("utf-16-le"),
-    ):
-        path.write_bytes(raw)
-        assert list(files.read_lines(path)) == ["a\r\n", "\n", "b\u2028c"]
+    path.write_bytes("\ufeffa\r\n\n\ufeffb\u2028c".encode())
+    assert list(files.read_lines(path)) == ["a\r\n", "\n", "b\u2028c"]
     path.write_bytes(b"good\n\xff")
     lines = files.read_lines(path)
     assert next(lines) == "good\n"
@@ -85,9 +79,9 @@ def test_lines_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", files.PACKED)
 def test_a_packed_file_that_is_cut_is_named(tmp_path: Path, ending: str) -> None:
     packed = {
-        ".gz": gzip.compress(b"text" * 99), ".bz2": bz2.compress(b"text" * 99), ".xz": lzma.compress(b"text" * 99),
+        ".gz": gzip.compress(b"text" * 99),
         ".zst": pyarrow.Codec("zstd").compress(b"text" * 99, asbytes=True),
-    }[ending]  # fmt: skip
+    }[ending]
     path = tmp_path / f"f.txt{ending}"
     path.write_bytes(packed)
     assert files.read_text(path) == "text" * 99

@@ -25,11 +25,11 @@ from specalign.lm.names import check_name
 
 def test_the_shipped_drafter_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("pretrained/smollm2-135m-block", "drafters/smollm2-135m-block"):
-        assert (local_path(name) / "config.json").is_file() and kind_of(name) == "block"
-    assert local_path("drafters/other") == Path("drafters/other")
-    (tmp_path / "drafters/smollm2-135m-block").mkdir(parents=True)  # the user's own comes first
-    assert local_path("drafters/smollm2-135m-block") == Path("drafters/smollm2-135m-block")
+    name = "pretrained/smollm2-135m-block"
+    assert (local_path(name) / "config.json").is_file() and kind_of(name) == "block"
+    assert local_path("pretrained/other") == Path("pretrained/other")
+    (tmp_path / "pretrained/smollm2-135m-block").mkdir(parents=True)  # the user's own comes first
+    assert local_path(name) == Path(name)
 
 
 @pytest.fixture

@@ -1,6 +1,0 @@
-"""`python -m align COMMAND …`: the same as `specalign COMMAND …`."""
-
-from specalign.__main__ import main
-
-if __name__ == "__main__":
-    main()
