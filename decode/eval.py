@@ -51,14 +51,8 @@ def run_reproduction(
         raise UserError(f"--reproduce={name} needs --drafter {found.drafters}")
     if not config.drafters:
         from decode.evaluation.stand_ins import make_stand_ins
-        from specalign.lm.loading import load_target
 
-        target = load_target(
-            config.target or "debug",
-            device=config.device,
-            trust_remote_code=config.trust_remote_code,
-        )
-        config = replace(config, drafters=make_stand_ins(target, folder / "stand-ins"))
+        config = replace(config, drafters=make_stand_ins(config, folder / "stand-ins"))
     page = reproduce(name, config, tiny, lambda own: evaluate(own, console, typed))
     write_text(folder / "reproduction.md", page + "\n")
     console.say(page, wrap=False)

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import torch
 
+from decode.evaluation.config import EvalConfig
 from decode.systems.drafter_folders import NamedDrafter
 from decode.systems.registry import AUTOREGRESSIVE, BLOCK, DIFFUSION, VARIABLE_PREFIX
 from specalign.formats.block import save_drafter
 from specalign.formats.standalone import architecture, save_standalone
 from specalign.lm.inspection.keys import plain_rotary
+from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
@@ -21,9 +23,11 @@ from specalign.models.standalone import DiffusionConfig, DiffusionDrafter
 _DRAFTS = 4
 
 
-def make_stand_ins(target: Target, folder: Path) -> tuple[NamedDrafter, ...]:
+def make_stand_ins(config: EvalConfig, folder: Path) -> tuple[NamedDrafter, ...]:
     """Small drafters with random weights (the same in every run) in `folder`, and the target itself
     as the autoregressive one."""
+    name, trusted = config.target or "debug", config.trust_remote_code
+    target = load_target(name, device=config.device, trust_remote_code=trusted)
     folders = {kind: folder / kind for kind in (DIFFUSION, BLOCK, VARIABLE_PREFIX)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
