@@ -51,11 +51,12 @@ class Rows:
 
     def _capture(self, end: int, skip: bool) -> Graph:
         state, drafting = self.state, self.skipped if skip else self.drafting
+        verifier = self.verifier  # a graph that knew these rows would keep their memory
         running = state.counter("active").clone()
         state.counter("active").zero_()  # while it is captured no row advances
         try:
             return capture(
-                lambda: run_round(state, drafting, self.verifier, end),
+                lambda: run_round(state, drafting, verifier, end),
                 self.backend,
                 state.target.device,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,7 +39,8 @@ class Slab(CacheLayerMixin):
 
     def __init__(self, owner: KVCache | SharedCache) -> None:
         super().__init__()
-        self.owner = owner
+        # weakly: the garbage collector does not know how large a cache in a cycle is
+        self.owner = weakref.proxy(owner)
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +18,7 @@ from decode.captured.drafting import Draft
 from decode.captured.engine import CapturedEngine
 from decode.captured.graph import Backend, WaitsForDevice, forbid_waiting
 from decode.engine.decoder import Decoder
+from decode.engine.request import RequestRunner
 from decode.proposers.base import Proposer
 from decode.proposers.block import BlockProposer
 from decode.proposers.diffusion import DiffusionProposer
@@ -122,6 +125,33 @@ def test_memory_keeps_its_addresses(target: Target) -> None:
         addresses[-1] += [slab.keys.data_ptr() for slab in opened.state.cache.slabs]
     assert addresses[0] == addresses[1]
     assert texts[:4] == texts[4:]
+
+
+@pytest.mark.parametrize("name", ["plain", "taps 8 5", "copy autoregressive", "ddit 2 confidence"])
+def test_memory_is_free_at_once(target: Target, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caches and drafting sessions of requests that end, and an engine's rows: without the garbage collector, which does
+    not know how large they are."""
+    held: list[Any] = []
+    free = RequestRunner.free
+
+    def free_and_note(runner: RequestRunner) -> None:
+        parts = [runner.request.cache, runner.session]
+        held.extend(weakref.ref(part) for part in parts if part is not None)
+        free(runner)
+
+    monkeypatch.setattr(RequestRunner, "free", free_and_note)
+    proposer = make(target, name)
+    captured = CapturedEngine(target, proposer)
+    gc.disable()
+    try:
+        Decoder(target, proposer).generate_batch(PROMPTS, 8, batch_size=2)
+        Decoder(target, proposer, engine=captured).generate_batch(PROMPTS, 8, batch_size=2)
+        held += [weakref.ref(opened.state.cache) for opened in captured._rows.values()]
+        captured._rows.clear()
+        assert len(held) > len(PROMPTS)
+        assert not [part for part in held if part() is not None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
