@@ -45,7 +45,7 @@ def test_floor(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("nodes", "engines", "batches", "taus"),
-    [(0, "eager,captured", "1,3", "1,2.4,4"), (7, "captured,compiled", "2", "4")],
+    [(7, "eager,captured", "1,3", "1,2.4,4"), (0, "captured,compiled", "2", "4")],
 )
 def test_forced_rounds(tmp_path: Path, nodes: int, engines: str, batches: str, taus: str) -> None:
     words = f"--nodes {nodes} --engines {engines} --batches {batches} --tau {taus} --new-tokens 25"

@@ -1,5 +1,5 @@
-"""A function over fixed memory, run again and again: eagerly, as a replayed trace, or as a CUDA
-graph.
+"""A function over fixed memory, run again and again: eagerly, as a replayed trace, compiled by
+Inductor, or as a CUDA graph.
 
 The function takes and returns nothing: it reads and writes tensors that keep their addresses. It
 must not look at values on the host; `forbid_waiting` raises where it does.
@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Function = Callable[[], None]
-Backend = Literal["eager", "traced", "cuda"]
+Backend = Literal["eager", "traced", "inductor", "cuda"]
 WARM_UPS = 3
 """Before a capture: torch's advice for libraries that allocate at their first calls."""
 
@@ -111,12 +111,20 @@ class TracedGraph:
 
         unused = torch.zeros(1)
         with torch.no_grad():
-            self.module = make_fx(run)(unused)
+            self.module: Callable[[torch.Tensor], torch.Tensor] = make_fx(run)(unused)
         self._unused = unused
 
     @torch.no_grad()
     def replay(self) -> None:
         self.module(self._unused)
+
+
+class InductorGraph(TracedGraph):
+    """The trace as one graph that Inductor compiles: few kernels, after a minute."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__(function)
+        self.module = torch.compile(self.module, fullgraph=True, dynamic=False)
 
 
 class CudaGraph:
@@ -145,7 +153,11 @@ class CudaGraph:
         self._graph.replay()
 
 
-_ON_CPU: dict[Backend, Callable[[Function], Graph]] = {"eager": EagerGraph, "traced": TracedGraph}
+_ON_CPU: dict[Backend, Callable[[Function], Graph]] = {
+    "eager": EagerGraph,
+    "traced": TracedGraph,
+    "inductor": InductorGraph,
+}
 
 
 def capture(function: Function, backend: Backend, device: torch.device) -> Graph:
