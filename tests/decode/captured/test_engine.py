@@ -237,22 +237,6 @@ def test_compiled_layers_stay_compiled() -> None:
     assert len(calls) > out.calls  # and the prompt
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["plain", "taps 8 5"])
-def test_a_round_compiles_as_one_graph(
-    target: Target, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which Inductor makes into few kernels."""
-
-    class Compiled:
-        def __init__(self, function: Callable[[], None]) -> None:
-            compiled = torch.compile(function, fullgraph=True, dynamic=False, backend="aot_eager")
-            self.replay = torch.no_grad()(compiled)
-
-    monkeypatch.setitem(graph._ON_CPU, "eager", Compiled)
-    compare(target, make(target, name), EVERYTHING, buckets=(32,))
-
-
 def test_what_is_not_supported_falls_back(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
     monkeypatch.setattr(engine, "say_once", notes.append)
