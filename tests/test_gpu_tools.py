@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,15 @@ def test_floor(tmp_path: Path) -> None:
     ("nodes", "engines", "batches", "taus"),
     [(7, "eager,captured", "1,3", "1,2.4,4"), (0, "captured,compiled", "2", "4")],
 )
-def test_forced_rounds(tmp_path: Path, nodes: int, engines: str, batches: str, taus: str) -> None:
+def test_forced_rounds(
+    tmp_path: Path,
+    nodes: int,
+    engines: str,
+    batches: str,
+    taus: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # in seconds
     words = f"--nodes {nodes} --engines {engines} --batches {batches} --tau {taus} --new-tokens 25"
     rows = run(rounds.main, tmp_path, f"{words} --repeats 1")["rounds"]["debug"]
     assert len(rows) == len(batches.split(",")) * 2 * (1 + len(taus.split(",")))
