@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import logging
+import json
 import re
+import subprocess
+import sys
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from decode.evaluation.execution import run_program
@@ -14,6 +18,8 @@ from specalign.suites.livecodebench import list_cases
 EXACT, CHOICE, LINE, CODE, ROUGE = (
     "exact match", "multiple choice", "last line", "pass@1", "ROUGE-L",
 )  # fmt: skip
+SECONDS = 5.0
+"""Limit of a comparison by math-verify."""
 _ANSWER = re.compile(r"(?i:answer[\s*]*(?:is|:))[\s*:(]*([A-J])\b")
 _BOXED = re.compile(r"\\boxed\{\s*(?:\\text\{)?\s*\(?([A-J])\)?\s*\}?\s*\}")
 _LETTER = re.compile(r"\(?\b([A-J])\b\)?[.\s]*$")
@@ -35,13 +41,37 @@ def score(metric: str, reference: Any, text: str) -> float:
 
 def score_exact(reference: Any, text: str) -> float:
     """Whether the answer in \\boxed{}, or the last number, equals the reference as mathematics
-    (math-verify)."""
-    from math_verify import parse, verify  # slow to import
+    (math-verify, in a child process). An answer that takes over SECONDS or too much memory scores
+    0, with a warning."""
+    worker = _start_math_worker()
+    assert worker.stdin and worker.stdout
+    reply = ""
+    try:
+        print(json.dumps([str(reference), text, SECONDS]), file=worker.stdin, flush=True)
+        reply = worker.stdout.readline()
+    finally:
+        if not reply:
+            _start_math_worker.cache_clear()
+            worker.kill()
+            worker.communicate()
+    if not reply:
+        why = f"math-verify stopped (exit code {worker.returncode}, limit {SECONDS:g} s)"
+        warnings.warn(f"{why}; this answer scores 0: {text[-60:]!r}", stacklevel=2)
+    return float(reply == "true\n")
 
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    gold = parse(f"${reference}$", parsing_timeout=None)
-    # threads can't set the alarm of its time-outs
-    return float(bool(verify(gold, parse(text, parsing_timeout=None), timeout_seconds=None)))
+
+@cache
+def _start_math_worker() -> subprocess.Popen[str]:
+    worker = subprocess.Popen(
+        [sys.executable, "-P", str(Path(__file__).with_name("math_worker.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the parent
+    )
+    if worker.stdout is None or worker.stdout.readline() != "ready\n":
+        raise RuntimeError("math-verify can't be started")
+    return worker
 
 
 def score_choice(reference: Any, text: str) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from decode.evaluation import accuracy
 from decode.evaluation.accuracy import CHOICE, CODE, EXACT, LINE, ROUGE, score
 from decode.evaluation.execution import check_sandbox, run_program
 from specalign.common.errors import UserError
@@ -64,6 +65,17 @@ def test_scores(metric: str, reference: object, text: str, wanted: float) -> Non
     if metric == CODE:
         check_sandbox()
     assert score(metric, reference, text) == wanted
+
+
+@pytest.mark.parametrize("answer", ["9^{9^{9}}", "100000000!", "\\sum_{n=1}^{10000000} \\frac1n"])
+def test_an_answer_that_math_verify_can_not_compare_scores_0(
+    answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accuracy, "SECONDS", 0.5)
+    with pytest.warns(UserWarning, match="scores 0"):
+        assert score(EXACT, "5", f"\\boxed{{{answer}}}") == 0.0
+    monkeypatch.undo()
+    assert score(EXACT, "5", "\\boxed{5}") == 1.0
 
 
 @pytest.mark.parametrize(
