@@ -20,10 +20,14 @@ EXACT, CHOICE, LINE, CODE, ROUGE = (
 )  # fmt: skip
 SECONDS = 5.0
 """Limit of a comparison by math-verify."""
-_ANSWER = re.compile(r"(?i:answer[\s*]*(?:is|:))[\s*:(]*([A-J])\b")
-_BOXED = re.compile(r"\\boxed\{\s*(?:\\text\{)?\s*\(?([A-J])\)?\s*\}?\s*\}")
-_LETTER = re.compile(r"\(?\b([A-J])\b\)?[.\s]*$")
+_MARKUP = r"(?:[\s*:($]|\\[(\[]|\\(?:boxed|text|textbf|mathbf|mathrm)\{)*"
+_STATED = re.compile(
+    r"(?:(?i:answer[\s*]*(?:is|:))|\\boxed\{)" + _MARKUP + r"([A-J])\b(?!\s*[=^+])"
+)
+_LETTER = re.compile(r"(?:^[^\w\n]*(?=.\).*\Z)|\b(?=.[\s.)*$}]*\Z))([A-J])", re.MULTILINE)
 _LINE = re.compile(r"answer is:?\s*(.+)", re.IGNORECASE)
+_EDGES = " \t\n*`\"'$"
+_OPTION = re.compile(r"\([a-z]\)")
 _FENCE = re.compile(r"```(?:python|py)?\s*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 _CALL = """
@@ -76,20 +80,25 @@ def _start_math_worker() -> subprocess.Popen[str]:
 
 def score_choice(reference: Any, text: str) -> float:
     """Whether the answer's letter is the reference: that of the last `answer is (X)` or \\boxed{X},
-    else the last one that ends the text."""
-    stated = [*_ANSWER.findall(text), *_BOXED.findall(text)] or _LETTER.findall(text.strip())
-    return float(bool(stated) and stated[-1].upper() == str(reference).strip().strip("()").upper())
+    else the one that ends the text or begins its last line, as in `B) 3 kg`."""
+    stated = _STATED.findall(text) or _LETTER.findall(text.strip())
+    return float(bool(stated) and stated[-1] == str(reference).strip().strip("()").upper())
 
 
 def score_line(reference: Any, text: str) -> float:
-    """Whether what follows the last `answer is`, or the last line, is the reference."""
-    stated = _LINE.findall(text) or text.strip().splitlines()[-1:]
-    plain = [_normalize(found) for found in stated[-1:]]
-    return float(plain == [_normalize(str(reference))])
+    """Whether what follows the last `answer is`, or the last line, is the reference. BIG-Bench
+    Hard's exact match, without Markdown, case and the final period; a letter may lack its
+    parentheses."""
+    stated = _LINE.findall(text) or text.strip().splitlines() or [""]
+    wanted, found = _normalize(str(reference)), _normalize(stated[-1])
+    if _OPTION.fullmatch(wanted):
+        option = _OPTION.search(found)
+        found = option[0] if option else f"({found})"
+    return float(found == wanted)
 
 
 def _normalize(text: str) -> str:
-    return re.sub(r"[\s.()*`\"']+", " ", text).strip().casefold()
+    return " ".join(text.lstrip(_EDGES).rstrip(_EDGES + ".").split()).casefold()
 
 
 @cache
