@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from decode.evaluation.execution import run_program
-from specalign.suites.livecodebench import list_cases
+from specalign.suites.livecodebench import list_cases, match_output
 
 EXACT, CHOICE, LINE, CODE, ROUGE = (
     "exact match", "multiple choice", "last line", "pass@1", "ROUGE-L",
@@ -28,7 +28,13 @@ _LETTER = re.compile(r"(?:^[^\w\n]*(?=.\).*\Z)|\b(?=.[\s.)*$}]*\Z))([A-J])", re.
 _LINE = re.compile(r"answer is:?\s*(.+)", re.IGNORECASE)
 _EDGES = " \t\n*`\"'$"
 _OPTION = re.compile(r"\([a-z]\)")
-_FENCE = re.compile(r"```(?:python|py)?\s*\n(.*?)(?:```|\Z)", re.DOTALL)
+_FENCE = re.compile(
+    r"^([ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?)[^`\n]*?(```+)[ \t]*(\w*)[^`\n]*\n"
+    r"(.*?)(?:^[ \t]*\2|\2[ \t]*$|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
+_PYTHON = ("python", "python3", "py", "py3")
+_FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 
 _CALL = """
 import json as _json
@@ -114,17 +120,22 @@ def score_rouge(reference: Any, text: str) -> float:
 
 
 def score_code(reference: Mapping[str, Any], text: str) -> float:
-    """Whether the answer's code passes the tests: `tests`, a program that raises; or LiveCodeBench's
-    cases. `head`: the beginning of a function that the answer may only continue."""
-    code = find_code(text)
-    head = str(reference.get("head", ""))
-    if head and "def " not in code:
-        code = head + code
-    elif head:
-        code = _imports(head) + code
+    """Whether the answer's code, after `head`, passes the tests. `tests` is a program that raises:
+    for the first block, as in lm-evaluation-harness's humaneval (`head` is the prompt, which the
+    answer repeats or continues) and mbpp. Else LiveCodeBench's cases: for the last block, as in
+    its extract_code and testing_util.py."""
+    blocks = find_blocks(text)
     if "tests" in reference:
-        return float(run_program(f"{code}\n\n{reference['tests']}\n").ended)
+        program = _join(reference.get("head", ""), blocks[0], reference["tests"])
+        return float(run_program(program, name="solution").ended)
+    code = _join(reference["head"], blocks[-1])
     return float(all(_passes(code, case, reference["method"]) for case in list_cases(reference)))
+
+
+def _join(*parts: str) -> str:
+    """One program; imports from __future__ have to come first."""
+    code = "\n".join(parts)
+    return "\n".join([*_FUTURE.findall(code), _FUTURE.sub("", code), ""])
 
 
 def _passes(code: str, case: Mapping[str, str], method: str) -> bool:
@@ -132,20 +143,21 @@ def _passes(code: str, case: Mapping[str, str], method: str) -> bool:
     given, wanted = case["input"], case["output"]
     if method:
         call = _CALL.format(method=method, given=given, wanted=wanted)
-        return run_program(f"{code}\n{call}").ended
+        return run_program(code + call, name="solution").ended
     done = run_program(code, given)
-    return done.passed and done.output.split() == wanted.split()
+    return done.passed and match_output(done.output, wanted)
 
 
-def _imports(head: str) -> str:
-    lines = [line for line in head.splitlines() if re.match(r"(from|import) ", line)]
-    return "\n".join(lines) + "\n"
-
-
-def find_code(text: str) -> str:
-    """The last block of code, also one that was cut; without any, the whole text."""
-    blocks = _FENCE.findall(text)
-    return blocks[-1] if blocks else text
+def find_blocks(text: str) -> list[str]:
+    """The blocks of Python after any thoughts, also one that was cut; without any, all blocks or
+    the text. A block in a list loses the list's indentation."""
+    text = text.rpartition("</think>")[2]
+    found = _FENCE.findall(text)
+    python = [block for block in found if block[2].lower() in _PYTHON]
+    return [
+        re.sub(rf"^[ \t]{{0,{len(indent)}}}", "", code, flags=re.MULTILINE)
+        for indent, _, _, code in python or found
+    ] or [text]
 
 
 SCORERS: dict[str, Callable[[Any, str], float]] = {

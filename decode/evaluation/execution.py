@@ -46,9 +46,12 @@ def check_sandbox() -> None:
         raise UserError(f"--execute-code: network isolation is unavailable for {system}")
 
 
-def run_program(code: str, given: str = "", seconds: float = sandbox.SECONDS) -> ProgramResult:
-    """Run a Python program with this text as its standard input, in an empty folder. The sandbox
-    reads a secret before the program starts and writes it when the program has ended."""
+def run_program(
+    code: str, given: str = "", seconds: float = sandbox.SECONDS, name: str = "__main__"
+) -> ProgramResult:
+    """Run a Python program with this text as its standard input and this `__name__`, in an empty
+    folder. The sandbox reads a secret before the program starts and writes it when the program has
+    ended."""
     secret = secrets.token_hex(sandbox.SECRET // 2)
     with tempfile.TemporaryDirectory(prefix="specalign-program-") as folder:
         path = Path(folder, "program.py")
@@ -56,7 +59,7 @@ def run_program(code: str, given: str = "", seconds: float = sandbox.SECONDS) ->
         output, ended = Path(folder, "output"), Path(folder, "ended")
         with output.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-I", sandbox.__file__, str(path), str(ended)],
+                [sys.executable, "-I", sandbox.__file__, str(path), str(ended), name],
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.DEVNULL,

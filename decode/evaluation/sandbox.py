@@ -80,10 +80,10 @@ def _install(steps: list[tuple[int, int, int, int]]) -> None:
         raise OSError(ctypes.get_errno(), "seccomp is unavailable")
 
 
-def run(program: str, ended: str) -> None:
+def run(program: str, ended: str, name: str) -> None:
     """Run a program; if it does not exit on its way, write the secret to `ended`."""
     secret = os.read(0, SECRET)
-    runpy.run_path(program, run_name="__main__")
+    runpy.run_path(program, run_name=name)
     file = os.open(ended, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.write(file, secret)
 

@@ -7,7 +7,8 @@ from specalign.suites.prompt import Place, Prompt, Row, Suite, find_text
 
 def read_mbpp(row: Row, number: int) -> Prompt:
     """`prompt` in the sanitized version, `text` in the full one. The tests are part of the prompt,
-    as published: they show the function's name."""
+    as published: they show the function's name. Annotations of answers are not evaluated, as in
+    lm-evaluation-harness."""
     tests = row.get("test_list")
     if not isinstance(tests, list) or not tests:
         raise KeyError("test_list")
@@ -15,7 +16,8 @@ def read_mbpp(row: Row, number: int) -> Prompt:
     shown = "\n".join(map(str, tests))
     ask = "Write a Python function that passes these tests. Answer with the whole function."
     content = f"{find_text(row, 'prompt', 'text')}\n\n{ask}\n\n```python\n{shown}\n```"
-    checks = {"tests": "\n".join([*map(str, imports), shown])}
+    head = "from __future__ import annotations"
+    checks = {"head": head, "tests": "\n".join([*map(str, imports), shown])}
     return Prompt(f"mbpp-{row.get('task_id', number)}", content, "code", checks)
 
 

@@ -14,7 +14,9 @@ from decode.evaluation import accuracy
 from decode.evaluation.accuracy import CHOICE, CODE, EXACT, LINE, ROUGE, score
 from decode.evaluation.execution import check_sandbox, run_program
 from specalign.common.errors import UserError
-from specalign.suites.livecodebench import HEAD, list_cases
+from specalign.suites.humaneval import read_humaneval
+from specalign.suites.livecodebench import HEAD, list_cases, match_output
+from specalign.suites.mbpp import read_mbpp
 
 
 def pack(cases: list[dict[str, str]]) -> str:
@@ -30,7 +32,8 @@ def reference(method: str, public: tuple[str, str], private: tuple[str, str]) ->
 SQUARES = reference("", ("3\n", "9\n"), ("4", "16"))
 METHOD = reference("f", ('"a"\n2', '{"a": ["a", "a"]}'), ('"b"\n3', '{"b": ["b", "b", "b"]}'))
 SOLUTION = "class Solution:\n  def f(self, x: str, n: int) -> Dict[str, List[str]]:\n    "
-FUNCTION = {"head": 'def f(x):\n    """Double."""\n', "tests": "assert f(2) == 4"}
+MBPP = read_mbpp({"text": "Double.", "test_list": ["assert f(2) == 4"]}, 0).reference
+FUNCTION = {"head": 'import math\n\n\ndef f(x):\n    """Double."""\n', "tests": "assert f(2) == 4"}
 
 
 @pytest.mark.parametrize(
@@ -66,6 +69,8 @@ FUNCTION = {"head": 'def f(x):\n    """Double."""\n', "tests": "assert f(2) == 4
         (CODE, FUNCTION, "```python\ndef f(x):\n    return 2 * x\n```", 1.0),
         (CODE, FUNCTION, "    return 2 * x\n", 1.0),
         (CODE, FUNCTION, "```python\ndef f(x):\n    return x\n```", 0.0),
+        (CODE, MBPP, "def f(x: List[int]):\n    return 2 * x", 1.0),
+        (CODE, FUNCTION, "Answer:\n    return 2 * x\n", 0.0),
         (CODE, SQUARES, "```python\nprint(int(input()) ** 2)\n```", 1.0),
         (CODE, SQUARES, "```python\nimport sys\nprint(int(input()) ** 2)\nsys.exit(0)\n```", 1.0),
         (CODE, SQUARES, "```python\nx = int(input())\nprint(9 if x == 3 else 0)\n```", 0.0),
@@ -89,6 +94,75 @@ def test_an_answer_that_math_verify_can_not_compare_scores_0(
         assert score(EXACT, "5", f"\\boxed{{{answer}}}") == 0.0
     monkeypatch.undo()
     assert score(EXACT, "5", "\\boxed{5}") == 1.0
+
+
+DOUBLE = "def f(x):\n    return 2 * x"
+LISTED = "   def f(x):\n       return 2 * x"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"```python3\n{DOUBLE}\n```",
+        f"```Python\n{DOUBLE}\n```",
+        f"``` py3\n{DOUBLE}\n```",
+        f"```bash\npip install x\n```\n```python\n{DOUBLE}\n```",
+        f"```python\n{DOUBLE}\n```\nOutput:\n```\n4\n```",
+        f"```python\n{DOUBLE}\n```\nUsage:\n```python\nprint(f(input()))\n```",
+        f"```\n{DOUBLE}\n```\nOutput:\n```text\n4\n```\nThis works.",
+        f"1. So:\n   ```python\n{LISTED}\n   ```",
+        f"1. ```python\n{LISTED}\n   ```",
+        f"```python\n{DOUBLE}\n\nif __name__ == '__main__':\n    print(f(input()))\n```",
+        f"```python\n{DOUBLE}\n\nimport unittest\nif __name__ == '__main__':\n    unittest.main()\n```",
+        "```python\n    def g(y):\n        return 2 * y\n    return g(x)\n```",
+        f"```python\nfrom __future__ import annotations\n{DOUBLE}\n```",
+        f"<think>```python\ndef f(x): pass\n```</think>```python\n{DOUBLE}\n```",
+        f"```python\n{DOUBLE}",
+    ],
+)
+def test_code_is_found(text: str) -> None:
+    check_sandbox()
+    assert score(CODE, FUNCTION, text) == 1.0
+
+
+def test_humaneval_calls_helpers_of_the_prompt() -> None:
+    helper = "def twice(x):\n    return 2 * x\n\n\n"
+    row = {
+        "task_id": "x/1",
+        "prompt": f'{helper}def f(x):\n    """Double."""\n',
+        "entry_point": "f",
+    }
+    row["test"] = "def check(f):\n    assert f(2) == twice(2)"
+    reference = read_humaneval(row, 0).reference
+    assert score(CODE, reference, f"```python\n{DOUBLE}\n```") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("output", "wanted", "equal"),
+    [
+        ("0.5", "0.50", True),
+        ("1 2.0\n\n", "1 2", True),
+        (" a b ", "a b", True),
+        ("1 2", "1\n2", False),
+        ("a 0.5", "a 0.50", False),
+        ("nan", "1", False),
+        ("snan", "1", False),
+    ],
+)
+def test_outputs_are_compared_by_line_and_number(output: str, wanted: str, equal: bool) -> None:
+    assert match_output(output, wanted) == equal
+
+
+def test_livecodebench_programs() -> None:
+    check_sandbox()
+    depth = reference("", ("5000", "5000"), ("1", "1.0"))
+    count = "def g(n): return n and 1 + g(n - 1)\nif __name__ == '__main__': print(g(int(input())))"
+    assert score(CODE, depth, f"```\ndraft\n```\n```\n{count}\n```") == 1.0
+    solution = f"{SOLUTION}return {{x: [x] * n}}\nif __name__ == '__main__':\n  input()\n  input()"
+    assert (
+        score(CODE, METHOD, f"```python3\nfrom __future__ import annotations\n{solution}\n```")
+        == 1.0
+    )
 
 
 @pytest.mark.parametrize(

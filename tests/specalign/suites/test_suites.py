@@ -99,7 +99,9 @@ ROWS = {
     },
 }  # fmt: skip
 REFERENCES = {
-    "cnn_dm": "Rain.", "mbpp": {"tests": "\nassert f(1, 2) == 3"}, "livecodebench": {
+    "cnn_dm": "Rain.", "mbpp": {
+        "head": "from __future__ import annotations", "tests": "\nassert f(1, 2) == 3",
+    }, "livecodebench": {
         "head": HEAD, "method": "square", "private": "[]",
         "public": '[{"input": "3", "output": "9", "testtype": "stdin"}]',
     },
