@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import re
 import subprocess
@@ -76,9 +77,11 @@ def _start_math_worker() -> subprocess.Popen[str]:
         [sys.executable, "-P", str(Path(__file__).with_name("math_worker.py"))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,  # Ctrl-C is for the parent
     )
+    atexit.register(worker.communicate)  # it ends with its standard input
     if worker.stdout is None or worker.stdout.readline() != "ready\n":
         raise RuntimeError("math-verify can't be started")
     return worker
