@@ -70,14 +70,21 @@ class VerificationRun:
         for batch in self.requests.batches(self.cases, self.plain):
             if self.only in ("", batch.name):
                 self.check(batch)
+            if len(self.recorded) == RECORDED:
+                self._check_rules()
             if self.first and any(tally.findings for tally in self.tallies.values()):
                 return list(self.tallies.values())
         if self.only in ("", "joint law"):
             self._check_joint_laws()
-        if self.only in ("", "rule"):
-            with self.tallies["rule"].measure_time() as tally:
-                rules.check_rules(tally, self.recorded)
+        self._check_rules()
         return list(self.tallies.values())
+
+    def _check_rules(self) -> None:
+        """Once, as soon as there are enough recorded rounds."""
+        tally = self.tallies["rule"]
+        if self.only in ("", "rule") and not tally.counts:
+            with tally.measure_time():
+                rules.check_rules(tally, self.recorded)
 
     def _check_greedy_texts(self) -> None:
         new, prompts, reference = self.config.max_new_tokens, self.prompts, self.reference
