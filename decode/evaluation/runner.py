@@ -19,14 +19,12 @@ from decode.systems.registry import LOSSY, PLAIN
 from specalign.common.provenance import load_average
 from specalign.common.terminal import PlainConsole
 from specalign.common.text import clock
-from specalign.suites.prompt import Prompt
+from specalign.suites.prompt import TURN, Prompt
 
 _MEASURED = (
     "prompt_tokens", "seconds", "prefill_seconds", "calls", "accepted", "drafted", "nodes",
     "finish", "tokens", "draft_seconds", "verify_seconds",
 )  # fmt: skip
-TURN = "#"
-"""Before the number of a later turn, in a prompt's id."""
 LINE_EVERY = 30.0
 """Seconds between lines of progress."""
 

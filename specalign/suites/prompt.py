@@ -16,6 +16,8 @@ several."""
 REASON = "\n\nReason step by step and put the final answer in \\boxed{}."
 CHOOSE = "Reason step by step, then end with the line: The answer is (X)."
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+TURN = "#"
+"""Before the number of a later turn, in a prompt's id."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,11 @@ class Prompt:
     later: tuple[str, ...] = ()
     raw: bool = False
     cut: int | None = None
+
+    @property
+    def turn_ids(self) -> list[str]:
+        """The ids of its turns; the first one's is its own."""
+        return [self.id, *(f"{self.id}{TURN}{n}" for n in range(2, len(self.later) + 2))]
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,10 @@ def find_turns(row: Row, *columns: str) -> tuple[str, ...]:
 
 
 def list_choices(question: str, choices: Sequence[object], ask: str = CHOOSE) -> str:
-    """A question, its lettered choices, and what to answer."""
+    """A question, its lettered choices, and what to answer. Raises TypeError for choices that are
+    no list."""
+    if isinstance(choices, str):
+        raise TypeError(f"choices {choices!r} are not a list")
     lines = [
         f"({letter}) {str(choice).strip()}"
         for letter, choice in zip(LETTERS, choices, strict=False)

@@ -112,12 +112,19 @@ def _read_suite(suite: Suite, rows: Sequence[Any], source: str) -> Loaded:
     for number, row in enumerate(rows):
         try:
             prompt = suite.read(row, number)
-        except (KeyError, AttributeError, TypeError) as error:
-            column = error.args[0] if isinstance(error, KeyError) else "prompt"
+        except UserError:
+            raise
+        except (LookupError, AttributeError, TypeError, ValueError) as error:
             columns = f"; it has {', '.join(map(str, row))}" if isinstance(row, dict) else ""
-            raise UserError(f"{where}: row {number + 1} has no {column!r}{columns}") from None
+            what = f"is malformed ({error})"
+            if isinstance(error, KeyError):
+                what = f"has no {error.args[0]!r}"
+            elif not isinstance(row, dict):
+                what = "has no 'prompt'"
+            raise UserError(f"{where}: row {number + 1} {what}{columns}") from None
         if prompt is not None:
-            prompts.append(prompt)
+            key, category = printable(prompt.id), printable(prompt.category)
+            prompts.append(replace(prompt, id=key, category=category))
     if not prompts:
         raise UserError(f"{where}: no prompts inside")
     prompts = _with_unique_ids(prompts)
@@ -125,13 +132,21 @@ def _read_suite(suite: Suite, rows: Sequence[Any], source: str) -> Loaded:
 
 
 def _with_unique_ids(prompts: list[Prompt]) -> list[Prompt]:
-    """The prompts, repeated ids numbered: records are identified by them."""
+    """The prompts, repeated ids numbered: records are identified by them, and by those of later
+    turns."""
+    given = {prompt.id for prompt in prompts}
+    taken: set[str] = set()
     counts = Counter[str]()
     result = []
     for prompt in prompts:
-        counts[prompt.id] += 1
-        count = counts[prompt.id]
-        result.append(replace(prompt, id=f"{prompt.id}~{count}") if count > 1 else prompt)
+        unique = prompt
+        while not taken.isdisjoint(unique.turn_ids) or (
+            unique is not prompt and unique.id in given
+        ):
+            counts[prompt.id] += 1
+            unique = replace(prompt, id=f"{prompt.id}~{counts[prompt.id] + 1}")
+        taken.update(unique.turn_ids)
+        result.append(unique)
     return result
 
 
@@ -178,6 +193,7 @@ def _load_from_folder(suite: Suite, data_dir: Path) -> Loaded:
     rows = list(islice(found, stop))
     if not rows:
         wanted = ", ".join(place_of.files) or ".parquet, .jsonl, .json or .csv"
+        wanted = "rows" if place.is_file() else wanted
         raise UserError(f"{where} contains no {wanted}")
     parts = (*place_of.parts, *place_of.files)
     have = {row[PART] for row in rows if isinstance(row, dict) and PART in row}

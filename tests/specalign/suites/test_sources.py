@@ -291,3 +291,47 @@ def test_own_documents_as_long_inputs(tmp_path: Path) -> None:
         prompts_of("long", documents=tmp_path, context=9000)
     with pytest.raises(UserError, match="needs --documents"):
         prompts_of("long")
+
+
+MALFORMED = (
+    ("tools", {"id": "a", "question": [], "function": []}, "list index out of range"),
+    ("tools", {"id": "a", "question": ["hi"], "function": []}, "malformed"),
+    ("livecodebench", {"question_content": "q", "metadata": "{bad"}, "property name"),
+    ("arc", {"id": "a", "question": "q", "choices": ["x", "y"]}, "it has id, question, choices"),
+    ("mmlu_pro", {"question": "q", "options": "ABC"}, "choices 'ABC' are not a list"),
+    ("gsm8k", None, "gsm8k.jsonl contains no rows"),
+)
+
+
+@pytest.mark.parametrize(("name", "row", "message"), MALFORMED)
+def test_a_malformed_suite_is_skipped(name: str, row: object, message: str, tmp_path: Path) -> None:
+    write_lines(tmp_path / f"{name}.jsonl", [] if row is None else [row])
+    (builtin,), (skipped,) = prompts_of(f"builtin,{name}", data_dir=tmp_path)
+    assert builtin.name == "builtin" and skipped.startswith(f"suite '{name}'")
+    assert message in skipped and (row is None or ": row 1 is malformed (" in skipped)
+
+
+def test_ids_and_categories_can_be_written(tmp_path: Path) -> None:
+    row = {"question_id": "\ud83d", "category": "m\ud83d", "question": "q", "options": ["a", "b"]}
+    path = write_lines(tmp_path / "mmlu_pro.jsonl", [row])
+    (prompt,) = load_suite(SUITES["mmlu_pro"], path.parent).prompts
+    assert (prompt.id, prompt.category) == ("mmlu_pro-\\ud83d", "m\\ud83d")
+
+
+def test_ids_of_prompts_and_later_turns_are_distinct(tmp_path: Path) -> None:
+    ids = ["a", "a~2", "a", "a"]
+    rows = [{"prompt": str(i), "id": key} for i, key in enumerate(ids)]
+    loaded = load_prompts_file(write_lines(tmp_path / "mine.jsonl", rows))
+    assert [prompt.id for prompt in loaded.prompts] == ["a", "a~2", "a~3", "a~4"]
+    turns = [("q", ["one", "two"]), ("q#2", ["three"]), ("r#2", ["four"]), ("r", ["five", "six"])]
+    rows = [{"question_id": f"{key}", "turns": found} for key, found in turns]
+    path = write_lines(tmp_path / "mtbench.jsonl", rows)
+    prompts = load_suite(SUITES["mtbench"], path.parent).prompts
+    assert [prompt.id.removeprefix("mtbench-") for prompt in prompts] == [
+        "q",
+        "q#2~2",
+        "r#2",
+        "r~2",
+    ]
+    every = [key for prompt in prompts for key in prompt.turn_ids]
+    assert every[:2] == ["mtbench-q", "mtbench-q#2"] and len({*every}) == len(every) == 6
