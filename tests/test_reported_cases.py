@@ -16,6 +16,7 @@ from specalign.lm.debug import debug_model
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.rows.shards import read_samples
+from specalign.suites.long import load_documents
 from specalign.suites.sources import load_prompts_file
 from tests.row_shapes import CALL, GPT, HI, TALK
 
@@ -76,6 +77,20 @@ def test_training_and_decoding_read_rows_alike(target: Target, tmp_path: Path) -
     assert not refused and len(decoded) == len(ROWS)
     assert decoded[0] == target.chat_tokens(TALK) and "12C" in target.tokenizer.decode(decoded[5])
     assert trained_on(target, tmp_path / "run", *words, count=len(ROWS)) == decoded
+
+
+def test_documents_shorter_than_the_context_are_refused(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Enough text by characters, too little by tokens."""
+    path = tmp_path / "text.txt"
+    path.write_text("The quick brown fox jumps over the lazy dog. " * 5)
+    (prompt,) = load_documents(path, context=200)
+    ((_, tokens),), _ = tokenize_prompts(target, [prompt])
+    assert 190 < len(tokens) <= 200
+    monkeypatch.setattr(target, "chat_tokens", lambda text: [1] * len(text.split()))
+    found, refused = tokenize_prompts(target, [prompt])
+    assert not found and refused == ["long-1: too little text: 52 of 200 tokens"]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -35,13 +35,16 @@ def tokenize_prompts(
 
 def tokenize_prompt(target: Target, prompt: Prompt) -> list[int]:
     """A prompt's tokens, cut to at most `prompt.cut` of them. Raises UserError as `prompt_tokens`
-    does."""
+    does, or for a text that is too short to be cut."""
     if prompt.cut is None:
         return prompt_tokens(target, prompt.content, prompt.raw)
-    body, _, ask = str(prompt.content).rpartition("\n")
+    whole, _, ask = str(prompt.content).rpartition("\n")
+    body = whole
     while True:
         tokens = target.chat_tokens(f"{body}\n{ask}")
         if len(tokens) <= prompt.cut:
+            if body == whole and len(tokens) < prompt.cut:
+                raise UserError(f"too little text: {len(tokens)} of {prompt.cut} tokens")
             return prompt_tokens(target, f"{body}\n{ask}")
         keep = int(len(body) * prompt.cut / len(tokens)) - 1
         if keep <= 0:
