@@ -180,9 +180,12 @@ def _warnings(summary: Summary, count: int) -> Iterator[str]:
                 f"NOT HELD OUT: {share} of {summary.titles.get(suite, suite)} overlap with the "
                 "drafter's training data, so these figures are partly in-domain."
             )
-    expected = sum(source["prompts"] for source in summary.run.suites)
-    if 0 < count < expected:
-        yield f"UNFINISHED: {count} of {plural(expected, 'prompt')}; rerun the command to continue."
+    passes = summary.settings.get("repeats", 1) * len(summary.settings.get("batch_sizes") or [1])
+    expected = passes * sum(source["prompts"] for source in summary.run.suites)
+    done = summary.records // len(summary.overall)
+    if 0 < done < expected:
+        what = plural(expected, "prompt" if passes == 1 else "output")
+        yield f"UNFINISHED: {done} of {what}; rerun the command to continue."
     if 1 < count < FEWEST:
         yield "With so few prompts, the result may not generalize."
     if reasons := _busy(summary):

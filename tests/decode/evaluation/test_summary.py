@@ -80,6 +80,10 @@ def test_a_disturbed_or_unfinished_run(tmp_path: Path) -> None:
     assert "not idle (plain decoding's own speed varied 9.0-fold" in summary.verdict
     assert headline(summary).endswith("on a busy machine")
     assert "UNFINISHED: 6 of 40 prompts" in summary.verdict
+    run.suites[0]["prompts"] = 6
+    run.settings |= {"repeats": 2, "batch_sizes": [1, 4]}
+    write_run(folder, run)
+    assert "UNFINISHED: 6 of 24 outputs;" in make_report(folder)[0].verdict
 
 
 @pytest.mark.usefixtures("no_plots")
