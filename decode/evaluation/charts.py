@@ -240,4 +240,7 @@ def compare_speeds(names: Sequence[str], summaries: Sequence[Summary]) -> Chart:
         found = [None if one is None else one.speedup for one in figures]
         traces.append(_bars(names, found, method, i))
     layout = {"barmode": "group", "yaxis": {"title": {"text": "speed-up"}}}
-    return Chart("speed", "Speed-up", "Over each run's own plain decoding.", traces, layout)
+    note = "Over each run's own plain decoding."
+    if len({str(summary.settings.get("prompts_hash")) for summary in summaries}) > 1:
+        note += " The runs measured different prompts: their speed-ups are not comparable."
+    return Chart("speed", "Speed-up", note, traces, layout)

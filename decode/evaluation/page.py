@@ -272,7 +272,7 @@ def _facts(summary: Summary) -> str:
 def compare_runs(folders: Sequence[Path]) -> str:
     """A page that compares several measurements. Raises UserError as `make_report` does."""
     summaries = [make_report(folder)[0] for folder in folders]
-    names = [folder.name for folder in folders]
+    names = [folder.resolve().name for folder in folders]
     if len({*names}) < len(names):  # a/report and b/report
         names = list(map(str, folders))
     header = ("run", "method", "suites", "speed-up [95%]", "τ [95%]", "identical", "processor")

@@ -41,7 +41,7 @@ def show_rounds(
     target: Target, tokens: Sequence[int], trace: Sequence[RoundTrace]
 ) -> list[JsonObject]:
     """The rounds of an output as text: accepted drafts, the target's own token, rejected drafts,
-    and the seconds since the first token. A character stands with the token that completes it."""
+    how many tokens were committed, and the seconds since the first one. A character stands with the token that completes it."""
     texts = split_text(target, tokens)
     rounds: list[JsonObject] = []
     start = 0
@@ -49,6 +49,7 @@ def show_rounds(
         end, own = start + one.committed, start + one.accepted
         rounds.append({
             "seconds": one.seconds,
+            "tokens": one.committed,
             "accepted": texts[start:own],
             "own": "".join(texts[own:end]),
             "rejected": [target.detokenize([token]) for token in one.rejected],

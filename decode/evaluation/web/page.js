@@ -48,7 +48,7 @@ function showLane(lane, seconds) {
   }
   if (last) for (const text of last.rejected) words.append(span(text, "rejected"));
   const done = lane.rounds.filter((round) => round.seconds <= seconds);
-  const tokens = done.reduce((sum, round) => sum + round.accepted.length + 1, 0);
+  const tokens = done.reduce((sum, round) => sum + (round.tokens ?? round.accepted.length + 1), 0);
   lane.element.querySelector(".count").textContent = `${tokens} tokens, ${done.length} forward passes`;
 }
 

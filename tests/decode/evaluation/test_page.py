@@ -16,11 +16,20 @@ import pytest
 
 from decode.evaluation import statistics as stats
 from decode.evaluation.page import compare_runs, make_report
-from decode.evaluation.records import Run, append, read_records, write_replays, write_run
+from decode.evaluation.records import (
+    Run,
+    append,
+    read_records,
+    read_run,
+    write_replays,
+    write_run,
+)
 from decode.evaluation.replay import split_text
 from tests.measurements import fill_report, page_data, record
 
-ROUND = {"seconds": 0.5, "accepted": ["a", "b"], "own": "c", "rejected": ["d"]}
+ROUND = {"seconds": 0.5, "tokens": 3, "accepted": ["a", "b"], "own": "c", "rejected": ["d"]}
+LAST = {"seconds": 0.6, "tokens": 2, "accepted": ["e", "f"], "own": "", "rejected": []}
+"""A round that ends inside its accepted drafts."""
 
 
 def test_the_charts_show_what_the_records_say(tmp_path: Path) -> None:
@@ -222,14 +231,22 @@ def test_no_character_of_several_tokens_is_lost() -> None:
     assert texts == ["n", "", "é", "!"]
 
 
-def test_several_runs_on_one_page(tmp_path: Path) -> None:
+def test_several_runs_on_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = [fill_report(tmp_path / name, gain) for name, gain in (("a", 2.0), ("b", 1.5))]
     text = compare_runs(folders)
     (chart,) = page_data(text)["charts"]
     drafter = next(trace for trace in chart["traces"] if trace["name"] == "drafter")
     assert drafter["x"] == ["a", "b"]
     assert drafter["y"] == [pytest.approx(2.0), pytest.approx(1.5)]
-    assert "Settings that differ" in text
+    assert "Settings that differ" in text and "not comparable" not in chart["note"]
+    run = read_run(folders[1])
+    run.settings["prompts_hash"] = "other"
+    write_run(folders[1], run)
+    monkeypatch.chdir(tmp_path / "a")
+    text = compare_runs([Path("."), Path("../b")])
+    (chart,) = page_data(text)["charts"]
+    assert chart["traces"][0]["x"] == ["a", "b"]
+    assert "measured different prompts: their speed-ups are not comparable" in chart["note"]
 
 
 def test_the_share_card_has_its_size(tmp_path: Path) -> None:
@@ -247,9 +264,10 @@ onload = () => setTimeout(() => {
   const inner = document.querySelector("iframe").contentWindow;
   const root = inner.document.documentElement;
   const drawn = inner.document.querySelectorAll(".js-plotly-plot").length;
-  inner.document.getElementById("play").click();
   const words = inner.document.querySelectorAll(".words span").length;
-  const found = { wide: root.scrollWidth, seen: root.clientWidth, drawn, words, faults: inner.faults };
+  const count = inner.document.querySelector(".count").textContent;
+  const found = { count, wide: root.scrollWidth, seen: root.clientWidth, drawn, words, faults: inner.faults };
+  inner.document.getElementById("play").click();
   document.body.innerHTML = "<pre>" + JSON.stringify(found) + "</pre>";
 }, 1500)
 """
@@ -261,7 +279,7 @@ onload = () => setTimeout(() => {
 def test_in_a_browser(width: int, tmp_path: Path) -> None:
     """Phone and desktop: nothing is wider than the window, no script fails, all charts are drawn."""
     folder = fill_report(tmp_path / "o")
-    lanes = [{"method": name, "rounds": [ROUND]} for name in ("plain", "drafter")]
+    lanes = [{"method": name, "rounds": [ROUND, LAST]} for name in ("plain", "drafter")]
     write_replays(folder, [{"title": "s: p", "prompt": "?", "lanes": lanes}])
     make_report(folder)
     text = (folder / "report.html").read_text().replace("<head>", "<head>" + HOOK)
@@ -274,3 +292,4 @@ def test_in_a_browser(width: int, tmp_path: Path) -> None:
     found = json.loads(html.unescape(re.search(r"<pre>(.*?)</pre>", done.stdout, re.DOTALL)[1]))
     assert found["faults"] == [] and found["wide"] <= found["seen"]
     assert found["drawn"] == 4 and found["words"] > 0
+    assert found["count"] == "5 tokens, 2 forward passes"

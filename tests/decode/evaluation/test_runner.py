@@ -126,6 +126,7 @@ def test_second_turns_batches_and_replays(tmp_path: Path) -> None:
     for lane in replay["lanes"]:
         text = "".join("".join(r["accepted"]) + r["own"] for r in lane["rounds"])
         assert text == decode.load("debug", None).target.detokenize(first.tokens)
+        assert sum(r["tokens"] for r in lane["rounds"]) == len(first.tokens)
         assert [r["seconds"] for r in lane["rounds"]] == sorted(
             r["seconds"] for r in lane["rounds"]
         )
