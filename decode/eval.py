@@ -60,7 +60,8 @@ def run_reproduction(
 
 def measure_serving(servers: ServerConfig, config: EvalConfig, console: PlainConsole) -> None:
     """Measure servers and print their table."""
-    from decode.evaluation.serving import HEADER, PAGE, doubts, measure_servers, serving_rows
+    from decode.evaluation.serving import PAGE, measure_servers
+    from decode.evaluation.serving_report import HEADER, doubts, serving_rows
     from decode.evaluation.tables import plain_table
 
     suites, skipped = load_prompts(config)

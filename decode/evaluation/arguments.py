@@ -167,10 +167,10 @@ def _local_options(config: EvalConfig) -> list[str]:
     names = (
         "target", "drafters", "methods", "sweep", "tune", "drafter_tokenizer", "dtype", "device",
         "trust_remote_code", "template_kwargs", "system", "batch_sizes", "execute_code", "threads",
-        "reproduce", "training_data",
+        "reproduce", "training_data", "engine", "warmup", "no_hf_check",
     )  # fmt: skip
     found = [name for name in names if getattr(config, name) != getattr(unset, name)]
-    sampled = ("top_p", "top_k")
+    sampled = ("top_p", "top_k", "seed")
     found += [n for n in sampled if getattr(config.sampling, n) != getattr(unset.sampling, n)]
     return [*found, *config.drafting.given]
 

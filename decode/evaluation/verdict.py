@@ -42,7 +42,7 @@ def headline(summary: Summary) -> str:
     if speedup.lo <= 1 <= speedup.hi:
         return f"{target}: no measurable difference ({speedup.value:.2f}×), {same}"
     word = "faster" if speedup.value > 1 else "SLOWER"
-    doubt = ", on a busy machine" if _busy(summary) else ""
+    doubt = ", on a busy machine" if _find_busy(summary) else ""
     return f"{target} decodes {word}: {speedup.value:.2f}×, with {same}{doubt}"
 
 
@@ -188,23 +188,27 @@ def _warnings(summary: Summary, count: int) -> Iterator[str]:
         yield f"UNFINISHED: {done} of {what}; rerun the command to continue."
     if 1 < count < FEWEST:
         yield "With so few prompts, the result may not generalize."
-    if reasons := _busy(summary):
+    if reasons := _find_busy(summary):
         yield (
             f"The machine was not idle ({' and '.join(reasons)}): do not quote the speed; repeat "
             "the measurement on an idle machine."
         )
 
 
-def _busy(summary: Summary) -> list[str]:
-    """Signs that the machine was busy."""
+def _find_busy(summary: Summary) -> list[str]:
+    load = (summary.load_average or {}).get("median", 0.0)
+    threads = int(summary.settings.get("threads") or 1)
+    return find_busy(summary.plain_spread, load, threads, summary.run.machine.get("cores") or 1)
+
+
+def find_busy(spread: float | None, load: float, threads: int, cores: int) -> list[str]:
+    """Signs that the machine was busy. `spread`: of plain decoding's time per token. `load`: its
+    median, for a measurement that uses this many threads itself."""
     reasons = []
-    spread = summary.plain_spread
     if spread is not None and spread > STEADY:
         reasons.append(f"plain decoding's own speed varied {spread:.1f}-fold between prompts")
-    load = (summary.load_average or {}).get("median", 0.0)
-    if load > max(int(summary.settings.get("threads") or 1), 1) + 0.5:
-        cores = plural(summary.run.machine.get("cores") or 1, "core")
-        reasons.append(f"load {load:.1f} on {cores}")
+    if load > max(threads, 1) + 0.5:
+        reasons.append(f"load {load:.1f} on {plural(cores, 'core')}")
     return reasons
 
 

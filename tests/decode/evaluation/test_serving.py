@@ -18,11 +18,11 @@ from decode import eval
 from decode.evaluation.config import ServerConfig
 from decode.evaluation.endpoint import Endpoint, ServedRequest
 from decode.evaluation.records import read_appended
-from decode.evaluation.serving import (
+from decode.evaluation.serving import ROUNDS
+from decode.evaluation.serving_report import (
     DRAFTED,
     HEADER,
     PLAIN,
-    ROUNDS,
     ServedRound,
     doubts,
     request_taus,
@@ -45,7 +45,7 @@ class StreamingServer(ThreadingHTTPServer):
     def __init__(self, burst: int) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.burst, self.drafts, self.accepted = burst, 0, 0
-        self.kind, self.end_seconds = "content", 0.0
+        self.kind, self.end_seconds, self.broken = "content", 0.0, ""
         self.asked: list[dict[str, Any]] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -78,6 +78,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
         sizes = [1, *[self.server.burst] * ((count - 1) // self.server.burst)]
         sizes += [count - sum(sizes)] * (sum(sizes) < count)
+        if self.server.broken:
+            self.wfile.write(f"data: {self.server.broken}\n\n".encode())
         for place, size in enumerate(sizes):
             time.sleep(0.01)
             self.server.drafts += self.server.burst > 1 and place > 0
@@ -137,11 +139,15 @@ def test_servers_are_measured_in_turn_and_resumed(
     words += ["--prompts", str(prompts), "--out", str(tmp_path / "o")]
     eval.main(words)
     rounds = read_rounds(tmp_path)
-    assert [one.key for one in rounds] == [
-        (PLAIN, 1, 0), (DRAFTED, 1, 0), (DRAFTED, 1, 1), (PLAIN, 1, 1),
-        (PLAIN, 2, 0), (DRAFTED, 2, 0), (DRAFTED, 2, 1), (PLAIN, 2, 1),
+    pairs = [
+        (PLAIN, 1, 0, 0), (DRAFTED, 1, 0, 0), (DRAFTED, 1, 0, 1), (PLAIN, 1, 0, 1),
+        (PLAIN, 1, 0, 2), (DRAFTED, 1, 0, 2), (DRAFTED, 1, 1, 0), (PLAIN, 1, 1, 0),
+        (PLAIN, 1, 1, 1), (DRAFTED, 1, 1, 1), (DRAFTED, 1, 1, 2), (PLAIN, 1, 1, 2),
+        (PLAIN, 2, 0, 0), (DRAFTED, 2, 0, 0), (DRAFTED, 2, 1, 0), (PLAIN, 2, 1, 0),
     ]  # fmt: skip
-    assert all(len(one.requests) == 3 and one.requests[0].tokens == 10 for one in rounds)
+    assert [one.key for one in rounds] == pairs
+    assert [len(one.requests) for one in rounds] == [1] * 12 + [3] * 4
+    assert all(one.requests[0].tokens == 10 and one.load is not None for one in rounds)
     gain = speed_up(rounds, 1)
     assert gain is not None and gain.prompts == 3 and gain.value > 2
     rows = serving_rows(rounds)
@@ -223,23 +229,40 @@ def test_times_run_from_the_first_text_to_the_end_of_sequence(
 
 
 def test_a_prompt_too_long_for_the_server_is_left_out(
-    servers: tuple[StreamingServer, StreamingServer], capsys: pytest.CaptureFixture[str]
-) -> None:
+    servers: tuple[StreamingServer, StreamingServer], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     plain, _ = servers
     prompts = [("s", Prompt(text, text), 4) for text in ("Hi", "too long")]
     (request,) = Endpoint(plain.url).send(prompts, 2, 0.0)
     assert request.prompt == "Hi"
     assert "left out: s: too long: " in capsys.readouterr().err
-    with pytest.raises(UserError, match="longer than the context"):
-        Endpoint(plain.url).send(prompts[1:], 2, 0.0)
+    assert Endpoint(plain.url).send(prompts[1:], 2, 0.0) == []
+    path = tmp_path / "long.jsonl"
+    path.write_text('{"prompt": "too long"}\n')
+    words = ["--server", plain.url, "--prompts", str(path), "--out", str(tmp_path / "o")]
+    with pytest.raises(SystemExit):
+        eval.main([*words, "--concurrency", "1"])
+    assert "refused the shortest prompts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("event", ["{oops", "[1]", "{}"])
+def test_a_broken_event_is_one_error(
+    servers: tuple[StreamingServer, StreamingServer], event: str
+) -> None:
+    plain, _ = servers
+    plain.broken = event
+    with pytest.raises(UserError, match=f"{plain.url}: a broken event in its stream"):
+        Endpoint(plain.url).send([("s", Prompt("p", "Hi"), 10)], 1, 0.0)
 
 
 def test_a_speed_up_above_tau_is_doubted() -> None:
     def measure(accepted: float) -> list[str]:
         rounds = []
         for name, seconds in ((PLAIN, 4.0), (DRAFTED, 2.0)):
-            requests = [ServedRequest("s", str(i), 0.0, seconds, 11, []) for i in range(5)]
-            rounds.append(ServedRound(name, 1, 0, 9.0, requests, 100.0, accepted))
+            for i in range(5):
+                requests = [ServedRequest("s", str(i), 0.0, seconds, 11, [])]
+                rounds.append(ServedRound(name, 1, 0, 9.0, requests, 100.0, accepted, i))
         return doubts(rounds)
 
     assert measure(150.0) == []  # twice as fast at τ 2.5
@@ -247,11 +270,49 @@ def test_a_speed_up_above_tau_is_doubted() -> None:
     assert "2.00×" in line and "(1.04)" in line
 
 
+def serve_groups(noise: np.ndarray, size: int = 8, load: float | None = None) -> list[ServedRound]:
+    """Rounds of groups of `size` prompts, two repeats; noise: of the servers' times per token, by
+    server, repeat and group."""
+    return [
+        ServedRound(name, size, repeat, 1.0, [
+            ServedRequest("s", f"{part}.{i}", 0.0, 1 + i / size + extra, 2, []) for i in range(size)
+        ], part=part, load=load)
+        for name, of_server in zip((PLAIN, DRAFTED), noise, strict=True)
+        for repeat, of_repeat in enumerate(of_server)
+        for part, extra in enumerate(of_repeat)
+    ]  # fmt: skip
+
+
+def test_equal_servers_show_no_difference() -> None:
+    """The requests of a group share the state of the machine, so they are not independent."""
+    generator = np.random.default_rng(0)
+    found = [speed_up(serve_groups(0.3 * generator.random((2, 2, 8))), 8) for _ in range(100)]
+    wrong = sum(not one.lo <= 1 <= one.hi for one in found)
+    assert wrong <= 10 and found[0].prompts == 8
+
+
+def test_too_few_groups_and_a_busy_machine_are_noted() -> None:
+    few = serve_groups(np.zeros((2, 2, 4)))
+    gain = speed_up(few, 8)
+    assert gain is not None and gain.value == 1 and gain.lo is None
+    assert doubts(few) == ["NOTE: 8 in flight: too few prompts for an interval; it needs 40."]
+    assert doubts(serve_groups(np.zeros((2, 2, 5)))) == []
+    (line,) = doubts(serve_groups(np.zeros((2, 2, 5)), load=1e3))
+    assert "8 in flight: the machine was not idle (load 1000.0 on" in line
+    slow = np.zeros((2, 2, 5))
+    slow[0, 1, 3] = 9.0
+    (line,) = doubts(serve_groups(slow))
+    assert "plain decoding's own speed varied" in line
+
+
 def test_wrong_servers(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, message in (
         (["--server", "http://127.0.0.1:1"], "is the server up?"),
         (["--baseline-server", "http://127.0.0.1:1"], "--baseline-server needs --server"),
         (["--server", "http://127.0.0.1:1", "--methods", "lookup"], "--methods can't be combined"),
+        (["--server", "http://127.0.0.1:1", "--seed", "3"], "--seed can't be combined"),
+        (["--server", "http://127.0.0.1:1", "--engine", "eager"], "--engine can't be combined"),
+        (["--server", "http://127.0.0.1:1", "--concurrency", "8"], "need 8 prompts, not 3; raise"),
     ):
         with pytest.raises(SystemExit) as exit:
             eval.main([*words, "--prompts", str(prompts)])

@@ -1,0 +1,211 @@
+"""The report of a measurement of servers, from its rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+import numpy as np
+
+from decode.evaluation import charts
+from decode.evaluation.config import ServerConfig
+from decode.evaluation.endpoint import ServedRequest
+from decode.evaluation.page import fill_page, render_charts, render_table
+from decode.evaluation.statistics import (
+    FEWEST,
+    Estimate,
+    format_estimate,
+    format_number,
+    paired_ratio,
+)
+from decode.evaluation.verdict import find_busy
+from specalign.common.provenance import machine
+
+PLAIN, DRAFTED = "plain", "drafted"
+HEADER = (
+    "in flight", "server", "tokens/s", "speed-up [95%]", "TTFT, ms", "TPOT, ms",
+    "ITL, ms", "τ", "τ macro", "requests",
+)  # fmt: skip
+_NOTES = (
+    "Times: median and 99th percentile. ITL: time between two bursts of a stream. Speed-up: time per "
+    "token after the first, in pairs of the same prompt. Prompts are sent in groups, each to both "
+    "servers in turn; the interval is a bootstrap over these groups.",
+    "τ: pooled over all rounds by the server's counters (acceptance length, mean accepted length). τ "
+    "macro: the mean of the requests' own τ (per-request mean), tokens per burst of their streams.",
+)
+_AGREES = 0.1
+"""Relative difference up to which a stream's bursts add up to the server's counters."""
+
+
+@dataclass
+class ServedRound:
+    """A group of prompts, sent once to one server with `concurrency` requests in flight.
+
+    seconds: on the clock. drafts, accepted: of the server's counters; None = it has none.
+    part: number of the group. load: of this machine.
+    """
+
+    server: str
+    concurrency: int
+    repeat: int
+    seconds: float
+    requests: list[ServedRequest] = field(default_factory=list)
+    drafts: float | None = None
+    accepted: float | None = None
+    part: int = 0
+    load: float | None = None
+
+    @property
+    def key(self) -> tuple[str, int, int, int]:
+        return self.server, self.concurrency, self.repeat, self.part
+
+
+def speed_up(rounds: Sequence[ServedRound], concurrency: int) -> Estimate | None:
+    """Plain decoding's time per token over the drafted one's, in pairs of the same prompt. The
+    interval is over the groups, whose requests share the state of the machine; it has no bounds
+    below `FEWEST` of them."""
+    times: dict[str, dict[tuple[int, int, str, str], float]] = {PLAIN: {}, DRAFTED: {}}
+    for one in rounds:
+        for r in one.requests if one.concurrency == concurrency else ():
+            if r.per_token is not None:
+                times[one.server][one.part, one.repeat, r.suite, r.prompt] = r.per_token
+    sums: dict[str, dict[tuple[str, str], float]] = {PLAIN: {}, DRAFTED: {}}
+    for key in sorted(times[PLAIN].keys() & times[DRAFTED].keys()):
+        group = ("", str(key[0]))
+        for name in times:
+            sums[name][group] = sums[name].get(group, 0.0) + times[name][key]
+    gain = paired_ratio(sums[PLAIN], sums[DRAFTED])
+    return replace(gain, lo=None, hi=None) if gain and gain.prompts < FEWEST else gain
+
+
+def tau_of(rounds: Sequence[ServedRound]) -> float | None:
+    """τ by the server's counters; None = it counts no drafts."""
+    drafts = sum(one.drafts or 0.0 for one in rounds)
+    return 1 + sum(one.accepted or 0.0 for one in rounds) / drafts if drafts else None
+
+
+def request_taus(rounds: Sequence[ServedRound]) -> list[float]:
+    """τ of each request by its stream: tokens after the first, which the prefill gives, per burst.
+    Empty where the bursts are not the server's rounds: their pooled τ is not that of its
+    counters."""
+    pooled = tau_of(rounds)
+    made = [(r.tokens - 1, len(r.gaps)) for one in rounds for r in one.requests if r.gaps]
+    if pooled is None or not made:
+        return []
+    by_bursts = sum(tokens for tokens, _ in made) / sum(bursts for _, bursts in made)
+    agrees = abs(by_bursts / pooled - 1) <= _AGREES
+    return [tokens / bursts for tokens, bursts in made] if agrees else []
+
+
+def doubts(rounds: Sequence[ServedRound]) -> list[str]:
+    """A line for each speed-up that drafting alone can't give, that has no interval, or that was
+    measured on a busy machine."""
+    lines = []
+    for concurrency in dict.fromkeys(one.concurrency for one in rounds):
+        if reasons := _find_busy([one for one in rounds if one.concurrency == concurrency]):
+            lines.append(
+                f"NOTE: {concurrency} in flight: the machine was not idle ({' and '.join(reasons)}): "
+                "do not quote the speed; repeat the measurement on an idle machine."
+            )
+        tau = tau_of([one for one in rounds if one.key[:2] == (DRAFTED, concurrency)])
+        gain = speed_up(rounds, concurrency)
+        if gain and gain.lo is None:
+            lines.append(
+                f"NOTE: {concurrency} in flight: too few prompts for an interval; it needs "
+                f"{FEWEST * concurrency}."
+            )
+        if tau and gain and (gain.lo or gain.value) > tau:
+            lines.append(
+                f"NOTE: {concurrency} in flight: a speed-up of {format_estimate(gain)} above τ "
+                f"({tau:.2f}) can't come from drafting alone: the machine was busy, or the servers "
+                "differ in more than the drafter."
+            )
+    return lines
+
+
+def _find_busy(rounds: Sequence[ServedRound]) -> list[str]:
+    """Signs that the machine was busy during rounds of one concurrency."""
+    times = [
+        float(np.mean([r.per_token for r in one.requests if r.per_token is not None] or [0.0]))
+        for one in rounds
+        if one.server == PLAIN
+    ]
+    times = [seconds for seconds in times if seconds > 0]
+    loads = [one.load for one in rounds if one.load is not None]
+    cores = int(machine()["cores"] or 1)
+    return find_busy(
+        max(times) / min(times) if len(times) >= FEWEST else None,
+        float(np.median(loads)) if loads else 0.0,
+        cores,
+        cores,
+    )
+
+
+def throughput(rounds: Sequence[ServedRound]) -> float:
+    """Tokens per second of all requests."""
+    tokens = sum(request.tokens for one in rounds for request in one.requests)
+    return tokens / sum(one.seconds for one in rounds)
+
+
+def serving_rows(rounds: Sequence[ServedRound]) -> list[list[str]]:
+    """Rows of `HEADER`; times as median and 99th percentile."""
+    rows = []
+    for concurrency in dict.fromkeys(one.concurrency for one in rounds):
+        for name in (PLAIN, DRAFTED):
+            mine = [one for one in rounds if one.key[:2] == (name, concurrency)]
+            if not mine:
+                continue
+            requests = [request for one in mine for request in one.requests]
+            tau, taus = tau_of(mine), request_taus(mine)
+            gain = speed_up(rounds, concurrency) if name == DRAFTED else None
+            rows.append([
+                str(concurrency),
+                name,
+                f"{throughput(mine):.1f}",
+                "1" if name == PLAIN else format_estimate(gain),
+                _percentiles([r.first_seconds for r in requests]),
+                _percentiles([r.per_token for r in requests if r.per_token is not None]),
+                _percentiles([gap for r in requests for gap in r.gaps]),
+                format_number(tau) if tau else "",
+                format_number(float(np.mean(taus))) if taus else "",
+                str(len(requests)),
+            ])  # fmt: skip
+    return rows
+
+
+def _percentiles(seconds: Sequence[float]) -> str:
+    if not seconds:
+        return ""
+    median, late = np.quantile(np.array(seconds) * 1000, [0.5, 0.99])
+    return f"{median:.1f} (p99 {late:.1f})"
+
+
+def serving_page(config: ServerConfig, rounds: Sequence[ServedRound]) -> str:
+    """The report of a measurement of servers."""
+    rows = serving_rows(rounds)
+    sizes = list(dict.fromkeys(one.concurrency for one in rounds))
+    speeds = {
+        name: [next((float(r[2]) for r in rows if r[:2] == [str(n), name]), None) for n in sizes]
+        for name in (PLAIN, DRAFTED)
+    }
+    taus = {
+        f"{n} in flight": request_taus([one for one in rounds if one.key[:2] == (DRAFTED, n)])
+        for n in sizes
+    }
+    drawn = [charts.chart_throughput(sizes, speeds), charts.chart_taus("request", taus)]
+    drawn = [chart for chart in drawn if chart.traces]
+    where = f"{config.url} against {config.baseline}" if config.baseline else config.url
+    lines = [*_NOTES, *doubts(rounds)]
+    if tau_of(rounds) and not any(taus.values()):
+        lines.append(
+            "τ is pooled alone: the bursts of this server's stream are not its rounds (they do not "
+            "add up to its counters), so single requests have no τ."
+        )
+    body = (
+        f"<h1>Speed of servers</h1><p class='soft'>{where}</p>"
+        + render_charts(drawn)
+        + render_table(HEADER, rows)
+        + "".join(f"<p class='note'>{line}</p>" for line in lines)
+    )
+    data = {"charts": [asdict(chart) for chart in drawn], "replays": []}
+    return fill_page("Speed of servers", body, data)
