@@ -125,20 +125,14 @@ def doubts(rounds: Sequence[ServedRound]) -> list[str]:
 
 def _find_busy(rounds: Sequence[ServedRound]) -> list[str]:
     """Signs that the machine was busy during rounds of one concurrency."""
-    times = [
-        float(np.mean([r.per_token for r in one.requests if r.per_token is not None] or [0.0]))
-        for one in rounds
-        if one.server == PLAIN
+    plain = [
+        [r.per_token for r in one.requests if r.per_token] for one in rounds if one.server == PLAIN
     ]
-    times = [seconds for seconds in times if seconds > 0]
+    times = [float(np.mean(found)) for found in plain if found]
+    spread = max(times) / min(times) if len(times) >= FEWEST else None
     loads = [one.load for one in rounds if one.load is not None]
     cores = int(machine()["cores"] or 1)
-    return find_busy(
-        max(times) / min(times) if len(times) >= FEWEST else None,
-        float(np.median(loads)) if loads else 0.0,
-        cores,
-        cores,
-    )
+    return find_busy(spread, float(np.median(loads)) if loads else 0.0, cores, cores)
 
 
 def throughput(rounds: Sequence[ServedRound]) -> float:
