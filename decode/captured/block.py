@@ -26,7 +26,7 @@ class BlockDrafting(Drafting):
     def __init__(self, proposer: BlockProposer, nodes: int) -> None:
         self.nodes, self.depth = nodes, proposer.draft_tokens
         self.network, self.ids = proposer.network, proposer.network.draft_vocab
-        config = self.network.config
+        config, self.layers = self.network.config, self.network.blocks
         self.taps = tuple(config.target_layer_ids) if config.context == "taps" else ()
 
     def allocate(self, state: RowState) -> None:

@@ -39,6 +39,7 @@ class Copied(Drafting):
         self, inner: Drafting, copy_tokens: int, shortest: int = JOINING, longest: int = LONGEST
     ) -> None:
         self.inner, self.taps, self.can_skip = inner, inner.taps, inner.can_skip
+        self.layers = inner.layers
         self.copy_tokens, self.shortest, self.longest = copy_tokens, shortest, longest
 
     def check(self, longest: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from decode.captured.state import RowState
 from decode.speculation.drafts import Drafts
@@ -70,13 +71,14 @@ class Drafting:
     """Drafts for the rows of a captured engine; this class: plain decoding.
 
     nodes: N. chains: its drafts never branch. taps: the target's layers that `observe` needs.
-    can_skip: whether it may be left out of some rounds.
+    can_skip: whether it may be left out of some rounds. layers: its network's.
     """
 
     nodes: int = 0
     chains: bool = True
     can_skip: bool = True
     taps: tuple[int, ...] = ()
+    layers: Sequence[nn.Module] = ()
 
     def check(self, longest: int) -> None:
         """Raises Unsupported where it can't draft for texts of this length."""

@@ -1,5 +1,5 @@
-"""A function over fixed memory, run again and again: eagerly, as a replayed trace, compiled by
-Inductor, or as a CUDA graph.
+"""A function over fixed memory, run again and again: eagerly, as a replayed trace, or as a CUDA
+graph; compiled by Inductor, as a whole on a CPU, layer by layer in a CUDA graph.
 
 The function takes and returns nothing: it reads and writes tensors that keep their addresses. It
 must not look at values on the host; `forbid_waiting` raises where it does.
@@ -8,16 +8,18 @@ must not look at values on the host; `forbid_waiting` raises where it does.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
+from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Function = Callable[[], None]
-Backend = Literal["eager", "traced", "inductor", "cuda"]
+Backend = Literal["eager", "traced", "compiled", "cuda"]
 WARM_UPS = 3
 """Before a capture: torch's advice for libraries that allocate at their first calls."""
 
@@ -119,7 +121,7 @@ class TracedGraph:
         self.module(self._unused)
 
 
-class InductorGraph(TracedGraph):
+class CompiledGraph(TracedGraph):
     """The trace as one graph that Inductor compiles: few kernels, after a minute."""
 
     def __init__(self, function: Function) -> None:
@@ -156,21 +158,39 @@ class CudaGraph:
 _ON_CPU: dict[Backend, Callable[[Function], Graph]] = {
     "eager": EagerGraph,
     "traced": TracedGraph,
-    "inductor": InductorGraph,
+    "compiled": CompiledGraph,
 }
 
 
-def capture(function: Function, backend: Backend, device: torch.device) -> Graph:
+@contextmanager
+def compiled_layers(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Context manager in which these layers run compiled: for one shape, and so not in prefills."""
+    config, shapes = torch._dynamo.config, 64  # of batches, trees and buckets
+    most = max(config.accumulated_recompile_limit, shapes * len(layers))
+    config.recompile_limit = config.accumulated_recompile_limit = most
+    for layer in layers:
+        layer.compile(dynamic=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._compiled_call_impl = None
+
+
+def capture(
+    function: Function, backend: Backend, device: torch.device, layers: Sequence[nn.Module] = ()
+) -> Graph:
     """The function as a graph. It is called several times. Raises WaitsForDevice where it looks at
-    values on the host."""
+    values on the host. layers: those that `compiled` compiles in a CUDA graph."""
     with torch.no_grad():
         function()  # constants are uploaded at the first call
         # under a dispatch mode, dynamo would give up compiled layers for good
         with torch.compiler.set_stance("force_eager"), forbid_waiting(device) as guard:
             function()
     try:
-        if backend == "cuda":
-            return CudaGraph(function, [*guard.read.values()])
+        if device.type == "cuda" and backend in ("cuda", "compiled"):
+            with compiled_layers(layers if backend == "compiled" else ()):
+                return CudaGraph(function, [*guard.read.values()])
         return _ON_CPU[backend](function)
     except RuntimeError as error:
         if "captur" not in str(error):

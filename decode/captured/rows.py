@@ -59,6 +59,7 @@ class Rows:
                 lambda: run_round(state, drafting, verifier, end),
                 self.backend,
                 state.target.device,
+                [*state.target.layers, *drafting.layers],
             )
         finally:
             state.counter("active").copy_(running)

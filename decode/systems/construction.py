@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from decode.captured.engine import CapturedEngine
+from decode.captured.graph import Backend
 from decode.engine.decoder import Decoder
 from decode.engine.loop import PacedEngine
 from decode.engine.request import Engine
@@ -66,11 +67,10 @@ def assemble(method: Method, drafters: OpenDrafters, draft_tokens: int | None = 
 
 def _make_engine(drafters: OpenDrafters, proposer: Proposer | None) -> Engine | None:
     """The engine, None = the eager loop. `auto`: captured on a GPU."""
-    captured = drafters.engine == "captured"
-    if drafters.engine == "auto":
-        captured = drafters.target.device.type == "cuda"
-    if captured:
-        return CapturedEngine(drafters.target, proposer, paced=drafters.paced)
+    name, target = drafters.engine, drafters.target
+    if name in ("captured", "compiled") or (name == "auto" and target.device.type == "cuda"):
+        backend: Backend | None = "compiled" if name == "compiled" else None
+        return CapturedEngine(target, proposer, backend, drafters.paced)
     return PacedEngine() if drafters.paced else None
 
 

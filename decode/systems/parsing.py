@@ -16,7 +16,7 @@ from decode.systems.registry import ANY, SYSTEMS, System
 from specalign.common.errors import UserError, nearest
 from specalign.common.schema import JsonObject
 
-ENGINES = ("auto", "eager", "captured")
+ENGINES = ("auto", "eager", "captured", "compiled")
 
 
 def check_engine(name: str) -> None:

@@ -48,7 +48,9 @@ def check_graphs(
     products may be rounded otherwise in a graph."""
     graphs, operators = make_decoder(), make_decoder()
 
-    def capture_operators(function: Function, _: Backend, device: torch.device) -> Graph:
+    def capture_operators(
+        function: Function, _: Backend, device: torch.device, layers: object
+    ) -> Graph:
         return capture(function, "eager", device)
 
     for sampling in settings:
@@ -99,7 +101,12 @@ class EngineRecorder(Recorder):
         ]
 
     def _capture(
-        self, original: Original, function: Function, _: Backend, device: torch.device
+        self,
+        original: Original,
+        function: Function,
+        _: Backend,
+        device: torch.device,
+        *more: object,
     ) -> Graph:
         self._paused = True  # nothing may be read, and no row runs
         try:

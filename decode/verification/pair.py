@@ -45,6 +45,8 @@ class VerifyConfig:
     def load_prompts(self) -> list[Prompt]:
         """Check the options, and read the prompts. Raises UserError for a misspelt method, one
         that changes the distribution, a drafter that is not there, or no prompts."""
+        if self.engine == "compiled":
+            raise UserError("--engine=compiled: what is compiled can't be recorded; use captured")
         if self.methods is not None:
             if self.drafter_tokenizer:
                 raise UserError("--drafter-tokenizer can't be combined with --methods")

@@ -9,7 +9,9 @@ from unittest import mock
 import pytest
 
 from decode.verification import batches, rules, self_test
+from decode.verification.pair import VerifyConfig
 from decode.verify import main
+from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
 from specalign.lm.loading import load_target
 from tests.builders import block_network as network
@@ -25,6 +27,11 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> str:
 def arguments(drafter: str, out: Path) -> list[str]:
     short = ["--suite", "builtin", "--limit", "2", "--max-new-tokens", "12"]
     return ["--target", "debug", "--drafter", drafter, *short, "--out", str(out)]
+
+
+def test_compiled_rounds_are_refused() -> None:
+    with pytest.raises(UserError, match="use captured"):
+        VerifyConfig(engine="compiled").load_prompts()
 
 
 @pytest.mark.slow

@@ -6,14 +6,13 @@
 
 The drafter runs in full, and then its tokens are replaced by the target's own text, each one spoilt
 with the chance that gives the τ asked for: outputs stay the same. Throughputs are of all requests
-together, prefills excluded; repeats are interleaved. Every layer is compiled for every prompt, batch
-and kind of round, which takes seconds each; on a CPU each kind of round as a whole.
+together, prefills excluded; repeats are interleaved. Every layer is compiled for every batch and kind
+of round, which takes seconds each; on a CPU each kind of round as a whole.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from time import perf_counter
 from typing import NamedTuple
 
@@ -40,8 +39,6 @@ from tools.gpu.forced import ForcedEngine, ForcedProposer, KnownTexts
 
 ENGINES = ("eager", "captured", "compiled")
 PROMPT = 32
-MOST_SHAPES = 1000
-"""That a layer is compiled for: of each batch, its prompt and each kind of round."""
 
 
 class Case(NamedTuple):
@@ -55,9 +52,7 @@ class Case(NamedTuple):
 class Bench:
     """One target, its drafter, and decoders of every engine."""
 
-    def __init__(
-        self, shape: str, device: torch.device, engines: Sequence[str], new_tokens: int
-    ) -> None:
+    def __init__(self, shape: str, device: torch.device, new_tokens: int) -> None:
         self.device, self.new_tokens = device, new_tokens
         self.target = make_target(shape, device)
         hidden = self.target.hidden_size
@@ -65,11 +60,6 @@ class Bench:
         self.network = make_drafter(self.target, options).to(self.target.dtype)
         self.decoders: dict[tuple[str, int | None], Decoder] = {}
         self.texts = KnownTexts(self.target.vocab_size)
-        if "compiled" in engines and device.type == "cuda":
-            self.target.compile_layers(dynamic=False)
-            torch._dynamo.config.recompile_limit = MOST_SHAPES
-            for layer in self.network.blocks:
-                layer.compile(dynamic=False)
 
     def learn_texts(self, count: int) -> list[list[int]]:
         """Prompts, whose greedy continuations are now known."""
@@ -85,9 +75,7 @@ class Bench:
             proposer = None
             if nodes is not None:
                 proposer = ForcedProposer(self.network, nodes, self.texts)
-            # on a GPU, compiled layers within a CUDA graph
-            whole = engine == "compiled" and self.device.type == "cpu"
-            backend: Backend | None = "inductor" if whole else None
+            backend: Backend | None = "compiled" if engine == "compiled" else None
             captured = None if engine == "eager" else ForcedEngine(self.target, proposer, backend)
             self.decoders[engine, nodes] = Decoder(self.target, proposer, engine=captured)
         return self.decoders[engine, nodes]
@@ -165,7 +153,7 @@ def main(argv: list[str] | None = None) -> None:
     say(device_name(given.device))
     figures: dict[str, list[JsonObject]] = {}
     for shape in given.shape:
-        bench = Bench(shape, given.device, given.engines, given.new_tokens)
+        bench = Bench(shape, given.device, given.new_tokens)
         prompts = bench.learn_texts(int(max(given.batches)))
         figures[shape] = []
         for batch in map(int, given.batches):

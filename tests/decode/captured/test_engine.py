@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -235,6 +236,23 @@ def test_compiled_layers_stay_compiled() -> None:
     calls.clear()
     assert captured.generate(PROMPTS[0], 8).tokens == out.tokens
     assert len(calls) > out.calls  # and the prompt
+
+
+def test_layers_are_compiled_for_graphs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda call, **options: lambda x: 1 - call(x))
+    layer, x = torch.nn.Identity(), torch.ones(1)
+    with graph.compiled_layers([layer]):
+        assert layer(x) == 0
+    assert layer(x) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain", "taps 8 5", "copy shared_kv 8 5"])
+def test_compiled_rounds_write_the_same(
+    target: Target, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # in seconds
+    compare(target, make(target, name), SETTINGS[0], "compiled", buckets=(32,))
 
 
 def test_what_is_not_supported_falls_back(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
