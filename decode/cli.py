@@ -67,8 +67,8 @@ class Parser(OptionParser):
         self.add_argument("--trust-remote-code", action="store_true", help=trust)
 
     def add_engine_option(self) -> None:
-        engine = "eager, captured (rounds of fixed shapes; CUDA graphs), compiled (captured, by "
-        engine += "torch.compile: minutes at first) or auto: captured on a GPU (default)"
+        engine = "eager, captured (rounds of fixed shapes; CUDA graphs), compiled (also by "
+        engine += "torch.compile, on a GPU) or auto: captured on a GPU (default)"
         self.add_argument("--engine", choices=ENGINES, default="auto", help=engine)
 
     def add_chat_options(self) -> None:

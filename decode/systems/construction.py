@@ -66,9 +66,13 @@ def assemble(method: Method, drafters: OpenDrafters, draft_tokens: int | None = 
 
 
 def _make_engine(drafters: OpenDrafters, proposer: Proposer | None) -> Engine | None:
-    """The engine, None = the eager loop. `auto`: captured on a GPU."""
+    """The engine, None = the eager loop. `auto`: captured on a GPU. Raises UserError for `compiled`
+    elsewhere: Inductor does not see C kernels."""
     name, target = drafters.engine, drafters.target
-    if name in ("captured", "compiled") or (name == "auto" and target.device.type == "cuda"):
+    on_gpu = target.device.type == "cuda"
+    if name == "compiled" and not on_gpu:
+        raise UserError("engine=compiled needs a GPU; use eager, whose C kernels are faster here")
+    if name in ("captured", "compiled") or (name == "auto" and on_gpu):
         backend: Backend | None = "compiled" if name == "compiled" else None
         return CapturedEngine(target, proposer, backend, drafters.paced)
     return PacedEngine() if drafters.paced else None

@@ -38,9 +38,15 @@ def test_what_is_refused_before_the_target_is_loaded(tmp_path: Path) -> None:
         ({"method": "plain", "steps": 2}, "options after colons: method='plain:steps=2'"),
         ({"drafter": "lookup", "tree_nodes": 3}, "tree_nodes"),
         ({"drafter": None, "steps": 2}, "steps and order"),
+        ({"engine": "capture"}, "did you mean 'captured'"),
     ):
         with pytest.raises(UserError, match=says):
             decode.load("never/loaded", **options)  # type: ignore[arg-type]
+
+
+def test_compiled_rounds_need_a_gpu() -> None:
+    with pytest.raises(UserError, match="engine=compiled needs a GPU"):
+        decode.load("debug", None, device="cpu", engine="compiled")
 
 
 @pytest.fixture
