@@ -14,6 +14,7 @@ from decode.speculation.sampling import (
     make_generator,
     position_noise,
     probs,
+    token_numbers,
     uniform,
 )
 from decode.speculation.settings import Sampling
@@ -225,7 +226,9 @@ def test_draws_need_no_normalisation_and_repeat_with_the_seed() -> None:
 def test_all_of_a_seed_counts() -> None:
     """torch's own generator looks at the lower 32 bits; what those alone seed stays as it was."""
     alike = [0, 2**32, 2**33, 2**62]
-    assert len({tuple(uniform(4, make_generator(seed)).tolist()) for seed in alike}) == 4
+    own = [token_numbers(seed, 4, torch.device("cpu")) for seed in alike]
+    drawn = [uniform(4, make_generator(seed)) for seed in alike]
+    assert len({tuple(x.tolist()) for x in own + drawn}) == 8  # none serves a draft as well
     noise = [position_noise(seed, 3, 4, torch.device("cpu")) for seed in alike]
     assert len({tuple(row.tolist()) for row in noise}) == 4
     for seed in (0, 5, 2**32 - 1):
