@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from specalign.common.errors import UserError
 from specalign.suites.prompt import Place, Prompt, Row, Suite, find_text
 
 _MODULES = (
@@ -24,7 +23,7 @@ HEAD += "".join(f"import {name}\n" for name in _MODULES) + "sys.setrecursionlimi
 
 def read_livecodebench(row: Row, number: int) -> Prompt:
     """A problem with its starter code, if it has any. The public and private tests check an answer:
-    programs that read standard input, or calls of a method."""
+    programs that read standard input, or calls of a method; without any it is not scored."""
     problem = find_text(row, "question_content")
     starter = str(row.get("starter_code") or "").rstrip()
     ask = "Write a Python program that reads standard input and prints the answer."
@@ -37,21 +36,35 @@ def read_livecodebench(row: Row, number: int) -> Prompt:
         "private": find_text(row, "private_test_cases"),
     }
     key = f"livecodebench-{row.get('question_id', number)}"
-    return Prompt(key, f"{problem}\n\n{ask}", str(row.get("difficulty", "code")), reference)
+    scored = reference if list_cases(reference) else None
+    return Prompt(key, f"{problem}\n\n{ask}", str(row.get("difficulty", "code")), scored)
 
 
 def list_cases(reference: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The public and private cases of a problem, each with `input` and `output`. Private ones are
-    JSON, or a pickle of JSON text, packed by zlib and base64, of which only the text is read:
-    nothing is unpickled. Raises UserError if they are broken."""
-    private = reference["private"]
+    """The public and private cases of a problem, each with `input` and `output`. Raises ValueError
+    if they are broken."""
+    return [case for kind in ("public", "private") for case in _read_cases(reference[kind], kind)]
+
+
+def _read_cases(text: str, kind: str) -> list[dict[str, str]]:
+    """Private cases are JSON, or a pickle of JSON text, packed by zlib and base64, of which only the
+    text is read: nothing is unpickled."""
     try:
-        if not private.startswith("["):
-            pickled = zlib.decompress(base64.b64decode(private))
-            private = next(arg for _, arg, _ in pickletools.genops(pickled) if type(arg) is str)
-        return [*json.loads(reference["public"]), *json.loads(private)]
+        if not text.startswith("["):
+            pickled = zlib.decompress(base64.b64decode(text))
+            text = next(arg for _, arg, _ in pickletools.genops(pickled) if type(arg) is str)
+        cases = json.loads(text)
+        if not isinstance(cases, list) or not all(map(_is_case, cases)):
+            raise ValueError("not a list of objects with the texts 'input' and 'output'")
     except (ValueError, zlib.error, StopIteration) as error:
-        raise UserError(f"suite 'livecodebench': broken private_test_cases ({error})") from None
+        raise ValueError(f"broken {kind}_test_cases: {error}") from None
+    return cases
+
+
+def _is_case(case: object) -> bool:
+    return isinstance(case, dict) and all(
+        isinstance(case.get(key), str) for key in ("input", "output")
+    )
 
 
 def match_output(output: str, wanted: str) -> bool:

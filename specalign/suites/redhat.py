@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specalign.suites.prompt import PART, Place, Prompt, Row, Suite, find_text
+from specalign.suites.prompt import PART, Place, Prompt, Row, Suite, find_text, find_turns
 
 FILES = (
     "HumanEval.jsonl", "math_reasoning.jsonl", "qa.jsonl", "question.jsonl", "rag.jsonl",
@@ -12,10 +12,10 @@ FILES = (
 
 def read_redhat(row: Row, number: int) -> Prompt:
     """The file's name is the category."""
-    turns = row.get("turns")
-    content = turns[0] if isinstance(turns, list) and turns else find_text(row, "prompt")
+    has_turns = row.get("turns") is not None
+    content = find_turns(row, "turns")[0] if has_turns else find_text(row, "prompt")
     part = str(row.get(PART, "")).removesuffix(".jsonl")
-    return Prompt(f"redhat-{part}-{number}", str(content), part)
+    return Prompt(f"redhat-{part}-{number}", content, part)
 
 
 SUITE = Suite(

@@ -3,6 +3,8 @@ be redistributed: everybody runs its preparation, whose result is read here."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from specalign.common.errors import UserError
 from specalign.suites.prompt import Place, Prompt, Row, Suite, find_turns
 
@@ -20,11 +22,13 @@ def place(config: str) -> Place:
     return Place(config=config, how=HOW.format(config=config), prepared=f"speed/{config}")
 
 
-def read_speedbench(row: Row, number: int) -> Prompt:
+def read_speedbench(
+    row: Row, number: int, suite: str = "speedbench", config: str = "qualitative"
+) -> Prompt:
     first, *later = find_turns(row, "turns")
     if any(turn.startswith(PLACEHOLDER) for turn in (first, *later)):
-        how = HOW.format(config="all").format(folder="DIR")
-        raise UserError(f"suite 'speedbench': row {number + 1} is not prepared: {how}")
+        how = HOW.format(config=config).format(folder="DIR")
+        raise UserError(f"suite {suite!r}: row {number + 1} is not prepared: {how}")
     key = f"speedbench-{row.get('question_id', number)}"
     return Prompt(key, first, str(row.get("category", "")), later=tuple(later))
 
@@ -42,7 +46,7 @@ LONG = tuple(
         f"speedbench_{size}",
         f"SPEED-Bench, inputs of {size}",
         "long",
-        read_speedbench,
+        partial(read_speedbench, suite=f"speedbench_{size}", config=f"throughput_{size}"),
         place(f"throughput_{size}"),
         max_new_tokens=4096,
     )

@@ -13,7 +13,6 @@ import pytest
 from decode.evaluation import accuracy
 from decode.evaluation.accuracy import CHOICE, CODE, EXACT, LINE, ROUGE, score
 from decode.evaluation.execution import check_sandbox, run_program
-from specalign.common.errors import UserError
 from specalign.suites.humaneval import read_humaneval
 from specalign.suites.livecodebench import HEAD, list_cases, match_output
 from specalign.suites.mbpp import read_mbpp
@@ -184,7 +183,7 @@ def test_private_cases_are_not_unpickled(tmp_path: Path) -> None:
 
     trap = base64.b64encode(zlib.compress(pickle.dumps(Trap()))).decode()
     for private in (trap, "no base64", pack([])[:-8]):
-        with pytest.raises(UserError, match="broken private_test_cases"):
+        with pytest.raises(ValueError, match="broken private_test_cases"):
             list_cases({"public": "[]", "private": private})
     assert list(tmp_path.iterdir()) == []
     plain = {"input": "1", "output": "2"}

@@ -271,6 +271,9 @@ def test_speed_bench_as_it_is_on_the_hub_is_refused(tmp_path: Path) -> None:
     write_lines(tmp_path / "speedbench.jsonl", [{"question_id": 1, "turns": turns}])
     with pytest.raises(UserError, match=r"row 1 is not prepared: run python prepare_data\.py"):
         load_suite(SUITES["speedbench"], tmp_path)
+    write_lines(tmp_path / "speedbench_2k.jsonl", [{"question_id": 1, "turns": turns}])
+    with pytest.raises(UserError, match=r"'speedbench_2k': row 1 .* --config throughput_2k "):
+        load_suite(SUITES["speedbench_2k"], tmp_path)
     command = "prepare_data.py --dataset speed --config throughput_1k --output_dir"
     with pytest.raises(UserError, match=rf"speed/throughput_1k/… .*{command} {tmp_path} "):
         load_suite(SUITES["speedbench_1k"], tmp_path)
@@ -293,10 +296,20 @@ def test_own_documents_as_long_inputs(tmp_path: Path) -> None:
         prompts_of("long")
 
 
+def livecodebench(public: object, private: object = ()) -> dict[str, str]:
+    cases = {"public_test_cases": json.dumps(public), "private_test_cases": json.dumps(private)}
+    return {"question_content": "q", "starter_code": "", **cases}
+
+
+CASE = {"input": "3", "output": "9"}
 MALFORMED = (
     ("tools", {"id": "a", "question": [], "function": []}, "list index out of range"),
     ("tools", {"id": "a", "question": ["hi"], "function": []}, "malformed"),
     ("livecodebench", {"question_content": "q", "metadata": "{bad"}, "property name"),
+    ("livecodebench", livecodebench({}), "broken public_test_cases"),
+    ("livecodebench", livecodebench([1]), "broken public_test_cases"),
+    ("livecodebench", livecodebench([CASE], [{"input": "3"}]), "broken private_test_cases"),
+    ("livecodebench", livecodebench([CASE], [{**CASE, "output": 9}]), "broken private_test_cases"),
     ("arc", {"id": "a", "question": "q", "choices": ["x", "y"]}, "it has id, question, choices"),
     ("mmlu_pro", {"question": "q", "options": "ABC"}, "choices 'ABC' are not a list"),
     ("gsm8k", None, "gsm8k.jsonl contains no rows"),
@@ -309,6 +322,12 @@ def test_a_malformed_suite_is_skipped(name: str, row: object, message: str, tmp_
     (builtin,), (skipped,) = prompts_of(f"builtin,{name}", data_dir=tmp_path)
     assert builtin.name == "builtin" and skipped.startswith(f"suite '{name}'")
     assert message in skipped and (row is None or ": row 1 is malformed (" in skipped)
+
+
+def test_a_problem_without_cases_is_not_scored(tmp_path: Path) -> None:
+    write_lines(tmp_path / "livecodebench.jsonl", [livecodebench([CASE]), livecodebench([])])
+    scored, unscored = load_suite(SUITES["livecodebench"], tmp_path).prompts
+    assert scored.reference is not None and unscored.reference is None
 
 
 def test_ids_and_categories_can_be_written(tmp_path: Path) -> None:

@@ -133,6 +133,13 @@ def test_rows_in_the_layout_of_their_source(name: str) -> None:
             SUITES[name].read({k: v for k, v in ROWS[name].items() if k != column}, 0)
 
 
+def test_redhats_turns() -> None:
+    for turn in ("one", {"role": "user", "content": "one"}):
+        assert SUITES["redhat"].read({"turns": [turn, "two"]}, 0).content == "one"
+    with pytest.raises(KeyError, match="turns"):
+        SUITES["redhat"].read({"turns": []}, 0)
+
+
 def test_texts_to_continue_and_tools() -> None:
     page = SUITES["openwebtext"].read(ROWS["openwebtext"], 0)
     assert page is not None and page.raw and len(str(page.content).split()) == 64
