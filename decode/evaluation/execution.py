@@ -18,8 +18,6 @@ from typing import NamedTuple
 from decode.evaluation import sandbox
 from specalign.common.errors import UserError
 
-OUTPUT = 1 << 20
-"""Bytes of output that are kept."""
 _PROBE = """
 import socket
 try:
@@ -53,27 +51,29 @@ def run_program(
     folder. The sandbox reads a secret before the program starts and writes it when the program has
     ended."""
     secret = secrets.token_hex(sandbox.SECRET // 2)
-    with tempfile.TemporaryDirectory(prefix="specalign-program-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="specalign-program-") as folder,
+        tempfile.TemporaryFile() as output,
+    ):
         path = Path(folder, "program.py")
         path.write_text(code, encoding="utf-8", errors="replace")
-        output, ended = Path(folder, "output"), Path(folder, "ended")
-        with output.open("wb") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-I", sandbox.__file__, str(path), str(ended), name],
-                stdin=subprocess.PIPE,
-                stdout=file,
-                stderr=subprocess.DEVNULL,
-                cwd=folder,
-                env={"PATH": os.defpath, "HOME": folder, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
-            with suppress(subprocess.TimeoutExpired):
-                process.communicate((secret + given).encode(), timeout=seconds)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-        with output.open("rb") as file:
-            text = file.read(OUTPUT).decode("utf-8", errors="replace")
+        ended = Path(folder, "ended")
+        process = subprocess.Popen(
+            [sys.executable, "-I", sandbox.__file__, str(path), str(ended), name],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            env={"PATH": os.defpath, "HOME": folder, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate((secret + given).encode(errors="replace"), timeout=seconds)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        output.seek(0)
+        text = output.read().decode("utf-8", errors="replace")  # at most sandbox.FILE bytes
         proven = ended.is_file() and ended.read_bytes() == secret.encode()
     passed = process.returncode == 0
     return ProgramResult(passed, text, passed and proven)

@@ -206,6 +206,16 @@ def test_what_programs_may_not(code: str) -> None:
     assert not run_program(code).passed
 
 
+@pytest.mark.parametrize("size", [2 << 20, 15 << 20])
+def test_long_output_is_kept(size: int) -> None:
+    assert run_program(f"print('x' * {size})").output == "x" * size + "\n"
+
+
+def test_a_program_may_clear_its_folder() -> None:
+    done = run_program("import os; [os.remove(name) for name in os.listdir()]; print(1)")
+    assert done.ended and done.output == "1\n"
+
+
 @pytest.mark.slow
 def test_programs_end() -> None:
     assert run_program("import threading; print(input())", "text").output == "text\n"
