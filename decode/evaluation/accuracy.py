@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import unicodedata
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -21,12 +22,19 @@ EXACT, CHOICE, LINE, CODE, ROUGE = (
 )  # fmt: skip
 SECONDS = 5.0
 """Limit of a comparison by math-verify."""
-_MARKUP = r"(?:[\s*:($]|\\[(\[]|\\(?:boxed|text|textbf|mathbf|mathrm)\{)*"
+_MARKUP = (
+    r"(?:[\s*:($]|[`\"'“](?=\W?[A-J]\W?[`\"'”])|\\[(\[]|\\(?:boxed|text|textbf|mathbf|mathrm)\{"
+    r"|(?i:the|option|choice)\b|I (?!because|since|do )(?:[a-z]+ ){1,3})*"
+)
 _STATED = re.compile(
-    r"(?:(?i:answer[\s*]*(?:is|:))|\\boxed\{)" + _MARKUP + r"([A-J])\b(?!\s*[=^+])"
+    r"(?:(?i:(?:answer|(?:correct|right|best) (?:option|choice))[\s*]*(?:is|:))|\\boxed\{)"
+    + _MARKUP
+    + r"([A-HJ]|I(?!['’]|\s+(?!because|since)[a-z]))\b(?!\s*[=^+])"
 )
 _LETTER = re.compile(r"(?:^[^\w\n]*(?=.\).*\Z)|\b(?=.[\s.)*$}]*\Z))([A-J])", re.MULTILINE)
-_LINE = re.compile(r"answer is:?\s*(.+)", re.IGNORECASE)
+_LINE = re.compile(r"answer(?: is:?|[ *]*:(?=[ *]*[^\s*]))[\s*]*(.+)", re.IGNORECASE)
+_TEXT = re.compile(r"\\(?:text|textbf|mathbf|mathrm)\{(.*?)\}")
+_BOXED = re.compile(r"\\boxed\{(.*)\}")
 _EDGES = " \t\n*`\"'$"
 _OPTION = re.compile(r"\([a-z]\)")
 _FENCE = re.compile(
@@ -46,8 +54,9 @@ assert _json.loads(_json.dumps(_found)) == _json.loads({wanted!r})
 
 
 def score(metric: str, reference: Any, text: str) -> float:
-    """The score of an answer, 0 to 1. Code is executed (`run_program`)."""
-    return SCORERS[metric](reference, text)
+    """The score of an answer, 0 to 1, without the thoughts before it. Code is executed
+    (`run_program`)."""
+    return SCORERS[metric](reference, text.rpartition("</think>")[2])
 
 
 def score_exact(reference: Any, text: str) -> float:
@@ -55,6 +64,9 @@ def score_exact(reference: Any, text: str) -> float:
     (math-verify, in a child process). An answer that takes over SECONDS or too much memory scores
     0, with a warning."""
     worker = _start_math_worker()
+    if worker.poll() is not None:  # killed by others since the last answer
+        _start_math_worker.cache_clear()
+        worker = _start_math_worker()
     assert worker.stdin and worker.stdout
     reply = ""
     try:
@@ -90,14 +102,16 @@ def _start_math_worker() -> subprocess.Popen[str]:
 def score_choice(reference: Any, text: str) -> float:
     """Whether the answer's letter is the reference: that of the last `answer is (X)` or \\boxed{X},
     else the one that ends the text or begins its last line, as in `B) 3 kg`."""
+    text = unicodedata.normalize("NFKC", text)  # full-width letters and parentheses
     stated = _STATED.findall(text) or _LETTER.findall(text.strip())
     return float(bool(stated) and stated[-1] == str(reference).strip().strip("()").upper())
 
 
 def score_line(reference: Any, text: str) -> float:
-    """Whether what follows the last `answer is`, or the last line, is the reference. BIG-Bench
-    Hard's exact match, without Markdown, case and the final period; a letter may lack its
-    parentheses."""
+    """Whether what follows the last `answer is` or `answer:`, the last \\boxed{}, or the last line,
+    is the reference. BIG-Bench Hard's exact match, without Markdown, case and the final period; a
+    letter may lack its parentheses."""
+    text = _BOXED.sub(r"\nanswer is \1\n", _TEXT.sub(r"\1", text))
     stated = _LINE.findall(text) or text.strip().splitlines() or [""]
     wanted, found = _normalize(str(reference)), _normalize(stated[-1])
     if _OPTION.fullmatch(wanted):
@@ -152,9 +166,8 @@ def _passes(code: str, case: Mapping[str, str], method: str) -> bool:
 
 
 def find_blocks(text: str) -> list[str]:
-    """The blocks of Python after any thoughts, also one that was cut; without any, all blocks or
-    the text. A block in a list loses the list's indentation."""
-    text = text.rpartition("</think>")[2]
+    """The blocks of Python, also one that was cut; without any, all blocks or the text. A block in
+    a list loses the list's indentation."""
     found = _FENCE.findall(text)
     python = [block for block in found if block[2].lower() in _PYTHON]
     return [

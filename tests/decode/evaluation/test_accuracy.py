@@ -51,6 +51,17 @@ FUNCTION = {"head": 'import math\n\n\ndef f(x):\n    """Double."""\n', "tests": 
         (CHOICE, "B", "So:\n\nB) 3 kg", 1.0),
         (CHOICE, "B", "\\boxed{C}? No. The answer is (B).", 1.0),
         (CHOICE, "B", "The answer is A? No: \\boxed{B}", 1.0),
+        (CHOICE, "B", "Answer: I would go with (B). It is heavier.", 1.0),
+        (CHOICE, "B", "Answer: I'd go with (B).", 1.0),
+        (CHOICE, "B", "The answer is: I think B", 1.0),
+        (CHOICE, "I", "The answer is: I think B", 0.0),
+        (CHOICE, "I", "The answer is I because B is wrong.", 1.0),
+        (CHOICE, "B", "The correct option is B, since A is wrong.", 1.0),
+        (CHOICE, "B", "The answer is option B because A is wrong.", 1.0),
+        (CHOICE, "B", "The answer is `B` and not A.", 1.0),
+        (CHOICE, "B", 'The answer is "B" because A is wrong.', 1.0),
+        (CHOICE, "B", 'The answer is "A Tale of Two Cities" (B)', 1.0),
+        (CHOICE, "B", "The answer is \uff08B\uff09 because A is wrong.", 1.0),
         (CHOICE, "E", "\\boxed{E = mc^2}", 0.0),
         (CHOICE, "A", "A nice day", 0.0),
         (CHOICE, "A", "The answer is a matter of taste. I answer a question.", 0.0),
@@ -58,9 +69,16 @@ FUNCTION = {"head": 'import math\n\n\ndef f(x):\n    """Double."""\n', "tests": 
         (LINE, "(A)", "The answer is $\\boxed{(A)}$.", 1.0),
         (LINE, "(A)", "**The answer is A.**", 1.0),
         (LINE, "(A)", "The answer is (B).", 0.0),
+        (LINE, "(A)", "So \\boxed{\\text{A}}", 1.0),
+        (LINE, "True", "So $\\boxed{True}$.", 1.0),
+        (LINE, "True", "\\boxed{False}? No. The answer is True.", 1.0),
+        (LINE, "No", "**Answer:** No", 1.0),
+        (LINE, "No", "**Answer**: No\n\nIt turns left.", 1.0),
+        (LINE, "No", "**Answer:**\n\nNo", 1.0),
         (LINE, "valid", "The answer is invalid", 0.0),
         (LINE, "] ) )", "The answer is `] ) )`.", 1.0),
         (LINE, "] ) )", "The answer is ] (.", 0.0),
+        (LINE, "] ) )", "Answer: ] ) )", 1.0),
         (LINE, ")", "Therefore:\n...", 0.0),
         (LINE, ")", "", 0.0),
         (ROUGE, "the cat sat", "the cat sat", 1.0),
@@ -82,6 +100,24 @@ def test_scores(metric: str, reference: object, text: str, wanted: float) -> Non
     if metric == CODE:
         check_sandbox()
     assert score(metric, reference, text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("metric", "reference", "answer"),
+    [(EXACT, "18", "18"), (CHOICE, "B", "B)"), (LINE, "No", "No"), (ROUGE, "the cat", "the cat")],
+)
+def test_thoughts_are_not_scored(metric: str, reference: str, answer: str) -> None:
+    thoughts = "<think>The answer is (A), \\boxed{19}.</think>"
+    assert score(metric, reference, thoughts + answer) == 1.0
+    assert score(metric, reference, f"<think>The answer is {answer}.</think>") == 0.0
+
+
+def test_a_math_worker_that_was_killed_is_replaced() -> None:
+    assert score(EXACT, "5", "5") == 1.0
+    worker = accuracy._start_math_worker()
+    worker.kill()
+    worker.wait()
+    assert score(EXACT, "5", "5") == 1.0
 
 
 @pytest.mark.parametrize("answer", ["9^{9^{9}}", "100000000!", "\\sum_{n=1}^{10000000} \\frac1n"])
