@@ -17,6 +17,7 @@ from decode.evaluation.serving_report import (
     DRAFTED,
     PLAIN,
     ServedRound,
+    group_size,
     serving_page,
     throughput,
 )
@@ -58,7 +59,8 @@ def measure_servers(
     done = _open_folder(config, servers, prompts)
     known = {one.key for one in done}
     for concurrency in [n for n in config.concurrency if n <= len(prompts)]:
-        parts = np.array_split(range(len(prompts)), len(prompts) // concurrency)
+        count = max(1, len(prompts) // group_size(concurrency))
+        parts = np.array_split(range(len(prompts)), count)
         missing = [
             (repeat, part)
             for repeat in range(config.repeats)
@@ -95,7 +97,7 @@ def _open_folder(
     settings = {
         "servers": {name: [server.url, server.model] for name, server in servers.items()},
         "temperature": config.temperature,
-        "order": "interleaved",
+        "order": "interleaved, larger groups",
         "prompts_hash": hashlib.sha256(asked.encode()).hexdigest(),
     }
     path = config.out / SETTINGS

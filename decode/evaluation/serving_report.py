@@ -24,15 +24,18 @@ from specalign.common.provenance import machine
 PLAIN, DRAFTED = "plain", "drafted"
 HEADER = (
     "in flight", "server", "tokens/s", "speed-up [95%]", "TTFT, ms", "TPOT, ms",
-    "ITL, ms", "τ", "τ macro", "requests",
+    "ITL, ms", "τ", "τ macro", "requests", "mean in flight",
 )  # fmt: skip
 _NOTES = (
     "Times: median and 99th percentile. ITL: time between two bursts of a stream. Speed-up: time per "
     "token after the first, in pairs of the same prompt. Prompts are sent in groups, each to both "
     "servers in turn; the interval is a bootstrap over these groups.",
+    "Mean in flight: seconds of all requests over those on the clock, with each group's end.",
     "τ: pooled over all rounds by the server's counters (acceptance length, mean accepted length). τ "
     "macro: the mean of the requests' own τ (per-request mean), tokens per burst of their streams.",
 )
+_FULL = 0.8
+"""Share of the requests in flight below which a row's speed is that of fewer."""
 _AGREES = 0.1
 """Relative difference up to which a stream's bursts add up to the server's counters."""
 
@@ -58,6 +61,17 @@ class ServedRound:
     @property
     def key(self) -> tuple[str, int, int, int]:
         return self.server, self.concurrency, self.repeat, self.part
+
+
+def group_size(concurrency: int) -> int:
+    """Prompts of a group, where there are enough: several for each request in flight, because fewer
+    are in flight while the last ones end."""
+    return concurrency if concurrency == 1 else 4 * concurrency
+
+
+def mean_in_flight(rounds: Sequence[ServedRound]) -> float:
+    """Requests in flight, averaged over time (Little's law)."""
+    return sum(r.seconds for one in rounds for r in one.requests) / sum(r.seconds for r in rounds)
 
 
 def speed_up(rounds: Sequence[ServedRound], concurrency: int) -> Estimate | None:
@@ -99,7 +113,7 @@ def request_taus(rounds: Sequence[ServedRound]) -> list[float]:
 
 def doubts(rounds: Sequence[ServedRound]) -> list[str]:
     """A line for each speed-up that drafting alone can't give, that has no interval, or that was
-    measured on a busy machine."""
+    measured on a busy machine or with too few requests in flight."""
     lines = []
     for concurrency in dict.fromkeys(one.concurrency for one in rounds):
         if reasons := _find_busy([one for one in rounds if one.concurrency == concurrency]):
@@ -112,8 +126,9 @@ def doubts(rounds: Sequence[ServedRound]) -> list[str]:
         if gain and gain.lo is None:
             lines.append(
                 f"NOTE: {concurrency} in flight: too few prompts for an interval; it needs "
-                f"{FEWEST * concurrency}."
+                f"{FEWEST * group_size(concurrency)}."
             )
+        lines += _find_few(rounds, concurrency)
         if tau and gain and (gain.lo or gain.value) > tau:
             lines.append(
                 f"NOTE: {concurrency} in flight: a speed-up of {format_estimate(gain)} above τ "
@@ -121,6 +136,20 @@ def doubts(rounds: Sequence[ServedRound]) -> list[str]:
                 "differ in more than the drafter."
             )
     return lines
+
+
+def _find_few(rounds: Sequence[ServedRound], concurrency: int) -> list[str]:
+    means = {
+        name: mean_in_flight([one for one in rounds if one.key[:2] == (name, concurrency)])
+        for name in dict.fromkeys(one.server for one in rounds if one.concurrency == concurrency)
+    }
+    if min(means.values()) >= _FULL * concurrency:
+        return []
+    found = ", ".join(f"{name} {mean:.1f}" for name, mean in means.items())
+    return [
+        f"NOTE: {concurrency} in flight: on average fewer were ({found}), so tokens/s is that of "
+        "fewer; give more prompts."
+    ]
 
 
 def _find_busy(rounds: Sequence[ServedRound]) -> list[str]:
@@ -163,6 +192,7 @@ def serving_rows(rounds: Sequence[ServedRound]) -> list[list[str]]:
                 format_number(tau) if tau else "",
                 format_number(float(np.mean(taus))) if taus else "",
                 str(len(requests)),
+                f"{mean_in_flight(mine):.1f}",
             ])  # fmt: skip
     return rows
 

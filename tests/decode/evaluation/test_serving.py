@@ -25,6 +25,7 @@ from decode.evaluation.serving_report import (
     PLAIN,
     ServedRound,
     doubts,
+    mean_in_flight,
     request_taus,
     serving_page,
     serving_rows,
@@ -152,7 +153,7 @@ def test_servers_are_measured_in_turn_and_resumed(
     assert gain is not None and gain.prompts == 3 and gain.value > 2
     rows = serving_rows(rounds)
     assert [row[:2] for row in rows] == [["1", PLAIN], ["1", DRAFTED], ["2", PLAIN], ["2", DRAFTED]]
-    assert rows[1][7:] == ["4.50", "4.50", "6"] and rows[0][7:] == ["", "", "6"]
+    assert rows[1][7:10] == ["4.50", "4.50", "6"] and rows[0][7:10] == ["", "", "6"]
     trace_page((tmp_path / "o/serving.html").read_text(), rounds)
     assert plain.asked[0]["max_tokens"] == 16  # the warm-up
     before = len(plain.asked)
@@ -211,7 +212,7 @@ def test_single_requests_have_no_tau_where_bursts_are_no_rounds() -> None:
     rounds = [ServedRound(DRAFTED, 1, 0, 3.0, requests, drafts=6.0, accepted=21.0)]
     assert tau_of(rounds) == 4.5 and request_taus(rounds) == []
     (row,) = serving_rows(rounds)
-    assert row[7:] == ["4.50", "", "3"]
+    assert row[7:] == ["4.50", "", "3", "1.0"]
     page = serving_page(ServerConfig("http://x"), rounds)
     assert "τ is pooled alone" in page
     assert [chart["name"] for chart in page_data(page)["charts"]] == ["batches"]
@@ -262,7 +263,7 @@ def test_a_speed_up_above_tau_is_doubted() -> None:
         for name, seconds in ((PLAIN, 4.0), (DRAFTED, 2.0)):
             for i in range(5):
                 requests = [ServedRequest("s", str(i), 0.0, seconds, 11, [])]
-                rounds.append(ServedRound(name, 1, 0, 9.0, requests, 100.0, accepted, i))
+                rounds.append(ServedRound(name, 1, 0, seconds, requests, 100.0, accepted, i))
         return doubts(rounds)
 
     assert measure(150.0) == []  # twice as fast at τ 2.5
@@ -283,6 +284,22 @@ def serve_groups(noise: np.ndarray, size: int = 8, load: float | None = None) ->
     ]  # fmt: skip
 
 
+def test_the_stated_number_is_in_flight(
+    servers: tuple[StreamingServer, StreamingServer], tmp_path: Path
+) -> None:
+    """A group has several prompts for each place; where one is the last, the page says so."""
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(f'{{"prompt": "{i}"}}\n' for i in range(17)))
+    words = ["--server", servers[1].url, "--prompts", str(path), "--concurrency", "2"]
+    eval.main([*words, "--max-new-tokens", "4", "--out", str(tmp_path / "o")])
+    assert [len(one.requests) for one in read_rounds(tmp_path)] == [9, 8] * 2
+    requests = [ServedRequest("s", str(i), 0.0, seconds, 9, []) for i, seconds in ((0, 1), (1, 5))]
+    rounds = [ServedRound(PLAIN, 2, 0, 5.0, requests)]
+    assert mean_in_flight(rounds) == 1.2 and serving_rows(rounds)[0][-1] == "1.2"
+    (line,) = doubts(rounds)
+    assert "2 in flight: on average fewer were (plain 1.2)" in line
+
+
 def test_equal_servers_show_no_difference() -> None:
     """The requests of a group share the state of the machine, so they are not independent."""
     generator = np.random.default_rng(0)
@@ -295,7 +312,7 @@ def test_too_few_groups_and_a_busy_machine_are_noted() -> None:
     few = serve_groups(np.zeros((2, 2, 4)))
     gain = speed_up(few, 8)
     assert gain is not None and gain.value == 1 and gain.lo is None
-    assert doubts(few) == ["NOTE: 8 in flight: too few prompts for an interval; it needs 40."]
+    assert doubts(few) == ["NOTE: 8 in flight: too few prompts for an interval; it needs 160."]
     assert doubts(serve_groups(np.zeros((2, 2, 5)))) == []
     (line,) = doubts(serve_groups(np.zeros((2, 2, 5)), load=1e3))
     assert "8 in flight: the machine was not idle (load 1000.0 on" in line
