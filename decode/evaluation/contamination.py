@@ -3,6 +3,7 @@ training data (the rule of `data.exclude`)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,14 @@ from specalign.lm.model import Target
 from specalign.rows.conversation import Conversation
 from specalign.rows.shards import FolderFields, read_manifest, read_samples
 from specalign.rows.tables import EVERY, read_rows
+from specalign.suites import bbh, humaneval, mbpp
 from specalign.suites.overlap import Passages, find_strings
+from specalign.suites.prompt import CHOOSE, REASON
+
+_CODE = "Write a Python program that reads standard input and prints the answer."
+ASKS = tuple(ask.strip() for ask in (REASON, CHOOSE, bbh.ASK, humaneval.ASK, mbpp.ASK, _CODE))
+"""What this project adds to a benchmark's text; another's training data may ask the same."""
+_ASKS = re.compile("|".join(map(re.escape, ASKS)))
 
 
 def find_training(
@@ -53,7 +61,11 @@ def find_overlaps(
     """The prompts of each suite that share a passage with one of the texts."""
     passages = Passages(
         {
-            (suite, prompt.id): find_strings([_strip_tools(prompt.content), prompt.later])
+            (suite, prompt.id): [
+                part
+                for text in find_strings([_strip_tools(prompt.content), prompt.later])
+                for part in _ASKS.split(text)
+            ]
             for suite, prompts in suites.items()
             for prompt, _ in prompts
         }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from specalign.suites.prompt import Place, Prompt, Row, Suite, find_text
 
+ASK = "Write a Python function that passes these tests. Answer with the whole function."
+
 
 def read_mbpp(row: Row, number: int) -> Prompt:
     """`prompt` in the sanitized version, `text` in the full one. The tests are part of the prompt,
@@ -14,8 +16,7 @@ def read_mbpp(row: Row, number: int) -> Prompt:
         raise KeyError("test_list")
     imports = [*(row.get("test_imports") or []), row.get("test_setup_code") or ""]
     shown = "\n".join(map(str, tests))
-    ask = "Write a Python function that passes these tests. Answer with the whole function."
-    content = f"{find_text(row, 'prompt', 'text')}\n\n{ask}\n\n```python\n{shown}\n```"
+    content = f"{find_text(row, 'prompt', 'text')}\n\n{ASK}\n\n```python\n{shown}\n```"
     head = "from __future__ import annotations"
     checks = {"head": head, "tests": "\n".join([*map(str, imports), shown])}
     return Prompt(f"mbpp-{row.get('task_id', number)}", content, "code", checks)

@@ -10,6 +10,7 @@ import torch
 
 from align.config.drafter import DrafterConfig
 from align.makers.block import from_target
+from decode.evaluation.contamination import ASKS, find_overlaps
 from decode.evaluation.domains import compare_domains
 from decode.evaluation.records import DrafterTraining
 from decode.evaluation.statistics import Estimate
@@ -19,6 +20,7 @@ from specalign.folder.training_record import ExpectedTau, TrainingRecord, save_r
 from specalign.formats.block import save_drafter
 from specalign.lm.model import Target
 from specalign.rows import shards as data
+from specalign.suites.registry import SUITES
 from tests.measurements import run_eval
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -129,3 +131,25 @@ def test_decontaminated_text_is_shown_by_suite() -> None:
         unchecked,
         f"other text: 2 documents removed; generated text: {unchecked}",
     ]
+
+
+def test_what_this_project_asks_is_no_overlap() -> None:
+    rows = {
+        "bbh": {"input": "not ( True ) is", "target": "False"},
+        "mmlu_pro": {"question": "Which?", "options": ["x", "y"]},
+        "gsm8k": {"question": CLEAN, "answer": "#### 30"},
+        "mbpp": {"prompt": "Square it.", "test_list": ["assert f(3) == 9"]},
+        "humaneval": {"task_id": "a/1", "prompt": "from typing import List\n\n\ndef f(x):\n"},
+        "livecodebench": {
+            "question_content": "Square it.",
+            "public_test_cases": "[]",
+            "private_test_cases": "[]",
+        },
+    }
+    prompts = {name: SUITES[name].read(row, 0) for name, row in rows.items()}
+    suites = {name: [(prompt, [1])] for name, prompt in prompts.items() if prompt}
+    texts = [f"Square it. {ask} python from typing import List def g(y):" for ask in ASKS]
+    assert not any(one.found for one in find_overlaps(suites, texts).values())
+    found = find_overlaps(suites, [f"Well: {CLEAN}"])
+    assert [name for name, one in found.items() if one.found] == ["gsm8k"]
+    assert all(any(ask in str(one.content) for one in prompts.values() if one) for ask in ASKS)
