@@ -11,6 +11,7 @@ from tokenizers import processors
 
 import decode
 from align import synthesize
+from decode.evaluation.endpoint import as_messages
 from decode.evaluation.tokenized import tokenize_prompts
 from specalign.lm.debug import debug_model
 from specalign.lm.loading import load_target
@@ -91,6 +92,20 @@ def test_documents_shorter_than_the_context_are_refused(
     monkeypatch.setattr(target, "chat_tokens", lambda text: [1] * len(text.split()))
     found, refused = tokenize_prompts(target, [prompt])
     assert not found and refused == ["long-1: too little text: 52 of 200 tokens"]
+
+
+def test_padded_tables_are_long_inputs(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many characters to a token, then few: as many documents as the tokens need, exactly cut."""
+    for name, text in (("a", "cell" + " " * 26), ("b", "1 ")):
+        (tmp_path / f"{name}.txt").write_text(text * 200)
+    prompts = load_documents(tmp_path, context=300)
+    monkeypatch.setattr(target, "chat_tokens", lambda text: [1] * len(text.split()))
+    found, refused = tokenize_prompts(target, prompts)
+    assert not refused and all(290 < len(tokens) <= 300 for _, tokens in found)
+    (message,) = as_messages(prompts[0])["messages"]
+    assert len(message["content"]) < 9 * 300
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

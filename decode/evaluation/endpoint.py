@@ -16,6 +16,7 @@ from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject, parse_json
 from specalign.common.text import say_once, short
 from specalign.rows.conversation import Conversation
+from specalign.suites.long import CHARACTERS, shorten
 from specalign.suites.prompt import Prompt
 
 _COUNTER = re.compile(
@@ -175,6 +176,8 @@ def as_messages(prompt: Prompt) -> dict[str, Any]:
     """A prompt as the chat API takes it."""
     content = prompt.content
     if isinstance(content, str):
+        if prompt.cut is not None:
+            content = shorten(content, CHARACTERS * prompt.cut)
         return {"messages": [{"role": "user", "content": content}]}
     if isinstance(content, Conversation):
         tools = {"tools": list(content.tools)} if content.tools else {}

@@ -9,6 +9,7 @@ from decode.engine.prompts import prompt_tokens
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
 from specalign.common.text import plural
+from specalign.suites.long import CHARACTERS, shorten
 from specalign.suites.prompt import Prompt
 from specalign.suites.sources import Loaded
 
@@ -38,18 +39,22 @@ def tokenize_prompt(target: Target, prompt: Prompt) -> list[int]:
     does, or for a text that is too short to be cut."""
     if prompt.cut is None:
         return prompt_tokens(target, prompt.content, prompt.raw)
-    whole, _, ask = str(prompt.content).rpartition("\n")
-    body = whole
-    while True:
-        tokens = target.chat_tokens(f"{body}\n{ask}")
-        if len(tokens) <= prompt.cut:
-            if body == whole and len(tokens) < prompt.cut:
-                raise UserError(f"too little text: {len(tokens)} of {prompt.cut} tokens")
-            return prompt_tokens(target, f"{body}\n{ask}")
-        keep = int(len(body) * prompt.cut / len(tokens)) - 1
-        if keep <= 0:
-            raise UserError(f"a context of {prompt.cut} tokens leaves no room for a text")
-        body = body[:keep]
+    content, most = str(prompt.content), prompt.cut
+    high = CHARACTERS * most
+    while (found := len(target.chat_tokens(shorten(content, high)))) < most:
+        if high >= len(content):
+            raise UserError(f"too little text: {found} of {most} tokens")
+        high *= 2
+    low = high if found == most else 0
+    while high - low > max(1, most // 64):
+        middle = (low + high) // 2
+        if len(target.chat_tokens(shorten(content, middle))) <= most:
+            low = middle
+        else:
+            high = middle
+    if low == 0:
+        raise UserError(f"a context of {most} tokens leaves no room for a text")
+    return prompt_tokens(target, shorten(content, low))
 
 
 def continue_conversation(

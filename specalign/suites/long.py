@@ -15,13 +15,21 @@ from specalign.suites.prompt import Prompt, Row, Suite, find_text
 ASK = "\n\nSummarize the text above in one paragraph."
 CONTEXT = 4096
 """Tokens of a prompt, unless the user asks for others."""
-_CHARACTERS = 8
+CHARACTERS = 8
 """More than any tokenizer's characters per token over prose: prompts are cut by tokens later."""
+_MOST_CHARACTERS = 64
+"""The same over padded tables and indented code."""
 _PLAIN = (".txt", ".md", ".rst")
 
 
 def read_document(row: Row, number: int) -> Prompt:
     return Prompt(f"long-{number}", find_text(row, "text", "content"))
+
+
+def shorten(content: str, characters: int) -> str:
+    """A prompt with the first characters of its text, and the request."""
+    text, _, ask = content.rpartition("\n")
+    return f"{text[:characters]}\n{ask}"
 
 
 def load_documents(path: Path, context: int) -> list[Prompt]:
@@ -35,7 +43,7 @@ def load_documents(path: Path, context: int) -> list[Prompt]:
         elif path.is_file() or kind_of(file):
             texts += [str(read_document(row, 0).content) for row in read_rows(file)]
     texts = [text for text in texts if text.strip()]
-    wanted = context * _CHARACTERS
+    wanted = context * _MOST_CHARACTERS
     if sum(map(len, texts)) < context:
         have = f"{plural(len(texts), 'document')} of {sum(map(len, texts))} characters"
         raise UserError(f"--documents={str(path)!r}: {have}: too little text for {context} tokens")
