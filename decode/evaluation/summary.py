@@ -58,8 +58,8 @@ class Figures:
 
 @dataclass(frozen=True)
 class Gain:
-    """What a point of a sweep gains over the first one, prompt by prompt: a difference of τ and a
-    ratio of speeds. `first` and `point`: the swept options of both."""
+    """What a point of a sweep, or a drafted method, gains over the first one, prompt by prompt: a
+    difference of τ and a ratio of speeds. `first` and `point`: the swept options or the methods."""
 
     system: str
     first: str
@@ -268,7 +268,12 @@ def swept_points(summary: Summary) -> dict[str, dict[str, str]]:
 
 def _compare_with_first(summary: Summary, records: Sequence[Record], seed: int) -> list[Gain]:
     gains = []
-    for title, points in swept_points(summary).items():
+    groups = swept_points(summary)
+    if not groups and not summary.settings.get("tuning"):
+        groups = {"Methods": {name: name for name in summary.overall if name != PLAIN}}
+    for title, points in groups.items():
+        if not points:
+            continue
         (first, base), *others = points.items()
         base_counts = stats.counts(records, base)
         base_times = stats.times(records, base)

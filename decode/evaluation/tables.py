@@ -22,7 +22,7 @@ COLUMNS = (
 )  # fmt: skip
 SUITE, METHOD, SPEED, SPEEDUP, _, TAU, _, _, _, SAME, _ = COLUMNS
 ACCURACY = (SUITE, "metric", "scored", METHOD, "score", "difference [95%]")
-AGAINST = ("point", "τ, difference [95%]", "speed, ratio [95%]", "prompts")
+AGAINST = ("point or method", "τ, difference [95%]", "speed, ratio [95%]", "prompts")
 FAIR = 0.97
 """From this ratio to transformers' speed on the baseline is strong."""
 TOY = 10_000_000
@@ -102,8 +102,8 @@ def table(summary: Summary) -> Table:
 
 
 def against_first(summary: Summary) -> dict[str, list[list[str]]]:
-    """Title → rows of `AGAINST` for each swept system: what each point gains over the first, prompt
-    by prompt."""
+    """Title → rows of `AGAINST` for each swept system, or for the methods: what each gains over the
+    first, prompt by prompt."""
     blocks: dict[str, list[list[str]]] = {}
     for gain in summary.against_first:
         title = f"{gain.system} against {gain.first}, prompt by prompt"

@@ -138,5 +138,10 @@ def test_every_point_is_compared_with_the_first_prompt_by_prompt() -> None:
     assert (slower.method, slower.prompts, slower.speed.value) == ("a:draft_tokens=16", 2, 0.5)
     ends = [20 / 6 - 20 / 11, 40 / 11 - 40 / 21, 4 - 2]
     assert [slower.tau.lo, slower.tau.value, slower.tau.hi] == pytest.approx(ends)
+    del run.settings["sweep"]  # methods are compared alike
+    first, *others = points
+    gains = summarise(run, records).against_first
+    assert [(gain.first, gain.point) for gain in gains] == [(first, other) for other in others]
+    assert gains[0].speed == faster.speed and gains[0].tau == faster.tau
     run.settings["tuning"] = 1
     assert summarise(run, records).against_first == []

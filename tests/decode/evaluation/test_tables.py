@@ -58,7 +58,8 @@ def test_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(folder), "--markdown"])
     text = capsys.readouterr().out
     lines = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(lines) == 2 + len(tables.rows(summary)) and "Suite S" in lines[2]
+    against = next(iter(tables.against_first(summary).values()))
+    assert len(lines) == 4 + len(tables.rows(summary)) + len(against) and "Suite S" in lines[2]
     assert text.startswith("**t/&lt;model&gt; · greedy · float32 · Suite S**, up to 20 new tokens")
     folder = fill_two(tmp_path / "two")
     summary, _ = make_report(folder)
@@ -73,7 +74,7 @@ def test_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert mine["accepted at 1, 2, 4, 8"] == "1.00 0.00" and mine["identical"] == "12/12"
     main([str(folder), "--markdown"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert len(lines) == 2 + len(body) and "Suite Z" in lines[0]
+    assert len(lines) == 4 + len(body) + len(against) and "Suite Z" in lines[0]
 
 
 def test_accuracy_says_what_was_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
