@@ -162,11 +162,10 @@ def plan_measurements(
         where = f"--target={target!r} is not in {found.title}"
         raise UserError(f"{where}{nearest(target, found.targets)}")
     cells = [cell for cell in found.cells if tiny or target in (None, cell.target)]
-    if tiny:
-        cells = [replace(cell, target=target or "debug", suite="builtin") for cell in cells]
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
-        groups.setdefault((cell.target, cell.suite), []).append(cell)
+        key = (target or "debug", "builtin") if tiny else (cell.target, cell.suite)
+        groups.setdefault(key, []).append(cell)
     root = config.out or Path("runs/reproduce") / name
     plans = []
     for (of_target, suite), members in groups.items():
@@ -217,7 +216,7 @@ def reproduce(
     if found.note:
         lines.append(f"Published as well: {found.note}")
     if tiny:
-        lines.append("Tiny stand-ins: these figures say nothing about the paper's.")
+        lines.append("Tiny stand-ins for all of these: the figures say nothing about the paper's.")
     return "\n\n".join(lines)
 
 

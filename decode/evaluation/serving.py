@@ -17,7 +17,7 @@ from decode.evaluation.serving_report import (
     DRAFTED,
     PLAIN,
     ServedRound,
-    group_size,
+    count_groups,
     serving_page,
     throughput,
 )
@@ -59,8 +59,7 @@ def measure_servers(
     done = _open_folder(config, servers, prompts)
     known = {one.key for one in done}
     for concurrency in [n for n in config.concurrency if n <= len(prompts)]:
-        count = max(1, len(prompts) // group_size(concurrency))
-        parts = np.array_split(range(len(prompts)), count)
+        parts = np.array_split(range(len(prompts)), count_groups(len(prompts), concurrency))
         missing = [
             (repeat, part)
             for repeat in range(config.repeats)

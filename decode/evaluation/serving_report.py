@@ -34,6 +34,8 @@ _NOTES = (
     "τ: pooled over all rounds by the server's counters (acceptance length, mean accepted length). τ "
     "macro: the mean of the requests' own τ (per-request mean), tokens per burst of their streams.",
 )
+_PROMPTS = 4
+"""Prompts of a group for each request in flight, where there are enough."""
 _FULL = 0.8
 """Share of the requests in flight below which a row's speed is that of fewer."""
 _AGREES = 0.1
@@ -63,10 +65,12 @@ class ServedRound:
         return self.server, self.concurrency, self.repeat, self.part
 
 
-def group_size(concurrency: int) -> int:
-    """Prompts of a group, where there are enough: several for each request in flight, because fewer
-    are in flight while the last ones end."""
-    return concurrency if concurrency == 1 else 4 * concurrency
+def count_groups(prompts: int, concurrency: int) -> int:
+    """Groups to send the prompts in. Fewer requests are in flight while a group's last ones end, so
+    it has several prompts for each: more prompts make larger groups."""
+    if concurrency == 1:
+        return prompts
+    return max(1, min(2 * FEWEST, prompts // (_PROMPTS * concurrency)))
 
 
 def mean_in_flight(rounds: Sequence[ServedRound]) -> float:
@@ -126,7 +130,7 @@ def doubts(rounds: Sequence[ServedRound]) -> list[str]:
         if gain and gain.lo is None:
             lines.append(
                 f"NOTE: {concurrency} in flight: too few prompts for an interval; it needs "
-                f"{FEWEST * group_size(concurrency)}."
+                f"{FEWEST * (concurrency if concurrency == 1 else _PROMPTS * concurrency)}."
             )
         lines += _find_few(rounds, concurrency)
         if tau and gain and (gain.lo or gain.value) > tau:

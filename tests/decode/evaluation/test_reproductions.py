@@ -27,11 +27,12 @@ def test_every_table_runs_on_stand_ins(
     words = ["--reproduce", name, "--scale", "tiny", "--device", "cpu", "--no-hf-check"]
     eval.main([*words, "--out", str(tmp_path / "o")])
     page = (tmp_path / "o/reproduction.md").read_text()
-    rows = [line for line in page.splitlines() if line.startswith("| debug")]
+    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
     found = REPRODUCTIONS[name]
     assert len(rows) == (4 if found.sweep else len(found.cells))
     assert all("skipped" not in row and "×" in row for row in rows)
     for row, cell in zip(rows, found.cells, strict=False):
+        assert row.split(" | ")[:2] == [f"| {cell.target}", cell.suite]  # the published row
         published = "" if cell.tau is None else f"{cell.tau:.2f}"
         assert row.split(" | ")[5].strip() == published
     if not found.sweep:  # the paper's τ in the table, or what it says instead

@@ -24,6 +24,7 @@ from decode.evaluation.serving_report import (
     HEADER,
     PLAIN,
     ServedRound,
+    count_groups,
     doubts,
     mean_in_flight,
     request_taus,
@@ -293,6 +294,8 @@ def test_the_stated_number_is_in_flight(
     words = ["--server", servers[1].url, "--prompts", str(path), "--concurrency", "2"]
     eval.main([*words, "--max-new-tokens", "4", "--out", str(tmp_path / "o")])
     assert [len(one.requests) for one in read_rounds(tmp_path)] == [9, 8] * 2
+    assert [count_groups(n, 8) for n in (8, 63, 64, 320, 9999)] == [1, 1, 2, 10, 10]
+    assert count_groups(20, 1) == 20
     requests = [ServedRequest("s", str(i), 0.0, seconds, 9, []) for i, seconds in ((0, 1), (1, 5))]
     rounds = [ServedRound(PLAIN, 2, 0, 5.0, requests)]
     assert mean_in_flight(rounds) == 1.2 and serving_rows(rounds)[0][-1] == "1.2"
