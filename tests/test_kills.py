@@ -43,7 +43,7 @@ CHANGES = (
     "open", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "shutil.rmtree",
 )  # fmt: skip
 TIMES = re.compile(
-    r"seconds|per_s(econd)?$|speedup|_ms$|_share$|started|load|spread|verdict"
+    r"seconds|per_s(econd)?$|speedup|_ms$|_share$|^against_first$|started|load|spread|verdict"
     r"|sha256|sizes|^states$|^python$|^numpy$"
 )
 """Keys whose values depend on the clock."""

@@ -195,8 +195,6 @@ class Parts(NamedTuple):
 class _SharedSlab(Slab):
     """One layer of `SharedCache`."""
 
-    owner: SharedCache
-
     def __init__(self, owner: SharedCache, layer: int) -> None:
         super().__init__(owner)
         self.layer = layer

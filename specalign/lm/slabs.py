@@ -35,13 +35,16 @@ class Slab(CacheLayerMixin):
     values: Tensor
     is_sliding = False
 
-    owner: Any
-
     def __init__(self, owner: KVCache | SharedCache) -> None:
         super().__init__()
         # weakly: the garbage collector does not know how large a cache in a cycle is
-        self.owner = weakref.proxy(owner)
+        self._owner = weakref.ref(owner)
         self.is_initialized = True
+
+    @property
+    def owner(self) -> Any:
+        """The cache that these are of."""
+        return self._owner()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """The memory is allocated from the start."""
