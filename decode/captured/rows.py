@@ -51,7 +51,7 @@ class Rows:
 
     def _capture(self, end: int, skip: bool) -> Graph:
         state, drafting = self.state, self.skipped if skip else self.drafting
-        verifier = self.verifier  # a graph that knew these rows would keep their memory
+        verifier = self.verifier  # a closure over `self` would keep this memory alive
         running = state.counter("active").clone()
         state.counter("active").zero_()  # while it is captured no row advances
         try:

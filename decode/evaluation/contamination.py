@@ -21,13 +21,13 @@ from specalign.lm.model import Target
 from specalign.rows.conversation import Conversation
 from specalign.rows.shards import FolderFields, read_manifest, read_samples
 from specalign.rows.tables import EVERY, read_rows
-from specalign.suites import bbh, humaneval, mbpp
+from specalign.suites import bbh, humaneval, livecodebench, mbpp
 from specalign.suites.overlap import Passages, find_strings
 from specalign.suites.prompt import CHOOSE, REASON
 
-_CODE = "Write a Python program that reads standard input and prints the answer."
-ASKS = tuple(ask.strip() for ask in (REASON, CHOOSE, bbh.ASK, humaneval.ASK, mbpp.ASK, _CODE))
-"""What this project adds to a benchmark's text; another's training data may ask the same."""
+_SUITES = (bbh, humaneval, livecodebench, mbpp)
+ASKS = tuple(ask.strip() for ask in (REASON, CHOOSE, *(suite.ASK for suite in _SUITES)))
+"""The instructions that this project adds to a benchmark's text."""
 _ASKS = re.compile("|".join(map(re.escape, ASKS)))
 
 

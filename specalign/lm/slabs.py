@@ -43,7 +43,7 @@ class Slab(CacheLayerMixin):
 
     @property
     def owner(self) -> Any:
-        """The cache that these are of."""
+        """The cache of this layer."""
         return self._owner()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from specalign.suites.prompt import Place, Prompt, Row, Suite, find_text
 
+ASK = "Write a Python program that reads standard input and prints the answer."
 _MODULES = (
     "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random",
     "statistics", "itertools", "functools", "operator", "io", "sys", "json", "typing",
@@ -26,7 +27,7 @@ def read_livecodebench(row: Row, number: int) -> Prompt:
     programs that read standard input, or calls of a method; without any it is not scored."""
     problem = find_text(row, "question_content")
     starter = str(row.get("starter_code") or "").rstrip()
-    ask = "Write a Python program that reads standard input and prints the answer."
+    ask = ASK
     if starter:
         ask = f"Complete this Python code.\n\n```python\n{starter}\n```"
     reference = {
