@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -69,7 +70,8 @@ class EngineRecorder(Recorder):
 
     def __enter__(self) -> EngineRecorder:
         self._stack.enter_context(mock.patch.object(rows_module, "BUCKETS", BORDERS))
-        self._rows: dict[int, dict[int, RecordedRequest]] = {}  # by state, of each row
+        # by state, of each row; an `id` would return with the state of later rows
+        self._rows: WeakKeyDictionary[RowState, dict[int, RecordedRequest]] = WeakKeyDictionary()
         self._running: dict[int, RecordedRequest] = {}
         self._forget()
         super().__enter__()
@@ -120,7 +122,7 @@ class EngineRecorder(Recorder):
     ) -> Prefill[int]:
         request = self._of(runner)
         request.captured = True
-        self._rows.setdefault(id(rows.state), {})[row] = request
+        self._rows.setdefault(rows.state, {})[row] = request
         prefill: Prefill[int] = original(rows, row, runner)
         return prefill
 
@@ -128,7 +130,7 @@ class EngineRecorder(Recorder):
         self, original: Original, state: RowState, drafting: Drafting, verifier: str, end: int
     ) -> None:
         active = state.counter("active").tolist()
-        requests = self._rows.get(id(state), {})
+        requests = self._rows.get(state, {})
         self._running = {row: one for row, one in requests.items() if active[row]}
         for row, request in self._running.items():
             self._prepare(request, RowDrafts(state, drafting, end, row, request))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,7 @@ from decode.speculation import sampling
 from decode.speculation.settings import Sampling
 from decode.verification import end_to_end, self_test
 from decode.verification.batches import Asked, RequestBatch
-from decode.verification.captured import check_graphs
+from decode.verification.captured import EngineRecorder, check_graphs
 from decode.verification.cases import Cases
 from decode.verification.pair import VerifyConfig
 from decode.verification.run import VerificationRun
@@ -454,3 +455,17 @@ def test_graphs_are_compared_with_their_operators(run: VerificationRun) -> None:
     with mock.patch.object(rows.Rows, "join", join_elsewhere):
         check_graphs("plain", open_decoder, PROMPTS, EVERY[1:2], tally)
     assert tally.findings
+
+
+def test_rows_of_memory_that_was_freed_are_forgotten(run: VerificationRun) -> None:
+    """A later state may be where an earlier one with more rows was."""
+    greedy = make_batch(run, "lookup", (GREEDY,))
+    recorder = EngineRecorder(greedy.asked * 3, lambda *_: None)
+    with recorder:
+        for size in (3, 1, 3, 1):
+            decoder = make_batch(run, "lookup").decoder
+            decoder.generate_batch(PROMPTS[:size], 6, batch_size=size, sampling=GREEDY)
+            del decoder
+            gc.collect()
+    assert len(recorder.requests) == 8
+    assert not recorder._rows
