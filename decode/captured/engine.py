@@ -25,7 +25,7 @@ from decode.proposers.block import BlockProposer
 from decode.proposers.diffusion import DiffusionProposer
 from decode.proposers.lookup import CopyingProposer, LookupProposer
 from decode.speculation.settings import Sampling
-from decode.speculation.verifiers import OWN_TOKENS, find
+from decode.speculation.verifiers import find
 from specalign.common.text import say_once
 from specalign.lm.model import Target
 
@@ -104,7 +104,7 @@ class CapturedEngine:
         engine can't run falls back to the eager one, with a warning."""
         groups: dict[Hashable, list[RequestRunner]] = {}
         for runner in runners:
-            form = (replace(runner.sampling, seed=None), runner.verifier)
+            form = (replace(runner.sampling, seed=None), runner.verifier, runner.adapts)
             groups.setdefault(form, []).append(runner)
         for group in groups.values():
             sampling, verifier = replace(group[0].sampling, seed=None), group[0].verifier
@@ -167,9 +167,10 @@ class GroupRun:
         self.joining: dict[RequestRunner, Prefill[int]] = {}
         self.running: dict[int, RequestRunner] = {}
         self.pending: tuple[PendingResults, dict[int, RequestRunner]] | None = None
-        free = rows.verifier in OWN_TOKENS and rows.drafting.nodes > 0 and rows.drafting.can_skip
+        can_skip = rows.drafting.nodes > 0 and rows.drafting.can_skip
+        self.adapts = can_skip and group[0].adapts
         self.trials: Trials | None = None
-        if pace is not None and free and rows.state.shape.rows > 1:
+        if pace is not None and self.adapts and rows.state.shape.rows > 1:
             self.trials = pace.of(rows.state.shape.rows)
         self._read_at = 0.0
 

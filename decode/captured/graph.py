@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from specalign.lm.masks import sparse_masks
 
 Function = Callable[[], None]
 Backend = Literal["eager", "traced", "compiled", "cuda"]
@@ -164,14 +166,16 @@ _ON_CPU: dict[Backend, Callable[[Function], Graph]] = {
 
 @contextmanager
 def compiled_layers(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Context manager in which these layers run compiled: for one shape, and so not in prefills."""
+    """Context manager in which these layers run compiled, for one shape, and so not in prefills;
+    the target's attend through flex_attention."""
     config, shapes = torch._dynamo.config, 64  # of batches, trees and buckets
     most = max(config.accumulated_recompile_limit, shapes * len(layers))
     config.recompile_limit = config.accumulated_recompile_limit = most
     for layer in layers:
         layer.compile(dynamic=False)
     try:
-        yield
+        with sparse_masks() if layers else nullcontext():
+            yield
     finally:
         for layer in layers:
             layer._compiled_call_impl = None

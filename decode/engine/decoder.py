@@ -29,6 +29,7 @@ class GenerateOptions(SamplingOptions, total=False):
     stop: str | Sequence[str] | None
     raw: bool
     trace: bool
+    adapt: bool | None
 
 
 class Decoder:
@@ -95,6 +96,8 @@ class Decoder:
                 (`<|im_end|>`).
             raw: continue a string as plain text, without a chat template.
             trace: record every round in `Generation.trace`.
+            adapt: whether a batch drafts less where that is faster. Default: yes, except for drawn
+                drafts of a request with a seed, whose text would change.
 
         Raises:
             UserError: an argument is invalid, or the verifier would change the output's
@@ -183,6 +186,8 @@ class Decoder:
         ]
         for runner in runners:
             runner.tracing = bool(options.get("trace"))
+            if options.get("adapt") is not None:
+                runner.adapt = options["adapt"]
         return runners
 
     def _make_runner(
@@ -200,9 +205,12 @@ class Decoder:
         if sampling.min_new_tokens > limit:
             least = sampling.min_new_tokens
             raise UserError(f"min_new_tokens={least}: more than max_new_tokens={limit}")
-        return RequestRunner(
-            self.target, tokens, limit, sampling, self.drafter, verifier, stops, stream
+        seeded = _give_seed(sampling)
+        runner = RequestRunner(
+            self.target, tokens, limit, seeded, self.drafter, verifier, stops, stream
         )
+        runner.adapt = None if seeded is sampling else True
+        return runner
 
 
 class Stream(AbstractContextManager["Stream"]):
@@ -275,14 +283,17 @@ def _sampling_of_each(options: GenerateOptions, count: int) -> list[Sampling]:
     """The settings of each request: with one for all, request i has its seed plus i."""
     sampling = options.get("sampling")
     fields = {k: v for k, v in options.items() if k in SamplingOptions.__optional_keys__}
-    if not isinstance(sampling, list | tuple):
-        return _give_seeds(read_sampling(sampling, fields), count)  # type: ignore[arg-type]
-    if fields:
-        raise UserError(f"pass either a list of Sampling or {next(iter(fields))}=…, not both")
-    return [_give_seeds(read_sampling(one, {}), 1)[0] for one in sampling]
+    if isinstance(sampling, list | tuple):
+        if fields:
+            raise UserError(f"pass either a list of Sampling or {next(iter(fields))}=…, not both")
+        return [read_sampling(one, {}) for one in sampling]
+    first = read_sampling(sampling, fields)  # type: ignore[arg-type]
+    if first.seed is None:
+        return [first] * count
+    return [replace(first, seed=(first.seed + i) % 2**63) for i in range(count)]
 
 
-def _give_seeds(sampling: Sampling, count: int) -> list[Sampling]:
-    drawn = sampling.seed is None and not sampling.greedy
-    seed = secrets.randbits(32) if drawn else sampling.fixed_seed  # short enough to copy
-    return [replace(sampling, seed=(seed + i) % 2**63) for i in range(count)]
+def _give_seed(sampling: Sampling) -> Sampling:
+    if sampling.greedy or sampling.seed is not None:
+        return sampling
+    return replace(sampling, seed=secrets.randbits(32))  # short enough to copy

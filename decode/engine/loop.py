@@ -17,7 +17,6 @@ from decode.engine import request
 from decode.engine.pace import DraftPace
 from decode.engine.request import ForwardInput, Prefill, RequestRunner, T
 from decode.speculation.rounds import Round, verify_rounds
-from decode.speculation.verifiers import OWN_TOKENS
 from specalign.lm.model import TargetOutput
 
 
@@ -57,8 +56,7 @@ def run_rounds(
 
 
 class PacedEngine:
-    """The loop, in which greedy batches draft as many tokens as pay off at their size, down to
-    none."""
+    """The loop, in which batches draft as many tokens as pay off at their size, down to none."""
 
     def __init__(self) -> None:
         self.pace = DraftPace()
@@ -70,13 +68,8 @@ class PacedEngine:
 
 
 def can_pace(running: Sequence[RequestRunner]) -> bool:
-    """Whether these are several requests whose text does not depend on what is drafted."""
-    return len(running) > 1 and all(
-        runner.drafter is not None
-        and runner.verifier in OWN_TOKENS
-        and runner.request.law(runner.drafter) == "point"
-        for runner in running
-    )
+    """Whether these are several requests that may draft what is fastest."""
+    return len(running) > 1 and all(runner.adapts for runner in running)
 
 
 def run_round(running: Sequence[RequestRunner], size: int | None = None) -> None:

@@ -19,7 +19,7 @@ from decode.speculation.rounds import Round
 from decode.speculation.sampling import make_generator, position_noise, token_numbers
 from decode.speculation.settings import MOST_NODES, Sampling
 from decode.speculation.tree import ancestors
-from decode.speculation.verifiers import Outcome
+from decode.speculation.verifiers import OWN_TOKENS, Outcome, find
 from specalign.lm.cache import KVCache
 from specalign.lm.model import Target, TargetOutput
 
@@ -79,6 +79,7 @@ class RequestRunner:
         self.session: DraftSession | None = None
         self.unread = len(prompt)  # tokens of the prompt
         self.tracing = False
+        self.adapt: bool | None = None  # None: where its text does not depend on what is drafted
         self.out = Generation([], "", len(prompt), finish="")
         self.out.seed = None if sampling.greedy else sampling.fixed_seed
 
@@ -163,11 +164,27 @@ class RequestRunner:
         seed, size, device = self.sampling.fixed_seed, self.target.vocab_size, self.target.device
         return lru_cache(maxsize=64)(lambda position: position_noise(seed, position, size, device))
 
+    @property
+    def adapts(self) -> bool:
+        """Whether the clock may decide how much it drafts."""
+        free = self._by_target if self.adapt is None else self.adapt
+        return free and self.drafter is not None
+
+    @property
+    def _by_target(self) -> bool:
+        """Whether drafts are compared with the target's own tokens, so that they do not decide the
+        text."""
+        own = self.sampling.greedy or self.verifier in OWN_TOKENS
+        return own and not find(self.verifier).lossy
+
     def draft(self, size: int | None = None) -> ForwardInput:
         """Begin a round: draft, and return what the target has to run over. size: the most drafts,
-        of chosen ones alone."""
+        or levels of drafts where a rule decides."""
         started, device = perf_counter(), self.target.device
-        self.proposal = NO_DRAFTS if size == 0 else self._propose().first(size)
+        self.proposal = NO_DRAFTS if size == 0 else self._propose()
+        if size is not None:
+            proposal = self.proposal
+            self.proposal = proposal.first(size) if self._by_target else proposal.cut(size)
         self.drafted = perf_counter()
         self.out.draft_seconds += self.drafted - started
         last_1, see_LL = _place(self.request.tokens[-1], self.proposal.parents, device)

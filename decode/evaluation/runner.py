@@ -179,7 +179,7 @@ def run_tasks(
             found = [decoder.generate(prompts[0], limit, sampling=samplings[0])]
         else:
             found = decoder.generate_batch(
-                prompts, limit, batch_size=len(tasks), sampling=samplings
+                prompts, limit, batch_size=len(tasks), sampling=samplings, adapt=True
             )
         for of_task, generation in zip(outputs, found, strict=True):
             of_task[method] = generation

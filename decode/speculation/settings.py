@@ -48,7 +48,7 @@ class Sampling:
     seed: int | None = None
     """Seed of a request's random generator, 0 to 2**63 - 1: the same seed and settings give the
     same output, unless drafting depends on timing (the system `duo`). None: a new seed for each
-    request, recorded in `Generation.seed`."""
+    request, recorded in `Generation.seed`; batches may then draft less where that is faster."""
     min_p: float = 0.0
     """Keep tokens whose probability is at least this fraction of the highest one; 0 = all."""
     presence_penalty: float = 0.0

@@ -51,13 +51,14 @@ class Asked:
 @dataclass(frozen=True)
 class RequestBatch:
     """Requests that are decoded together, `size` in one forward pass, `chunk` tokens of a prompt.
-    Those that share a call stand next to one another."""
+    Those that share a call stand next to one another. adapt: as in `Decoder.generate`."""
 
     name: str
     decoder: Decoder
     asked: tuple[Asked, ...]
     size: int = TOGETHER
     chunk: int = PREFILL_CHUNK
+    adapt: bool | None = None
 
     def __post_init__(self) -> None:
         kinds = [one.ending for one in self.asked]
@@ -107,7 +108,8 @@ class Requests:
             name, decoder = f"{case.name}, {case.verifier}", cases.open(case)
             yield RequestBatch(f"{name}: sampled", decoder, self.at(chosen), self._size)
             letters = self.of_letters(2000)
-            yield RequestBatch(f"{name}: two tokens", decoder, letters, self._size)
+            adapt = True if number == 0 else None
+            yield RequestBatch(f"{name}: two tokens", decoder, letters, self._size, adapt=adapt)
         for case in cases.compared:
             cold = [replace(one, temperature=0.0) for one in every[len(every) // 2 :: 2]]
             decoder = cases.open(case)

@@ -130,7 +130,7 @@ class VerificationRun:
         with self.tallies["rows"].measure_time() as tally:
             rows.check_rows(recorder, self.reference, tally)
         with self.tallies["proposals"].measure_time() as tally:
-            if not background:
+            if not background and not batch.adapt:  # there, drafts are cut
                 proposals.check_drafts(recorder, tally)
         with self.tallies["randomness"].measure_time() as tally:
             randomness.check_decisions(recorder, tally)
@@ -139,7 +139,7 @@ class VerificationRun:
                 tally.counts[f"batches drafted in the background, {what}"] += 1
             else:
                 randomness.check_randomness(recorder, tally)
-            if background or drafts_so(batch.decoder.drafter, "by_clock"):
+            if background or batch.adapt or drafts_so(batch.decoder.drafter, "by_clock"):
                 what = "not compared with requests alone"
                 tally.counts[f"batches whose drafts depend on timing, {what}"] += 1
             elif batch.size > 1:
@@ -185,6 +185,7 @@ class VerificationRun:
                         batch_size=batch.size,
                         sampling=_as_one([one.sampling for one in group]),
                         stop=list(stop) or None,
+                        adapt=batch.adapt,
                     )
         return recorder
 

@@ -13,10 +13,12 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from specalign.common.errors import UserError, nearest
 
 BACKENDS = ("sdpa", "flash_attn")
+BLOCK = 128  # cache entries that flex_attention reads or skips together
 WIDE = 64  # with more rows, repeating the keys is cheap next to the product
 
 
@@ -120,6 +122,49 @@ def biased_attention(
     weights = scores.softmax(-1)[..., :size].to(value.dtype)
     out = weights.view(batch, kv_heads, groups * length, size) @ value
     return out.reshape(batch, heads, length, value.shape[-1])
+
+
+def sparse_mask(see_B1LS: Tensor) -> BlockMask:
+    """A mask for `sparse_attention`: blocks of the cache that no token sees are not read."""
+    size = see_B1LS.shape[-1]
+    padded = F.pad(see_B1LS, (0, -size % BLOCK))
+    used_B11N = padded.unflatten(-1, (-1, BLOCK)).any(-1).any(2, keepdim=True).int()
+    order_B11N = used_B11N.sort(dim=-1, descending=True, stable=True).indices.int()
+
+    def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return see_B1LS[row % len(see_B1LS), 0, query, key]
+
+    return BlockMask.from_kv_blocks(
+        used_B11N.sum(-1).int(),
+        order_B11N,
+        BLOCK_SIZE=BLOCK,
+        mask_mod=sees,
+        seq_lengths=(see_B1LS.shape[2], size),
+    )
+
+
+def sparse_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: BlockMask,
+    scale: float,
+    cap: float | None = None,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
+    """`grouped_attention` or `biased_attention` through flex_attention, which on a GPU splits the
+    keys among its processors; compiled, if the caller is."""
+
+    def cap_score(score: Tensor, *_: Tensor) -> Tensor:
+        return score if cap is None else cap * torch.tanh(score / cap)
+
+    grouped = query.shape[1] != key.shape[1]
+    out, sum_BHL = flex_attention(
+        query, key, value, cap_score, mask, scale, enable_gqa=grouped, return_lse=True
+    )
+    if sinks_H is not None:
+        out = out * torch.sigmoid(sum_BHL - sinks_H[:, None])[..., None].to(out.dtype)
+    return out
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
@@ -27,6 +28,8 @@ from specalign.lm.attention import (
     biased_attention,
     expand_mask,
     grouped_attention,
+    sparse_attention,
+    sparse_mask,
     visible_mask,
 )
 from specalign.lm.cache import Parts, Slots
@@ -92,8 +95,10 @@ class Layout:
         queries_B1L1, keys_B11S = self.positions_BL[:, None, :, None], keys_BS[:, None, None]
         return see & rule(row, row.new_zeros(1), queries_B1L1, keys_B11S)
 
-    def for_grouped(self, rule: Rule | None) -> Tensor | None:
-        """The mask as `attention.grouped_attention` takes it."""
+    def for_grouped(self, rule: Rule | None) -> Tensor | BlockMask | None:
+        """The mask as `attention.grouped_attention` takes it, or `sparse_attention`."""
+        if self.mask is not None and _SPARSE.get():
+            return sparse_mask(self.visible(rule))
         is_single = self.mask is None and self.positions_BL.shape[1] == 1
         if is_single and rule is None:
             return None
@@ -129,6 +134,19 @@ class BatchLayout:
 _CURRENT: ContextVar[Layout | BatchLayout | None] = ContextVar("layout", default=None)
 
 
+_SPARSE: ContextVar[bool] = ContextVar("sparse", default=False)
+
+
+@contextmanager
+def sparse_masks() -> Iterator[None]:
+    """Context manager in which given masks go to flex_attention."""
+    token = _SPARSE.set(True)
+    try:
+        yield
+    finally:
+        _SPARSE.reset(token)
+
+
 @contextmanager
 def use_layout(layout: Layout | BatchLayout) -> Iterator[None]:
     """Context manager in which models with the attention of `specalign.lm.masks` use this
@@ -140,7 +158,7 @@ def use_layout(layout: Layout | BatchLayout) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def _grouped_mask(**call: Any) -> Tensor | None:
+def _grouped_mask(**call: Any) -> Tensor | BlockMask | None:
     """The mask of our attention; without a layout transformers' own."""
     layout = _CURRENT.get()
     return sdpa_mask(**call) if layout is None else layout.for_grouped(_rule(call))
@@ -162,7 +180,7 @@ def attention_forward(
     query: Tensor,
     key: Tensor | Parts,
     value: Tensor | Parts,
-    attention_mask: Tensor | None,
+    attention_mask: Any,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -173,14 +191,16 @@ def attention_forward(
             raise NotImplementedError(f"its attention takes {name!r}")  # which is ignored here
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool) -> Tensor:
+        if isinstance(mask, BlockMask):
+            return sparse_attention(q, k, v, mask, scale, softcap, s_aux)
         if softcap is None and s_aux is None:
             return grouped_attention(q, k, v, mask, scale, causal)
         return biased_attention(q, k, v, mask, scale, softcap, s_aux)
 
     if isinstance(key, Parts):  # several requests in one forward pass, each with its own past
         assert isinstance(value, Parts) and attention_mask is not None
-        masks: Any = attention_mask.parts  # type: ignore[attr-defined]
+        masks = attention_mask.parts
         queries = query.split(key.widths, dim=2)
         requests = zip(queries, key.tensors, value.tensors, masks, strict=True)
         out = torch.cat([attend(q, k, v, mask, False) for q, k, v, mask in requests], dim=2)

@@ -19,6 +19,7 @@ from decode.captured.block_context import BlockContext
 from decode.captured.engine import CapturedEngine, GroupRun
 from decode.captured.state import RowState
 from decode.engine.decoder import Decoder
+from decode.engine.pace import Trials
 from decode.engine.request import Prefill
 from decode.proposers.lookup import LookupProposer
 from decode.speculation import sampling
@@ -432,6 +433,37 @@ def test_joint_laws_are_enumerated_without_graphs(run: VerificationRun) -> None:
     given = ([4, 90, 4, 90], run.reference, tally, Sampling(1.0, top_k=2, seed=5))
     end_to_end.check_joint_law("lookup", decoder, *given)
     assert tally.counts["runs of the engine"] > 8 and not tally.findings
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["shared_kv 8 0", pytest.param("shared_kv 8 2 without_replacement", marks=pytest.mark.slow)],
+)
+def test_the_joint_law_with_skipped_rounds(
+    run: VerificationRun, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a request without a seed: every second round drafts nothing."""
+    original, skipped_rounds = GroupRun.__init__, []
+
+    def begin(self: GroupRun, *args: Any) -> None:
+        original(self, *args)
+        assert self.adapts
+        self.trials = Trials((None, 0))
+
+    def choose(trials: Trials) -> int | None:
+        trials.rounds += 1
+        skipped_rounds.append(trials.rounds % 2)
+        return 0 if trials.rounds % 2 else None
+
+    monkeypatch.setattr(GroupRun, "__init__", begin)
+    monkeypatch.setattr(Trials, "choose", choose)
+    proposer, tally = make(run.target, name), Tally("end_to_end")
+    proposer.draft_tokens = 1
+    verifier = "block" if proposer.siblings is None else "traversal"
+    decoder = Decoder(run.target, proposer, verifier, CapturedEngine(run.target, proposer))
+    given = ([4, 90, 4, 90], run.reference, tally, Sampling(1.0, top_k=2))
+    end_to_end.check_joint_law(name, decoder, *given)
+    assert {*skipped_rounds} == {0, 1} and tally.largest and not tally.findings
 
 
 def test_graphs_are_compared_with_their_operators(run: VerificationRun) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from unittest import mock
 
 import pytest
 
+from decode.engine import loop
+from decode.engine.pace import Trials
+from decode.engine.request import RequestRunner
 from decode.speculation.settings import Sampling
 from decode.systems.registry import SYSTEMS
 from decode.verification import end_to_end
-from decode.verification.cases import Cases, of_methods
+from decode.verification.cases import Case, Cases, of_methods
 from decode.verification.reference import Reference
 from decode.verification.verdict import Tally
 from specalign.formats.block import save_drafter
@@ -52,8 +56,39 @@ def test_the_joint_law_of_a_system(name: str, cases: Cases, reference: Reference
         pytest.skip(
             "needs another drafter, changes the distribution on purpose, or drafts in the background"
         )
-    tally, sampling = Tally("end_to_end"), Sampling(1.2, top_k=2, seed=1)
-    with mock.patch.object(end_to_end, "LENGTH", LENGTHS.get(name, end_to_end.LENGTH)):
+    check(case, cases, reference, Sampling(1.2, top_k=2, seed=1))
+
+
+def check(case: Case, cases: Cases, reference: Reference, sampling: Sampling) -> None:
+    tally = Tally("end_to_end")
+    with mock.patch.object(end_to_end, "LENGTH", LENGTHS.get(case.name, end_to_end.LENGTH)):
         decoder = cases.open(case)
-        end_to_end.check_joint_law(name, decoder, PROMPT, reference, tally, sampling)
+        end_to_end.check_joint_law(case.name, decoder, PROMPT, reference, tally, sampling)
     assert not tally.findings and tally.largest, tally
+
+
+DRAWN = ["block", "autoregressive", "specdiff", "d2sd", "hierarchical"]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_the_joint_law_with_fewer_drafts_in_some_rounds(
+    name: str, cases: Cases, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a request without a seed. How many depends on the output so far alone."""
+    running: list[RequestRunner] = []
+
+    def can_pace(runners: Sequence[RequestRunner]) -> bool:
+        running[:] = runners
+        return runners[0].adapts
+
+    sizes: set[int | None] = set()
+
+    def choose(_: Trials) -> int | None:
+        sizes.add((None, 1, 0)[len(running[0].out.tokens) % 3])
+        return (None, 1, 0)[len(running[0].out.tokens) % 3]
+
+    monkeypatch.setattr(loop, "can_pace", can_pace)
+    monkeypatch.setattr(Trials, "choose", choose)
+    case = next(case for case in cases.drawn if case.name == name)
+    check(case, cases, reference, Sampling(1.2, top_k=2))
+    assert len(sizes) > 1

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from specalign.lm import masks
+from specalign.lm.attention import BLOCK, sparse_mask
 from specalign.lm.masks import Layout, use_layout
 from tests.target_models import WINDOW, some_text, tiny_model, tiny_target
 
@@ -55,6 +57,30 @@ def test_trees_and_rollback_beyond_the_window(kind: str) -> None:
             torch.testing.assert_close(
                 end.logits_BLV, own(part).logits[:, -4:], atol=2e-4, rtol=1e-4
             )
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("kind", [*list(KINDS.values())[:-1], "llama"])
+def test_flex_attention_computes_the_same(kind: str) -> None:
+    """Over two blocks of a cache, with a mask that leaves most of it out in one row."""
+    target = tiny_target(kind)
+    tokens = torch.cat([some_text(target, BLOCK + 20, seed) for seed in (0, 1)])
+    mask = torch.ones(BLOCK + 20, BLOCK + 20, dtype=torch.bool).tril().repeat(2, 1, 1, 1)
+    mask[1, :, 8:, :7] = False
+
+    def run() -> Tensor | None:
+        return target.forward(tokens, mask=mask).logits_BLV
+
+    wanted = run()
+    with masks.sparse_masks():
+        torch.testing.assert_close(run(), wanted, atol=2e-4, rtol=1e-4)
+
+
+def test_blocks_that_a_token_sees_are_read() -> None:
+    see = torch.zeros(2, 1, 6, 3 * BLOCK - 7, dtype=torch.bool)
+    see[0, 0, 2, BLOCK + 1] = see[0, 0, 5, -1] = see[1, 0, 0, 0] = True
+    read = sparse_mask(see).to_dense()
+    assert read[:, 0, 0].tolist() == [[0, 1, 1], [1, 0, 0]]
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_oss"])  # plain, capped, with sinks
