@@ -44,8 +44,11 @@ def run_reproduction(
 ) -> None:
     """Measure a paper's table, print ours next to it, and write it to --out."""
     found = find_reproduction(name)
-    if config.suite or config.prompts or config.methods:
-        raise UserError("--reproduce chooses suites and methods: leave out --suite and --methods")
+    if config.suite or config.prompts or config.methods or config.sweep.words or config.tune:
+        raise UserError(
+            "--reproduce chooses suites and methods: leave out --suite, --prompts, --methods, "
+            "--sweep and --tune"
+        )
     folder = config.out or Path("runs/reproduce") / name
     if not config.drafters and not tiny:
         raise UserError(f"--reproduce={name} needs --drafter {found.drafters}")

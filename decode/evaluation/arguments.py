@@ -14,7 +14,7 @@ from decode.evaluation.config import (
     EvalConfig,
     ServerConfig,
 )
-from decode.evaluation.reproductions import REPRODUCTIONS
+from decode.evaluation.reproductions import REPRODUCTIONS, find_reproduction
 from decode.systems.drafter_folders import read_drafters
 from decode.systems.parsing import read_methods, read_sweep
 from decode.systems.registry import ROLES, SYSTEMS
@@ -128,7 +128,9 @@ def read_config(arguments: Sequence[str]) -> EvalConfig:
     """The command line as a config. Raises UserError for what is mistyped."""
     typed = vars(parser().parse_args(arguments))
     methods = typed.pop("methods")
-    if typed["temperature"] is None:
+    if typed["temperature"] is None and typed["reproduce"]:
+        typed["temperature"] = find_reproduction(typed["reproduce"]).temperature
+    elif typed["temperature"] is None:
         typed["temperature"] = published_temperature(None if typed["prompts"] else typed["suite"])
     return EvalConfig(
         methods=None if methods is None else read_methods(methods),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from decode.evaluation import statistics as stats
 from decode.evaluation.records import Record
@@ -12,13 +12,14 @@ from decode.evaluation.statistics import Estimate
 from decode.evaluation.summary import Figures, Summary, format_method, swept_points
 from decode.systems.registry import PLAIN
 from specalign.common.schema import JsonObject
-from specalign.common.text import cut
 
 COLOURS = ("#2a78b5", "#d1602f", "#4c9a52", "#8a5fb0", "#b8860b", "#7a7a7a")
 MANY = 6
 """Methods beyond which lines are unreadable: charts of lines show the first ones."""
-MOST_CATEGORIES, LABEL = 12, 24
-"""Categories, and characters of a name, that fit next to each other."""
+MOST_CATEGORIES, HEAD, TAIL = 12, 9, 14
+"""Categories that fit next to each other, and characters of a name's beginning and end."""
+_NAMES: JsonObject = {"type": "category"}
+"""An axis of names, also where they look like numbers or dates."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,13 @@ def make_charts(summary: Summary, records: Sequence[Record]) -> list[Chart]:
         _chart_batches(summary),
         *_chart_sweeps(summary),
     ]
+    if (count := len(_drafting(summary))) > MANY:
+        charts = [
+            replace(chart, note=f"{chart.note} The first {MANY} of {count} methods.")
+            if chart.name in ("positions", "categories", "tau", "batches")
+            else chart
+            for chart in charts
+        ]
     return [chart for chart in charts if chart.traces]
 
 
@@ -58,10 +66,11 @@ def _colour(number: int) -> str:
 
 
 def _with_intervals(found: Sequence[Estimate | None]) -> JsonObject:
-    """Heights and error bars; null where there is no estimate or no interval."""
+    """Heights and error bars; null where there is no estimate, text (which Plotly does not draw;
+    null would be an error of 0) where there is no interval."""
     values = [None if one is None else one.value for one in found]
-    above = [None if one is None or one.hi is None else one.hi - one.value for one in found]
-    below = [None if one is None or one.lo is None else one.value - one.lo for one in found]
+    above = ["none" if one is None or one.hi is None else one.hi - one.value for one in found]
+    below = ["none" if one is None or one.lo is None else one.value - one.lo for one in found]
     errors = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
     return {"y": values, "error_y": errors}
 
@@ -92,8 +101,9 @@ def _chart_speed(summary: Summary) -> Chart:
         for i, (name, title) in enumerate(_drafting(summary).items())
     ]
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1}
-    layout = {"barmode": "group", "shapes": [line], "yaxis": {"title": {"text": "speed-up"}}}
-    note = "Time per token of plain decoding over the method's; bars: 95% intervals; 1 = no gain."
+    axes = {"xaxis": _NAMES, "yaxis": {"title": {"text": "speed-up"}}}
+    layout = {"barmode": "group", "shapes": [line], **axes}
+    note = "Plain decoding's time per token over the method's; 1: no gain. Error bars: 95%."
     return Chart("speed", "Speed-up by suite", note, traces, layout)
 
 
@@ -126,12 +136,18 @@ def _chart_categories(summary: Summary, records: Sequence[Record]) -> Chart:
             stats.tau(stats.counts([r for r in records if r.category == category], name))
             for category in names
         ]
-        traces.append(_bars([cut(name, LABEL) for name in names], found, title, i))
-    layout = {"barmode": "group", "yaxis": {"title": {"text": "τ"}}}
-    note = "τ: tokens committed per forward pass of the target; bars: 95% intervals."
+        traces.append(_bars(names, found, title, i) | {"hovertext": names})
+    axis = _NAMES | {"tickvals": names, "ticktext": [*map(_shorten, names)]}
+    layout = {"barmode": "group", "xaxis": axis, "yaxis": {"title": {"text": "τ"}}}
+    note = "τ: tokens committed per forward pass of the target; error bars: 95% intervals."
     if len(names) < len(counted):
         note += f" The {len(names)} largest of {len(counted)} categories."
     return Chart("categories", "τ by category", note, traces, layout)
+
+
+def _shorten(name: str) -> str:
+    """The name without its middle: names that begin alike stay different."""
+    return name if len(name) <= HEAD + TAIL else f"{name[:HEAD]}…{name[-TAIL:]}"
 
 
 def _chart_tau(summary: Summary, records: Sequence[Record]) -> Chart:
@@ -233,13 +249,16 @@ def _chart_sweeps(summary: Summary) -> list[Chart]:
 
 def compare_speeds(names: Sequence[str], summaries: Sequence[Summary]) -> Chart:
     """The speed-up of every method in several measurements."""
-    methods = list(dict.fromkeys(m for summary in summaries for m in _drafting(summary)))
-    traces = []
-    for i, method in enumerate(methods):
-        figures = [summary.overall.get(method) for summary in summaries]
-        found = [None if one is None else one.speedup for one in figures]
-        traces.append(_bars(names, found, method, i))
-    layout = {"barmode": "group", "yaxis": {"title": {"text": "speed-up"}}}
+    speeds = [
+        {title: summary.overall[name].speedup for name, title in _drafting(summary).items()}
+        for summary in summaries
+    ]
+    traces = [
+        _bars(names, [found.get(title) for found in speeds], title, i)
+        for i, title in enumerate(dict.fromkeys(title for found in speeds for title in found))
+    ]
+    axes = {"xaxis": _NAMES, "yaxis": {"title": {"text": "speed-up"}}}
+    layout = {"barmode": "group", **axes}
     note = "Over each run's own plain decoding."
     if len({str(summary.settings.get("prompts_hash")) for summary in summaries}) > 1:
         note += " The runs measured different prompts: their speed-ups are not comparable."

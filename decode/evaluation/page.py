@@ -18,8 +18,8 @@ from decode.evaluation.records import (
     read_run,
 )
 from decode.evaluation.statistics import format_estimate, format_number, value_of
-from decode.evaluation.summary import Summary, summarise
-from decode.evaluation.verdict import find_best, headline, verdict
+from decode.evaluation.summary import Summary, format_method, summarise
+from decode.evaluation.verdict import find_best, headline, list_reservations, verdict
 from decode.systems.registry import PLAIN
 from specalign.common.errors import UserError
 from specalign.common.files import write_atomically, write_json, write_text
@@ -31,8 +31,8 @@ REPORT, CARD = "report.html", "share.png"
 _WEB = Path(__file__).with_name("web")
 
 _DIVERGENCE = (
-    "suite", "prompt", "method", "repeat", "first difference", "tokens", "gap", "rounding bound",
-    "verdict",
+    "suite", "prompt", "method", "batch", "repeat", "first difference", "tokens", "gap",
+    "rounding bound", "verdict",
 )  # fmt: skip
 
 _DEFINITIONS = (
@@ -188,8 +188,8 @@ def _replay(replays: Sequence[JsonObject]) -> str:
         return ""
     note = (
         "Accepted drafts are colored by their position in the round, rejected ones of the last "
-        "round are struck through. The slider steps through the last method's rounds; the others "
-        "show their output so far."
+        "round are struck through (of a tree, only one branch). The slider steps through the "
+        "last method's rounds; the others show their output so far."
     )
     return (
         f'<h2>Replay</h2><p class="note">{note}</p><div class="bar">'
@@ -228,7 +228,7 @@ def _losslessness(summary: Summary, records: Sequence[Record]) -> str:
     body = []
     for r in records:
         if d := r.divergence:
-            place = (r.suite, r.prompt, r.method, str(r.repeat), str(d.index))
+            place = (r.suite, r.prompt, r.method, str(r.batch), str(r.repeat), str(d.index))
             sizes = (format_number(d.gap, 6), format_number(d.bound, 6))
             body.append((*place, f"{d.plain_token} / {d.token}", *sizes, d.kind))
     if not body:
@@ -275,15 +275,15 @@ def compare_runs(folders: Sequence[Path]) -> str:
     names = [folder.resolve().name for folder in folders]
     if len({*names}) < len(names):  # a/report and b/report
         names = list(map(str, folders))
-    header = ("run", "method", "suites", "speed-up [95%]", "τ [95%]", "identical", "processor")
+    header = ("run", "method", "speed-up [95%]", "τ [95%]", "identical", "suites", "processor")
     body = []
     for name, summary in zip(names, summaries, strict=True):
         for method, found in summary.overall.items():
             if method != PLAIN:
-                same = "" if found.identical is None else f"{found.identical}/{found.prompts}"
                 body.append((
-                    name, method, ", ".join(summary.titles.values()),
-                    format_estimate(found.speedup), format_estimate(found.tau, ""), same,
+                    name, format_method(method, found), format_estimate(found.speedup),
+                    format_estimate(found.tau, ""), tables.describe_identity(found),
+                    ", ".join(summary.titles.values()),
                     str(summary.run.machine.get("processor", "unknown")),
                 ))  # fmt: skip
     differing = _find_differences(summaries)
@@ -292,6 +292,10 @@ def compare_runs(folders: Sequence[Path]) -> str:
         f"<h1>{html_text(' · '.join(names))}</h1>",
         render_charts([chart]),
         "<h2>Figures</h2>" + render_table(header, body),
+        *(
+            f"<h3>{html_text(name)}</h3>{_list(list_reservations(summary))}"
+            for name, summary in zip(names, summaries, strict=True)
+        ),
         "<h2>Settings that differ</h2>" + render_table(("setting", *names), differing),
     ]
     return fill_page("Comparison", "".join(parts), {"charts": [asdict(chart)], "replays": []})

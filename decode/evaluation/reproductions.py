@@ -9,12 +9,16 @@ from pathlib import Path
 from decode.evaluation.config import EvalConfig
 from decode.evaluation.statistics import format_estimate, format_number, value_of
 from decode.evaluation.summary import Figures, Summary
+from decode.evaluation.verdict import list_reservations
+from decode.speculation.settings import Sampling
 from decode.systems.parsing import read_methods, read_sweep
 from specalign.common.errors import UserError, nearest
 from specalign.common.text import markdown_table
 
 GPT2_XL, GPT_NEO = "openai-community/gpt2-xl", "EleutherAI/gpt-neo-2.7B"
 QWEN3_8B = "Qwen/Qwen3-8B"
+_OURS = ("engine", "repeats", "warmup", "seed", "trust_remote_code", "drafter_tokenizer")
+"""Recorded options on which a paper has no say."""
 HEADER = (
     "target", "suite", "method", "published speed-up", "ours [95%]", "published τ", "ours",
     "prompts",
@@ -148,7 +152,7 @@ def plan_measurements(
     """A measurement for each target and suite of a reproduction, with its published cells.
 
     Args:
-        config: drafters, device, dtype and the rest as given; a target chooses the cells of its
+        config: drafters, limits, sampling and the rest as given; a target chooses the cells of its
             own.
         tiny: a few short answers to built-in prompts by whatever target is given: the same code,
             no reproduction.
@@ -176,9 +180,8 @@ def plan_measurements(
             suite=suite,
             methods=read_methods(methods),
             sweep=read_sweep(_shorten_sweep(found.sweep, tiny)),
-            sampling=replace(config.sampling, temperature=found.temperature),
-            max_new_tokens=8 if tiny else found.max_new_tokens or config.max_new_tokens,
-            limit=2 if tiny else config.limit,
+            max_new_tokens=config.max_new_tokens or (8 if tiny else found.max_new_tokens),
+            limit=config.limit or (2 if tiny else None),
             out=root / f"{of_target.rpartition('/')[2]}-{suite}",
         )
         plans.append((own, members))
@@ -205,24 +208,51 @@ def reproduce(
     """Measure a table's cells; returns ours next to the paper's, as Markdown."""
     found = find_reproduction(name)
     rows: list[list[str]] = []
-    for own, cells in plan_measurements(name, config, tiny):
-        summary, _ = evaluate(own)
+    errors: list[UserError] = []
+    notes: list[str] = []
+    plans = plan_measurements(name, config, tiny)
+    for own, cells in plans:
+        try:
+            summary, _ = evaluate(own)
+        except UserError as error:
+            errors.append(error)
+            if len(errors) == len(plans):
+                raise errors[0] from None
+            rows += [_compare(cell, {}, cell.method, f"skipped: {error}") for cell in cells]
+            continue
+        notes += [f"- {cells[0].suite}: {line}" for line in list_reservations(summary)[1:]]
         if found.sweep:
             rows += _list_points(cells[0], summary)
             continue
         for cell in cells:
             rows.append(_compare(cell, summary.overall, _shorten(cell.method, tiny)))
     lines = [f"# {found.title} ({found.source})", markdown_table(HEADER, rows)]
+    if notes:
+        lines.append("\n".join(notes))
     if found.note:
         lines.append(f"Published as well: {found.note}")
     if tiny:
         lines.append("Tiny stand-ins for all of these: the figures say nothing about the paper's.")
+    elif changed := _list_changes(found, plans[0][0]):
+        lines.append(f"Not as published: {', '.join(changed)}.")
     return "\n\n".join(lines)
 
 
-def _compare(cell: Cell, overall: Mapping[str, Figures], method: str) -> list[str]:
+def _list_changes(found: Reproduction, config: EvalConfig) -> list[str]:
+    """The options of a measurement that are not the paper's."""
+    sampling = Sampling(found.temperature, seed=config.sampling.seed)
+    paper = EvalConfig(
+        suite=config.suite, max_new_tokens=found.max_new_tokens, sampling=sampling
+    ).recorded
+    pairs = config.recorded.items()
+    return [f"{key}={value}" for key, value in pairs if key not in _OURS and value != paper[key]]
+
+
+def _compare(
+    cell: Cell, overall: Mapping[str, Figures], method: str, missing: str = "skipped"
+) -> list[str]:
     figures = overall.get(method)
-    ours = ["skipped", "", ""]
+    ours = [missing, "", ""]
     if figures is not None:
         tau = format_number(value_of(figures.tau))
         ours = [format_estimate(figures.speedup), tau, str(figures.prompts)]

@@ -27,8 +27,8 @@ class Figures:
 
     score, score_difference: the mean score of the suites that have a metric, and what it gains
         over plain decoding's.
-    identical: prompts of which every repeat gave plain decoding's tokens. It, `rounding_ties` and
-        `bugs` are None when sampling.
+    identical: prompts of which every repeat, at every batch size, gave plain decoding's tokens. It,
+        `rounding_ties` and `bugs` (outputs, at every batch size) are None when sampling.
     """
 
     verifier: str | None
@@ -170,9 +170,9 @@ def summarise(run: Run, records: Sequence[Record]) -> Summary:
     greedy = run.settings["temperature"] == 0
     seed = int(run.settings.get("seed", 0))
 
-    def compute(rows: Sequence[Record]) -> dict[str, Figures]:
+    def compute(rows: Sequence[Record], size: int = sizes[0]) -> dict[str, Figures]:
         metrics = len({r.suite for r in rows if r.score is not None})
-        return {m: method_figures(rows, m, greedy, seed, metrics) for m in methods}
+        return {m: method_figures(rows, m, size, greedy, seed, metrics) for m in methods}
 
     suites = dict.fromkeys(record.suite for record in records)
     seconds = [stats.decode_time(unit) for unit in stats.list_units(records, PLAIN)]
@@ -182,11 +182,11 @@ def summarise(run: Run, records: Sequence[Record]) -> Summary:
         load_average = {"min": min(loads), "median": float(np.median(loads)), "max": max(loads)}
     summary = Summary(
         run=run,
-        overall=compute(records),
-        suites={suite: compute([r for r in records if r.suite == suite]) for suite in suites},
+        overall=compute(everything),
+        suites={suite: compute([r for r in everything if r.suite == suite]) for suite in suites},
         bugs=sum(r.divergence is not None and r.divergence.kind == BUG for r in everything),
         records=len(everything),
-        batches={size: compute(rows) for size, rows in by_size.items() if rows},
+        batches={size: compute(rows, size) for size, rows in by_size.items() if rows},
         plain_spread=None if len(seconds) < 5 else max(seconds) / min(seconds),
         load_average=load_average,
     )
@@ -198,11 +198,13 @@ def summarise(run: Run, records: Sequence[Record]) -> Summary:
 
 
 def method_figures(
-    records: Sequence[Record], method: str, greedy: bool, seed: int = 0, metrics: int = 1
+    everything: Sequence[Record], method: str, size: int, greedy: bool, seed: int, metrics: int
 ) -> Figures:
-    """The figures of one method over some records. `metrics`: suites with scores; those
-    of several have no mean."""
-    rows = [record for record in records if record.method == method]
+    """The figures of one method at a batch size, over some records; outputs of every batch size are
+    compared with plain decoding's. `metrics`: suites with scores; those of several have no mean."""
+    records = [record for record in everything if record.batch == size]
+    outputs = [record for record in everything if record.method == method]
+    rows = [record for record in outputs if record.batch == size]
     seconds = sum(r.seconds for r in rows)
     calls = sum(r.calls for r in rows)
     draft_seconds = sum(r.draft_seconds for r in rows)
@@ -213,8 +215,8 @@ def method_figures(
     ratios = [plain[key] / mine[key] for key in plain.keys() & mine.keys()]
     plain_whole = stats.times(records, PLAIN, stats.whole_time)
     prompts = {(r.suite, r.prompt) for r in rows}
-    different = {(r.suite, r.prompt) for r in rows if not r.identical}
-    kinds = Counter(r.divergence.kind for r in rows if r.divergence is not None)
+    different = {(r.suite, r.prompt) for r in outputs if not r.identical}
+    kinds = Counter(r.divergence.kind for r in outputs if r.divergence is not None)
 
     def per_call(total: float) -> float | None:
         return total / calls if calls else None

@@ -12,6 +12,7 @@ from decode.evaluation import domains
 from decode.evaluation.accuracy import CODE
 from decode.evaluation.statistics import format_estimate, format_number, value_of
 from decode.evaluation.summary import Figures, Summary, format_method
+from decode.evaluation.verdict import list_reservations
 from decode.systems.registry import MAIN, PLAIN
 from specalign.common.text import format_title, markdown_table, markdown_text, plural
 from specalign.folder.chat import Chat
@@ -29,12 +30,14 @@ TOY = 10_000_000
 """Parameters below which the baseline is not judged: a token costs less than the code around it."""
 
 
-def headline(summary: Summary) -> str:
-    """Target, sampling, dtype, suites, and the options of the chat template."""
+def headline(summary: Summary, suites: str = "") -> str:
+    """Target, sampling, dtype, suites (by default their titles), and the options of the chat
+    template."""
     settings = summary.settings
     chat = Chat(settings.get("template_kwargs") or {}, settings.get("system"))
     target = format_title(settings["target"], settings.get("weights"))
-    parts = [target, summary.sampling, settings["dtype"], ", ".join(summary.titles.values())]
+    suites = suites or ", ".join(summary.titles.values())
+    parts = [target, summary.sampling, settings["dtype"], suites]
     return " · ".join([*parts, chat.description] if chat else parts)
 
 
@@ -61,13 +64,13 @@ def _row(title: str, method: str, figures: Figures) -> dict[str, str]:
         format_number(figures.tau_macro),
         " ".join(f"{share:.2f}" for share in shares),
         "" if plain else times,
-        _describe_identity(figures),
+        describe_identity(figures),
         str(figures.prompts),
     )
     return dict(zip(COLUMNS, cells, strict=True))
 
 
-def _describe_identity(figures: Figures) -> str:
+def describe_identity(figures: Figures) -> str:
     if figures.identical is None:
         return "n/a (sampled)"
     counted = ((figures.bugs, "BUG"), (figures.rounding_ties, "tie"))
@@ -136,8 +139,8 @@ def overview(summary: Summary) -> tuple[list[str], list[list[str]]]:
 
 
 def markdown(summary: Summary) -> str:
-    """Headline, machine and table as Markdown, for a README or a model card; of several suites the
-    overview."""
+    """Headline, machine, table and reservations as Markdown, for a README or a model card; of
+    several suites the overview."""
     settings = summary.settings
     if len(summary.suites) > 1:
         header, body = overview(summary)
@@ -151,6 +154,7 @@ def markdown(summary: Summary) -> str:
     blocks = [first, markdown_table(header, body)]
     for title, one in extra_tables(summary).items():
         blocks += [f"{markdown_text(title)}:", markdown_table(*one)]
+    blocks += [markdown_text(line) for line in list_reservations(summary)]
     return "\n\n".join(blocks)
 
 

@@ -9,6 +9,8 @@ from decode.engine.prompts import prompt_tokens
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
 from specalign.common.text import plural
+from specalign.folder.template_notes import describe_ignored
+from specalign.rows.conversation import Conversation
 from specalign.suites.long import CHARACTERS, shorten
 from specalign.suites.prompt import Prompt
 from specalign.suites.sources import Loaded
@@ -73,7 +75,7 @@ def tokenize_suites(
     target: Target, suites: Sequence[Loaded]
 ) -> tuple[dict[str, TokenizedPrompts], list[str]]:
     """Each suite's prompts with their tokens, and a line for each suite with prompts that the
-    target can't take. Raises UserError if it can take none."""
+    target can't take, or whose tools it ignores. Raises UserError if it can take none."""
     tokenized: dict[str, TokenizedPrompts] = {}
     lines: list[str] = []
     for suite in suites:
@@ -83,6 +85,10 @@ def tokenize_suites(
             lines.append(
                 f"{suite.name}: {count} can't be used with this target; the first is {refused[0]}"
             )
+        contents = [prompt.content for prompt, _ in tokenized[suite.name]]
+        given = [one for one in contents if isinstance(one, Conversation)]
+        ignored = dict.fromkeys(describe_ignored(target, one) for one in given)
+        lines += [f"declared tools ({suite.name}): {line}" for line in ignored if line]
     if not any(tokenized.values()):
         raise UserError(f"every prompt was rejected: {lines[0]}")
     return tokenized, lines

@@ -29,14 +29,17 @@ def headline(summary: Summary) -> str:
     target = str(summary.settings["target"]).rstrip("/").rpartition("/")[2]
     best = find_best(summary)
     speedup = summary.overall[best].speedup if best else None
+    if summary.bugs:
+        return f"{target}: OUTPUT CHANGED by {_name_changed(summary)}"
     if speedup is None:
         return f"{target}: nothing to compare with plain decoding"
-    if summary.bugs:
-        return f"{target}: OUTPUT CHANGED"
-    lossy = summary.overall[best].lossy
-    same = "another output distribution" if lossy else "the same output"
-    if not (lossy or summary.greedy):
-        same = "the same output distribution"
+    if summary.settings.get("tuning"):
+        return f"{target}: tuning, not a measurement"
+    same = "the same output" if summary.greedy else "the same output distribution"
+    if summary.overall[best].lossy:
+        same = "another output distribution"
+    elif summary.overall[best].rounding_ties:
+        same = "the same output up to rounding ties"
     if speedup.lo is None or speedup.hi is None:
         return f"{target}: too few prompts for a verdict ({speedup.value:.2f}×), {same}"
     if speedup.lo <= 1 <= speedup.hi:
@@ -44,6 +47,13 @@ def headline(summary: Summary) -> str:
     word = "faster" if speedup.value > 1 else "SLOWER"
     doubt = ", on a busy machine" if _find_busy(summary) else ""
     return f"{target} decodes {word}: {speedup.value:.2f}×, with {same}{doubt}"
+
+
+def list_reservations(summary: Summary) -> list[str]:
+    """The headline, and all that changed the output or casts doubt on the figures."""
+    lossy = [_describe_lossy(m, f) for m, f in summary.overall.items() if f.lossy]
+    changed = [_describe_bugs(summary)] if summary.bugs else []
+    return [headline(summary), *changed, *lossy, *_warnings(summary)]
 
 
 def verdict(summary: Summary) -> str:
@@ -69,11 +79,10 @@ def verdict(summary: Summary) -> str:
         rest = [method for method in others if method != best]
         sentences += [f"{_subject(m, overall[m])} {_describe_speed(overall[m])}." for m in rest]
     exact = [method for method in others if not overall[method].lossy]
-    if exact:
+    if exact and not summary.bugs:
         sentences.append(_describe_losslessness(summary, exact))
     sentences += _describe_accuracy(summary, best)
-    sentences += [_describe_lossy(m, overall[m]) for m in others if overall[m].lossy]
-    sentences += _warnings(summary, count)
+    sentences += list_reservations(summary)[1:]
     sentences += _best_points(summary)
     return " ".join(sentences)
 
@@ -103,6 +112,16 @@ def _describe_speed(figures: Figures) -> str:
     return f"makes no measurable difference: {interval}"
 
 
+def _name_changed(summary: Summary) -> str:
+    return ", ".join(method for method, figures in summary.overall.items() if figures.bugs)
+
+
+def _describe_bugs(summary: Summary) -> str:
+    count = plural(summary.bugs, "difference")
+    who = _name_changed(summary)
+    return f"OUTPUT CHANGED by {who}: {count} that rounding does not explain. Do not use it."
+
+
 def _describe_losslessness(summary: Summary, methods: Sequence[str]) -> str:
     if not summary.greedy:
         return (
@@ -110,15 +129,13 @@ def _describe_losslessness(summary: Summary, methods: Sequence[str]) -> str:
             f"{', '.join(methods)}: exact verification keeps the target's distribution."
         )
     figures = {method: summary.overall[method] for method in methods}
-    if summary.bugs:
-        count = plural(summary.bugs, "difference")
-        who = ", ".join(method for method, f in figures.items() if f.bugs)
-        return f"OUTPUT CHANGED by {who}: {count} that rounding does not explain. Do not use it."
     counts = {method: f"{f.identical} of {f.prompts} prompts" for method, f in figures.items()}
     where = counts[methods[0]]
     if len(set(counts.values())) > 1:
         where = ", ".join(f"{counts[m]} ({_subject(m, figures[m]).lower()})" for m in methods)
     same = f"The output is identical to plain decoding's on {where}"
+    if len(summary.batches) > 1:
+        same += " at every batch size"
     ties = sum(f.rounding_ties or 0 for f in figures.values())
     if not ties:
         return f"{same}, so accuracy is unchanged."
@@ -159,8 +176,8 @@ def _describe_lossy(method: str, figures: Figures) -> str:
     )
 
 
-def _warnings(summary: Summary, count: int) -> Iterator[str]:
-    """Reasons to doubt the figures. `count`: prompts of the best method."""
+def _warnings(summary: Summary) -> Iterator[str]:
+    """Reasons to doubt the figures."""
     faster = [
         f"{method} {f.speedup.value:.2f}× at τ {f.tau.value:.2f}"
         for method, f in summary.overall.items()
@@ -186,7 +203,8 @@ def _warnings(summary: Summary, count: int) -> Iterator[str]:
     if 0 < done < expected:
         what = plural(expected, "prompt" if passes == 1 else "output")
         yield f"UNFINISHED: {done} of {what}; rerun the command to continue."
-    if 1 < count < FEWEST:
+    best = find_best(summary)
+    if best and 1 < summary.overall[best].prompts < FEWEST:
         yield "With so few prompts, the result may not generalize."
     if reasons := _find_busy(summary):
         yield (

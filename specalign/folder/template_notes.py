@@ -52,8 +52,15 @@ def note_readings(target: Templated, folder: str = "", date: str | None = None) 
         say_once(f"{start} uses randomness; its seed is fixed, so all prompts get the same draw")
 
 
+def describe_ignored(target: Templated, conversation: Conversation) -> str:
+    """A line on tools that the chat template does not read; "" if there are none."""
+    if not conversation.tools or "tools" in _source(target):
+        return ""
+    where = "the chat template of target" if target.has_chat_template else "target"
+    return f"{where} {target.spec!r} does not use tools: a prompt's are ignored"
+
+
 def note_ignored(target: Templated, conversation: Conversation) -> None:
-    """Report, once, tools that the chat template does not read."""
-    if conversation.tools and "tools" not in _source(target):
-        where = "the chat template of target" if target.has_chat_template else "target"
-        say_once(f"note: {where} {target.spec!r} does not use tools: a prompt's are ignored")
+    """Report them, once."""
+    if line := describe_ignored(target, conversation):
+        say_once(f"note: {line}")

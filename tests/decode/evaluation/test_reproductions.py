@@ -8,10 +8,13 @@ import pytest
 
 from decode import eval
 from decode.evaluation.config import EvalConfig
-from decode.evaluation.reproductions import REPRODUCTIONS, plan_measurements
+from decode.evaluation.records import Divergence, read_records, read_run
+from decode.evaluation.reproductions import REPRODUCTIONS, plan_measurements, reproduce
+from decode.evaluation.summary import Summary, summarise
 from decode.systems.parsing import read_methods
 from specalign.common.errors import UserError
 from specalign.suites.registry import SUITES
+from tests.measurements import fill_report
 
 SLOW = ("specdiff_table1", "specdiff_lm1b", "specdiff2")
 """Tables of one measurement for each suite, as the others."""
@@ -43,7 +46,7 @@ def test_every_table_runs_on_stand_ins(
 @pytest.mark.parametrize("name", REPRODUCTIONS)
 def test_published_tables_name_suites_and_methods(name: str) -> None:
     found = REPRODUCTIONS[name]
-    for own, cells in plan_measurements(name, EvalConfig(), False):
+    for own, cells in plan_measurements(name, eval.read_config(["--reproduce", name]), False):
         assert own.suite in SUITES and own.sampling.temperature == found.temperature
         assert own.methods is not None and cells
         assert {cell.suite for cell in cells} == {own.suite}
@@ -61,3 +64,51 @@ def test_a_target_chooses_its_rows() -> None:
         plan_measurements("specdiff_table1", EvalConfig(target="gpt2"), False)
     with pytest.raises(UserError, match="did you mean 'dflash'"):
         plan_measurements("dflsh", EvalConfig(), False)
+
+
+def test_options_that_are_given_win(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def published(*words: str) -> str:
+        config = eval.read_config(["--reproduce", "dflash", *words])
+        return reproduce("dflash", config, False, lambda own: found.append(own) or measured)
+
+    found: list[EvalConfig] = []
+    folder = fill_report(tmp_path / "o")
+    summary = summarise(read_run(folder), read_records(folder))
+    summary.overall["block"] = summary.overall["drafter"]
+    measured = (summary, folder)
+    assert "Not as published" not in published()
+    assert {own.max_new_tokens for own in found} == {2048}
+    found.clear()
+    page = published(
+        "--max-new-tokens", "16", "--limit", "2", "--temperature", "0.7", "--seed", "1"
+    )
+    assert "Not as published: max_new_tokens=16, limit=2, temperature=0.7." in page
+    assert {(own.max_new_tokens, own.limit) for own in found} == {(16, 2)}
+    assert {own.sampling.temperature for own in found} == {0.7}
+    for words in (["--sweep", "draft_tokens=2,4"], ["--tune"], ["--suite", "gsm8k"]):
+        with pytest.raises(SystemExit):
+            eval.main(["--reproduce", "dflash", *words])
+        assert "chooses suites and methods" in capsys.readouterr().err
+
+
+def test_the_other_suites_still_run(tmp_path: Path) -> None:
+    folder = fill_report(tmp_path / "o", change=Divergence(4, 7, 8, "BUG", 1.0, 4e-5))
+    summary = summarise(read_run(folder), read_records(folder))
+    summary.overall["block"] = summary.overall["drafter"]
+    missing = ["math500", "mtbench"]
+
+    def evaluate(own: EvalConfig) -> tuple[Summary, Path]:
+        if own.suite in missing:
+            raise UserError(f"no {own.suite} here")
+        return summary, folder
+
+    config = eval.read_config(["--reproduce", "dflash"])
+    page = reproduce("dflash", config, False, evaluate)
+    rows = [line for line in page.splitlines() if line.startswith("| Qwen")]
+    skipped = [row for row in rows if "skipped" in row]
+    assert len(rows) == 7 and len(skipped) == 2
+    assert "| math500 | block | 6.08× | skipped: no math500 here | 7.87 |" in skipped[0]
+    assert page.count(": OUTPUT CHANGED by drafter") == 5  # the others
+    missing += [cell.suite for cell in REPRODUCTIONS["dflash"].cells]
+    with pytest.raises(UserError, match="no gsm8k here"):
+        reproduce("dflash", config, False, evaluate)

@@ -12,9 +12,13 @@ from decode import eval
 from decode.evaluation import session
 from decode.evaluation.plan import make_plan
 from decode.evaluation.records import append, read_records, read_run
+from decode.evaluation.tokenized import tokenize_suites
 from specalign.common.errors import UserError
 from specalign.common.terminal import PlainConsole
 from specalign.lm.model import Target
+from specalign.rows.conversation import Conversation
+from specalign.suites.prompt import Prompt
+from specalign.suites.sources import Loaded
 from tests.builders import switching_target
 from tests.measurements import QUIET, fill_report, record, run_eval
 
@@ -31,6 +35,17 @@ def test_long_prompts_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.count("skipped: p: 1 of 2 prompts can't be used") == 1
     assert summary.overall["plain"].prompts == 1
     assert "context" in summary.run.skipped[0]
+
+
+def test_tools_that_the_template_ignores_are_reported(target: Target) -> None:
+    tool = {"type": "function", "function": {"name": "weather"}}
+    content = Conversation(({"role": "user", "content": "A"},), (tool,))
+    suites = [
+        Loaded(name, name, "tools", [Prompt("1", one), Prompt("2", one)], "here")
+        for name, one in (("tools", content), ("others", "A"))
+    ]
+    _, (line,) = tokenize_suites(target, suites)
+    assert line.startswith("declared tools (tools): the chat template of target 'debug' does not")
 
 
 def test_a_resumed_run_keeps_its_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,10 +94,31 @@ def test_ties_and_bugs_are_told_apart(tmp_path: Path) -> None:
     figures = summary.suites["s"]["drafter"]
     assert (figures.identical, figures.rounding_ties, figures.bugs, summary.bugs) == (5, 1, 0, 0)
     assert "5 of 6" in summary.verdict and "rounding tie" in summary.verdict
+    assert headline(summary).endswith("with the same output up to rounding ties")
     assert read_records(tmp_path / "a") == records and any(r.divergence == tie for r in records)
     assert "rounding tie" in (tmp_path / "a/report.html").read_text()
     summary, _ = make_report(fill(tmp_path / "b", change=Divergence(4, 7, 8, "BUG", 1.0, 4e-5)))
     assert summary.bugs == 1 and "OUTPUT CHANGED by drafter: 1 difference" in summary.verdict
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_a_bug_at_a_later_batch_size_counts(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "o")
+    run = read_run(folder)
+    run.settings["batch_sizes"] = [1, 4]
+    write_run(folder, run)
+    later = fill(tmp_path / "later", change=Divergence(4, 7, 8, "BUG", 1.0, 4e-5))
+    append(folder, [replace(r, batch=4) for r in read_records(later)])
+    summary, _ = make_report(folder)
+    for figures in (summary.overall["drafter"], summary.suites["s"]["drafter"]):
+        assert (figures.identical, figures.bugs, figures.prompts) == (5, 1, 6)
+    assert [f["drafter"].identical for f in summary.batches.values()] == [6, 5]
+    assert "OUTPUT CHANGED by drafter: 1 difference" in summary.verdict
+    assert headline(summary) == "<model>: OUTPUT CHANGED by drafter"
+    page = (folder / "report.html").read_text()
+    assert "<b>5/6</b>" in page
+    assert page.count("5/6 (1 BUG)") == 4  # figures and batches, also in Markdown
+    assert "<td>s</td><td>p0</td><td>drafter</td><td>4</td>" in page
 
 
 def test_the_page_stands_alone_and_is_reproducible(tmp_path: Path) -> None:

@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 from decode.evaluation import tables
-from decode.evaluation.page import make_report, print_report
-from decode.evaluation.records import append, read_records, read_run, write_run
+from decode.evaluation.page import compare_runs, make_report, print_report
+from decode.evaluation.records import (
+    Divergence,
+    append,
+    read_records,
+    read_run,
+    write_records,
+    write_run,
+)
 from decode.report import main
 from specalign.common.terminal import PlainConsole
 from tests.measurements import fill_report as fill
@@ -75,6 +82,36 @@ def test_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(folder), "--markdown"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(lines) == 4 + len(body) + len(against) and "Suite Z" in lines[0]
+
+
+def test_no_reservation_is_lost_in_comparisons_and_markdown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bug = Divergence(4, 7, 8, "BUG", 1.0, 4e-5)
+    folders = [fill(tmp_path / "lossy"), fill(tmp_path / "bug", change=bug)]
+    rows = [replace(r, load=9.0) for r in read_records(folders[0])]
+    write_records(
+        folders[0], [replace(r, verifier="lossy_x" * (r.method == "drafter")) for r in rows]
+    )
+    run = read_run(folders[0])
+    run.suites[0]["prompts"] = 9
+    write_run(folders[0], run)
+    page = compare_runs(folders)
+    assert "<td>drafter, lossy_x</td>" in page and "5/6 (1 BUG)" in page
+    said = {
+        folders[0]: (
+            "decodes faster: 2.00×, with another output distribution, on a busy machine",
+            "NOT LOSSLESS: drafter was verified by lossy_x",
+            "UNFINISHED: 6 of 9 prompts",
+            "The machine was not idle (load 9.0",
+        ),
+        folders[1]: ("OUTPUT CHANGED by drafter", "1 difference that rounding does not explain"),
+    }
+    for folder, lines in said.items():
+        main([str(folder), "--markdown"])
+        text = capsys.readouterr().out
+        for line in lines:
+            assert line in page and line in text
 
 
 def test_accuracy_says_what_was_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
