@@ -79,9 +79,8 @@ def _commit(
     count_B = count_B * active_B
     last_B = new_BM.gather(1, (count_B - 1).clamp(min=0)[:, None])[:, 0]
     state.append(new_BM, count_B)
-    draft_depth_B = draft.depth_BN.amax(1) if draft.depth_BN.shape[1] else torch.zeros_like(count_B)
-    numbers_B3 = torch.stack((count_B, torch.minimum(accepted_B, count_B), draft_depth_B), 1)
-    result = (numbers_B3, new_BM, path_BM, draft.tokens_BN, draft.above_BN)
+    numbers_B2 = torch.stack((count_B, torch.minimum(accepted_B, count_B)), 1)
+    result = (numbers_B2, new_BM, path_BM, draft.tokens_BN, draft.above_BN, draft.depth_BN)
     numbers_BX = torch.cat(result, 1)  # as `read_result` takes it apart
     state.result_BX[:, : numbers_BX.shape[1]].copy_(numbers_BX)
     state.counter("length").add_(count_B)
@@ -94,13 +93,16 @@ def _commit(
 
 def read_result(numbers: list[int], nodes: int) -> RoundResult:
     """The result of a row from its numbers."""
-    (count, accepted, depth), rest = numbers[:3], numbers[3:]
+    (count, accepted), rest = numbers[:2], numbers[2:]
     tokens, path, rest = rest[: nodes + 1], rest[nodes + 1 : 2 * nodes + 2], rest[2 * nodes + 2 :]
+    drafts, above, depths = rest[:nodes], rest[nodes : 2 * nodes], rest[2 * nodes : 3 * nodes]
+    live = [i for i in range(nodes) if depths[i]]
+    place = {0: -1, **{i + 1: at for at, i in enumerate(live)}}  # of each row
     return RoundResult(
         tokens[:count],
         accepted,
-        depth,
-        path=[row - 1 for row in path[1 : accepted + 1]],
-        drafts=rest[:nodes],
-        parents=tuple(row - 1 for row in rest[nodes:]),
+        max(depths, default=0),
+        path=[place[row] for row in path[1 : accepted + 1]],
+        drafts=[drafts[i] for i in live],
+        parents=tuple(place[above[i]] for i in live),
     )

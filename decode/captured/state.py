@@ -61,7 +61,7 @@ class RowState:
         self.u_BT, self.own_u_BT = (
             torch.zeros(rows, size, dtype=torch.float64, device=device) for size in sizes
         )
-        width = 5 + 4 * shape.nodes
+        width = 4 + 5 * shape.nodes
         self.result_BX = torch.zeros(rows, width, dtype=torch.int64, device=device)
 
     def counter(self, name: str) -> Tensor:
