@@ -36,7 +36,7 @@ _LINE = re.compile(r"answer(?: is:?|[ *]*:(?=[ *]*[^\s*]))[\s*]*(.+)", re.IGNORE
 _TEXT = re.compile(r"\\(?:text|textbf|mathbf|mathrm)\{(.*?)\}")
 _BOXED = re.compile(r"\\boxed\{(.*)\}")
 _EDGES = " \t\n*`\"'$"
-_OPTION = re.compile(r"\([a-z]\)")
+_OPTION = re.compile(r"(?:^|\()([a-z])(?:[).:]|$)")
 _FENCE = re.compile(
     r"^([ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?)[^`\n]*?(```+)[ \t]*(\w*)[^`\n]*\n"
     r"(.*?)(?:^[ \t]*\2|\2[ \t]*$|\Z)",
@@ -113,10 +113,10 @@ def score_line(reference: Any, text: str) -> float:
     letter may lack its parentheses."""
     text = _BOXED.sub(r"\nanswer is \1\n", _TEXT.sub(r"\1", text))
     stated = _LINE.findall(text) or text.strip().splitlines() or [""]
-    wanted, found = _normalize(str(reference)), _normalize(stated[-1])
-    if _OPTION.fullmatch(wanted):
-        option = _OPTION.search(found)
-        found = option[0] if option else f"({found})"
+    wanted, found = _normalize(str(reference)), _normalize(stated[-1].rpartition("answer is ")[2])
+    if option := _OPTION.fullmatch(wanted):
+        chosen = _OPTION.search(found)
+        return float(chosen is not None and chosen[1] == option[1])
     return float(found == wanted)
 
 

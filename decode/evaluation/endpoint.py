@@ -127,6 +127,8 @@ class Endpoint:
                 found = await asyncio.gather(*(one(*each) for each in prompts))
             except OpenAIError as error:
                 raise UserError(f"{self.url}: {error}") from None
+            except UserError:
+                raise
             except (ValueError, TypeError, AttributeError) as error:
                 raise UserError(f"{self.url}: a broken event in its stream ({error})") from None
         for line in refused:
@@ -150,7 +152,7 @@ class Endpoint:
             stream = await client.chat.completions.create(**as_messages(prompt), **options)
         times: list[float] = []
         ended = begun
-        tokens = 0
+        tokens: int | None = None
         async for event in stream:
             if event.usage is not None:
                 tokens = event.usage.completion_tokens
@@ -158,9 +160,12 @@ class Endpoint:
                 ended = perf_counter()  # also of a chunk with the end of sequence alone
                 if has_text(choice):
                     times.append(ended)
+        if tokens is None:
+            why = "its streams have no usage (stream_options.include_usage)"
+            raise UserError(f"{self.url}: {why}, so their tokens can't be counted")
         gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
         first = (times[0] if times else ended) - begun
-        return ServedRequest(suite, prompt.id, first, ended - begun, tokens or len(times), gaps)
+        return ServedRequest(suite, prompt.id, first, ended - begun, tokens, gaps)
 
 
 def has_text(choice: Any) -> bool:

@@ -37,8 +37,8 @@ _DIVERGENCE = (
 
 _DEFINITIONS = (
     "Speed-up: plain decoding's time per token, averaged over prompts, divided by the method's, "
-    "both excluding prefill and the first token. The interval is a paired bootstrap over prompts "
-    "(95%).",
+    "both excluding prefill and the first token. The interval (95%) is a paired "
+    "jackknife over prompts, the turns of a conversation together.",
     "τ: tokens committed per verifying target forward pass (accepted drafts and the target's own "
     "token), excluding the prefill's token and anything after an end of sequence or a limit; "
     "pooled over all forward passes (others: acceptance length, mean accepted length). τ macro: "

@@ -68,8 +68,13 @@ def plan_tasks(
     """All tasks, those that are decoded together in one list, repeat by repeat, over all suites at
     once; later turns follow the earlier ones. A run that is interrupted has covered every suite
     evenly, although categories usually lie in blocks. With few methods every order occurs equally
-    often; with many, each method is equally often at each position (seeded)."""
-    orders = _orders(list(methods), random.Random(seed))
+    often in each suite; with many, each method is equally often at each position (seeded). Suites
+    with fewer prompts than `batch` are left out."""
+    suites = {name: prompts for name, prompts in suites.items() if len(prompts) >= batch}
+    orders = {
+        name: itertools.islice(_orders(list(methods), random.Random(seed)), start, None)
+        for start, name in enumerate(suites)
+    }
     each = [
         ((rank + 0.5) / len(prompts), name, *prompts[i])
         for name, prompts in suites.items()
@@ -84,9 +89,8 @@ def plan_tasks(
             waiting[name].append((prompt, tuple(tokens)))
             left[name] -= 1
             if len(waiting[name]) == batch or not left[name]:
-                tasks = [
-                    Task(name, *pair, repeat, next(orders), batch=batch) for pair in waiting[name]
-                ]
+                order = next(orders[name])
+                tasks = [Task(name, *pair, repeat, order, batch=batch) for pair in waiting[name]]
                 while tasks:
                     groups.append(tasks)
                     tasks = [next_turn(task) for task in tasks if task.prompt.later]

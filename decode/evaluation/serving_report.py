@@ -29,7 +29,7 @@ HEADER = (
 _NOTES = (
     "Times: median and 99th percentile. ITL: time between two bursts of a stream. Speed-up: time per "
     "token after the first, in pairs of the same prompt. Prompts are sent in groups, each to both "
-    "servers in turn; the interval is a bootstrap over these groups.",
+    "servers in turn; the interval is a jackknife over these groups.",
     "Mean in flight: seconds of all requests over those on the clock, with each group's end.",
     "τ: pooled over all rounds by the server's counters (acceptance length, mean accepted length). τ "
     "macro: the mean of the requests' own τ (per-request mean), tokens per burst of their streams.",

@@ -67,12 +67,21 @@ def measure(
         for decoder in decoders.values():
             decoder.target.fix_date(choose_date(config))
     tokenized, refused = tokenize_suites(target, suites)
+    few = [
+        f"{name}: batch size {size} needs {size} prompts, not {len(prompts)}"
+        for name, prompts in tokenized.items()
+        for size in config.batch_sizes
+        if 0 < len(prompts) < size
+    ]
+    if min(config.batch_sizes) > max(map(len, tokenized.values())):
+        raise UserError(f"--batch-size: {few[0]}")
+    refused += few
     for line in refused:
         console.say(f"skipped: {line}", wrap=False)
     settings = describe_settings(config, plan, target, list(decoders), tokenized)
     run = Run(
         settings=settings,
-        suites=[_describe_suite(suite, tokenized[suite.name]) for suite in suites],
+        suites=[_describe_suite(suite, tokenized[suite.name], config) for suite in suites],
         command=command,
         machine=machine(),
         versions=decoding_versions(),
@@ -98,7 +107,7 @@ def measure(
         return *make_report(folder), folder
 
 
-def _describe_suite(suite: Loaded, prompts: TokenizedPrompts) -> JsonObject:
+def _describe_suite(suite: Loaded, prompts: TokenizedPrompts, config: EvalConfig) -> JsonObject:
     """A suite in run.json. `prompts`: with the later turns of conversations."""
     return {
         "name": suite.name,
@@ -107,6 +116,7 @@ def _describe_suite(suite: Loaded, prompts: TokenizedPrompts) -> JsonObject:
         "source": suite.source,
         "prompts": sum(1 + len(prompt.later) for prompt, _ in prompts),
         "prompts_hash": hash_json([tokens for _, tokens in prompts]),
+        "batch_sizes": [size for size in config.batch_sizes if size <= len(prompts)],
         "metric": suite.suite.metric if suite.suite else "",
     }
 

@@ -1,14 +1,12 @@
-"""Figures from records: paired speed-ups with bootstrap intervals, τ, acceptance per position.
-numpy only.
+"""Figures from records: paired speed-ups with intervals, τ, acceptance per position. numpy only.
 
 Definitions (c = committed tokens: those after the first one, which the prefill gives):
 
     time per token of a prompt   mean over repeats of seconds / c; prefill excluded
     speed-up                     mean over prompts of plain decoding's time per token / the method's
-    its interval                 percentiles over bootstrap resamples of the prompts, each drawn
-                                 with both its times (Efron & Tibshirani 1993, 6, 13.3): 2.5 and
-                                 97.5, expanded for few prompts (`_tail`)
-    τ, micro                     Σ c / Σ calls; its interval is over the same resamples
+    its interval                 of its logarithm, by a jackknife that leaves out a conversation, in
+                                 both methods, at a time (Efron & Tibshirani 1993, 11), and Student's t
+    τ, micro                     Σ c / Σ calls; its interval is computed alike
     τ, macro                     mean over prompts of the prompt's own Σ c / Σ calls
     acceptance at position k     of the calls that drafted at least k tokens: the share that
                                  accepted the k-th (unconditional), and that share among the calls
@@ -21,17 +19,19 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import sqrt
+from dataclasses import dataclass, replace
+from math import exp, isfinite, sqrt
 from statistics import NormalDist
 
 import numpy as np
 
 from decode.evaluation.records import Record
+from specalign.suites.prompt import TURN
 
 FEWEST = 5
 """Prompts of a suite below which they do not show its spread."""
-RESAMPLES = 10_000
+_BOUNDED = 3
+"""Conversations from which a figure has an interval."""
 LEVEL = 0.95
 """Of all intervals."""
 PromptKey = tuple[str, str]
@@ -118,52 +118,62 @@ def counts(records: Iterable[Record], method: str) -> dict[PromptKey, tuple[int,
 def _estimate(
     rows: Mapping[PromptKey, Sequence[float]],
     compute: Callable[[np.ndarray], np.ndarray],
-    seed: int,
+    positive: bool = True,
 ) -> Estimate | None:
-    """A figure with its interval over prompts, resampled within each suite, or all together where a
-    suite has fewer than `FEWEST`; None without prompts. `compute`: the sums of the prompts' K
-    numbers, (..., K), to the figure, (...)."""
+    """A figure with its interval over conversations, whose turns depend on each other; stratified by
+    suite, unless one has fewer than `FEWEST`. None without prompts. `compute`: the sums of the
+    prompts' K numbers, (..., K), to the figure, (...). positive: the interval is symmetric in the
+    figure's logarithm."""
     if not rows:
         return None
-    keys = sorted(rows)
-    values_NK = np.array([rows[key] for key in keys], dtype=float)
-    value = float(compute(values_NK.sum(axis=0)))
-    if len(keys) < 2:
-        return Estimate(value, None, None, len(keys))
-    generator = np.random.default_rng(seed)
-    sums_RK = np.zeros((RESAMPLES, values_NK.shape[1]))
-    names = np.array([suite for suite, _ in keys])
-    if min(Counter(names.tolist()).values()) < FEWEST:
-        names[:] = names[0]
-    for name in sorted(set(names.tolist())):
-        stratum = values_NK[names == name]
-        drawn = generator.integers(len(stratum), size=(RESAMPLES, len(stratum)))
-        sums_RK += stratum[drawn].sum(axis=1)
-    tail = _tail(len(keys))
-    lo, hi = np.quantile(compute(sums_RK), [tail, 1 - tail])
-    return Estimate(value, float(lo), float(hi), len(keys))
+    conversations: dict[PromptKey, np.ndarray] = {}
+    for suite, prompt in sorted(rows):
+        first = (suite, prompt.rpartition(TURN)[0])
+        key = first if first in rows else (suite, prompt)
+        numbers_K = np.array(rows[suite, prompt], dtype=float)
+        conversations[key] = conversations.get(key, 0.0) + numbers_K
+    values_NK = np.array([*conversations.values()])
+    sums_K = values_NK.sum(axis=0)
+    value = float(compute(sums_K))
+    unbounded = Estimate(value, None, None, len(rows))
+    if len(conversations) < _BOUNDED:
+        return unbounded
+    names = [suite for suite, _ in conversations]
+    if min(Counter(names).values()) < FEWEST:
+        names = [""] * len(names)
+    total = uncertainty = 0.0
+    for name in dict.fromkeys(names):
+        stratum = values_NK[[other == name for other in names]]
+        df = len(stratum) - 1
+        with np.errstate(divide="ignore", invalid="ignore"):
+            left_out = compute(sums_K - (stratum - stratum.mean(axis=0)) * (df + 1) / df)
+            variance = df * float(np.var(np.log(left_out) if positive else left_out))
+        total += variance
+        uncertainty += variance**2 / df
+    margin = _student_t(total**2 / uncertainty) * sqrt(total) if total else 0.0
+    lo, hi = value - margin, value + margin
+    if positive:
+        lo, hi = value * np.exp([-margin, margin])
+    return Estimate(value, float(lo), float(hi), len(rows)) if isfinite(hi) else unbounded
 
 
-def _tail(count: int) -> float:
-    """The share of resamples on each side of an interval over this many prompts: less than
-    (1 − LEVEL) / 2, because resamples of few prompts vary too little (Hesterberg 2015, expanded
-    percentiles). Student's t by its expansion in 1/ν (Abramowitz & Stegun 26.7.5)."""
-    z, df = NormalDist().inv_cdf((1 - LEVEL) / 2), count - 1
-    t = z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
-    return NormalDist().cdf(t * sqrt(count / df))
+def _student_t(df: float) -> float:
+    """The quantile of Student's t that bounds an interval (Wallace 1959, inverted)."""
+    z = NormalDist().inv_cdf((1 + LEVEL) / 2) * (8 * df + 3) / (8 * df + 1)
+    return sqrt(df * (exp(z**2 / df) - 1))
 
 
 def paired_ratio(
-    baseline: Mapping[PromptKey, float], method: Mapping[PromptKey, float], seed: int = 0
+    baseline: Mapping[PromptKey, float], method: Mapping[PromptKey, float]
 ) -> Estimate | None:
     """mean(baseline) / mean(method) over the prompts that both have; None when they share none."""
     pairs = {key: (baseline[key], method[key]) for key in baseline.keys() & method.keys()}
-    return _estimate(pairs, lambda sums: sums[..., 0] / sums[..., 1], seed)
+    return _estimate(pairs, lambda sums: sums[..., 0] / sums[..., 1])
 
 
-def tau(counted: Counts, seed: int = 0) -> Estimate | None:
+def tau(counted: Counts) -> Estimate | None:
     """Micro τ; None without a call."""
-    return _estimate(counted, lambda sums: sums[..., 0] / sums[..., 1], seed)
+    return _estimate(counted, lambda sums: sums[..., 0] / sums[..., 1])
 
 
 def tau_macro(counted: Counts) -> float | None:
@@ -173,13 +183,13 @@ def tau_macro(counted: Counts) -> float | None:
     return float(np.mean([committed / calls for committed, calls in counted.values()]))
 
 
-def tau_difference(baseline: Counts, method: Counts, seed: int = 0) -> Estimate | None:
+def tau_difference(baseline: Counts, method: Counts) -> Estimate | None:
     """The method's micro τ minus the baseline's over the prompts that both have; None where they
     share none."""
     return _estimate(
         _pair_counts(baseline, method),
         lambda sums: sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1],
-        seed,
+        positive=False,
     )
 
 
@@ -189,15 +199,9 @@ def accepted_ratio(baseline: Counts, method: Counts) -> Estimate | None:
     both = _pair_counts(baseline, method)
     if not sum(committed - calls for committed, calls, *_ in both.values()):
         return None
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found = _estimate(
-            both,
-            lambda sums: (sums[..., 2] / sums[..., 3] - 1) / (sums[..., 0] / sums[..., 1] - 1),
-            seed=0,
-        )
-    if found is not None and found.hi is not None and not np.isfinite(found.hi):
-        return Estimate(found.value, None, None, found.prompts)  # some resample accepted nothing
-    return found
+    return _estimate(
+        both, lambda sums: (sums[..., 2] / sums[..., 3] - 1) / (sums[..., 0] / sums[..., 1] - 1)
+    )
 
 
 def _pair_counts(baseline: Counts, method: Counts) -> dict[PromptKey, tuple[int, int, int, int]]:
@@ -213,18 +217,34 @@ def scores(records: Iterable[Record], method: str) -> dict[PromptKey, float]:
     return {key: float(np.mean(values)) for key, values in collected.items()}
 
 
-def mean_score(found: Mapping[PromptKey, float], seed: int = 0) -> Estimate | None:
+def mean_score(found: Mapping[PromptKey, float]) -> Estimate | None:
     """The mean score over prompts; None without any."""
-    rows = {key: (value, 1.0) for key, value in found.items()}
-    return _estimate(rows, lambda sums: sums[..., 0] / sums[..., 1], seed)
+    return _mean(found, least=0.0)
 
 
 def score_difference(
-    baseline: Mapping[PromptKey, float], method: Mapping[PromptKey, float], seed: int = 0
+    baseline: Mapping[PromptKey, float], method: Mapping[PromptKey, float], identical: bool = False
 ) -> Estimate | None:
-    """The method's mean score minus the baseline's, over the prompts that both have, in pairs."""
-    rows = {key: (method[key] - baseline[key], 1.0) for key in baseline.keys() & method.keys()}
-    return _estimate(rows, lambda sums: sums[..., 0] / sums[..., 1], seed)
+    """The method's mean score minus the baseline's, over the prompts that both have, in pairs.
+    identical: their outputs are."""
+    both = baseline.keys() & method.keys()
+    found = _mean({key: method[key] - baseline[key] for key in both}, least=-1.0)
+    if identical and found is not None and found.lo is not None:
+        return replace(found, lo=found.value, hi=found.value)
+    return found
+
+
+def _mean(values: Mapping[PromptKey, float], least: float) -> Estimate | None:
+    """The mean of values from `least` to 1. Where all are equal, others may be as frequent as what N
+    draws miss with probability 1 − LEVEL (the rule of three)."""
+    rows = {key: (value, 1.0) for key, value in values.items()}
+    found = _estimate(rows, lambda sums: sums[..., 0] / sums[..., 1], positive=False)
+    if found is None or found.lo is None or found.hi is None:
+        return found
+    unseen = 1 - (1 - LEVEL) ** (1 / len(values)) if len(set(values.values())) == 1 else 0.0
+    lo = found.lo - unseen * (found.value - least)
+    hi = found.hi + unseen * (1 - found.value)
+    return replace(found, lo=max(lo, least), hi=min(hi, 1.0))
 
 
 def acceptance(records: Iterable[Record]) -> list[Acceptance]:

@@ -74,8 +74,8 @@ class Gain:
 class Summary:
     """A measurement: figures by method, over all suites and per suite, and where they come from.
 
-    batches: batch size → method → figures over all suites. The other figures are those of the
-        first size.
+    batches: batch size → method → figures over the suites with so many prompts. The other figures
+        are those of the first size.
     plain_spread: the longest over the shortest of plain decoding's seconds per token; None below
         five outputs. load_average: None where the machine has none.
     """
@@ -117,7 +117,7 @@ class Summary:
     @property
     def batch(self) -> int:
         """The batch size of the main figures."""
-        return int((self.settings.get("batch_sizes") or [1])[0])
+        return next(iter(self.batches), 1)
 
     @property
     def titles(self) -> dict[str, str]:
@@ -162,17 +162,20 @@ def _flatten(figures: Figures | Gain | DomainTau) -> JsonObject:
 
 def summarise(run: Run, records: Sequence[Record]) -> Summary:
     """The figures of a run's records."""
-    sizes = run.settings.get("batch_sizes") or [1]
-    by_size = {size: [r for r in records if r.batch == size] for size in sizes}
-    everything, records = records, by_size[sizes[0]]
+    found = {
+        size: [record for record in records if record.batch == size]
+        for size in run.settings.get("batch_sizes") or [1]
+    }
+    by_size = {size: rows for size, rows in found.items() if rows}
+    first = next(iter(by_size), 1)
+    everything, records = records, by_size.get(first, [])
     measured = {record.method for record in everything}
     methods = [method for method in run.settings["methods"] if method in measured]
     greedy = run.settings["temperature"] == 0
-    seed = int(run.settings.get("seed", 0))
 
-    def compute(rows: Sequence[Record], size: int = sizes[0]) -> dict[str, Figures]:
+    def compute(rows: Sequence[Record], size: int = first) -> dict[str, Figures]:
         metrics = len({r.suite for r in rows if r.score is not None})
-        return {m: method_figures(rows, m, size, greedy, seed, metrics) for m in methods}
+        return {m: method_figures(rows, m, size, greedy, metrics) for m in methods}
 
     suites = dict.fromkeys(record.suite for record in records)
     seconds = [stats.decode_time(unit) for unit in stats.list_units(records, PLAIN)]
@@ -186,11 +189,11 @@ def summarise(run: Run, records: Sequence[Record]) -> Summary:
         suites={suite: compute([r for r in everything if r.suite == suite]) for suite in suites},
         bugs=sum(r.divergence is not None and r.divergence.kind == BUG for r in everything),
         records=len(everything),
-        batches={size: compute(rows, size) for size, rows in by_size.items() if rows},
+        batches={size: compute(rows, size) for size, rows in by_size.items()},
         plain_spread=None if len(seconds) < 5 else max(seconds) / min(seconds),
         load_average=load_average,
     )
-    summary.against_first = _compare_with_first(summary, records, seed)
+    summary.against_first = _compare_with_first(summary, records)
     if run.training is not None and run.training.method in methods:
         taus = {name: found[run.training.method].tau for name, found in summary.suites.items()}
         summary.domains = compare_domains(run.training, run.settings, taus)
@@ -198,7 +201,7 @@ def summarise(run: Run, records: Sequence[Record]) -> Summary:
 
 
 def method_figures(
-    everything: Sequence[Record], method: str, size: int, greedy: bool, seed: int, metrics: int
+    everything: Sequence[Record], method: str, size: int, greedy: bool, metrics: int
 ) -> Figures:
     """The figures of one method at a batch size, over some records; outputs of every batch size are
     compared with plain decoding's. `metrics`: suites with scores; those of several have no mean."""
@@ -224,9 +227,9 @@ def method_figures(
     return Figures(
         verifier=", ".join(sorted({r.verifier for r in rows if r.verifier})) or None,
         lossy=any(r.lossy for r in rows),
-        speedup=stats.paired_ratio(plain, mine, seed),
+        speedup=stats.paired_ratio(plain, mine),
         speedup_with_prefill=stats.paired_ratio(
-            plain_whole, stats.times(records, method, stats.whole_time), seed
+            plain_whole, stats.times(records, method, stats.whole_time)
         ),
         speedup_median=float(np.median(ratios)) if ratios else None,
         tau=stats.tau(counted),
@@ -245,8 +248,10 @@ def method_figures(
         draft_share=draft_seconds / seconds if seconds > 0 else None,
         finish=dict(Counter(r.finish for r in rows)),
         acceptance=stats.acceptance(rows),
-        score=stats.mean_score(scored, seed) if metrics < 2 else None,
-        score_difference=stats.score_difference(stats.scores(records, PLAIN), scored, seed),
+        score=stats.mean_score(scored) if metrics < 2 else None,
+        score_difference=stats.score_difference(
+            stats.scores(records, PLAIN), scored, identical=not different
+        ),
     )
 
 
@@ -268,7 +273,7 @@ def swept_points(summary: Summary) -> dict[str, dict[str, str]]:
     return found
 
 
-def _compare_with_first(summary: Summary, records: Sequence[Record], seed: int) -> list[Gain]:
+def _compare_with_first(summary: Summary, records: Sequence[Record]) -> list[Gain]:
     gains = []
     groups = swept_points(summary)
     if not groups and not summary.settings.get("tuning"):
@@ -280,8 +285,8 @@ def _compare_with_first(summary: Summary, records: Sequence[Record], seed: int) 
         base_counts = stats.counts(records, base)
         base_times = stats.times(records, base)
         for point, method in others:
-            difference = stats.tau_difference(base_counts, stats.counts(records, method), seed)
-            ratio = stats.paired_ratio(base_times, stats.times(records, method), seed)
+            difference = stats.tau_difference(base_counts, stats.counts(records, method))
+            ratio = stats.paired_ratio(base_times, stats.times(records, method))
             prompts = difference.prompts if difference else 0
             gains.append(Gain(title, first, point, method, prompts, difference, ratio))
     return gains

@@ -197,11 +197,14 @@ def _warnings(summary: Summary) -> Iterator[str]:
                 f"NOT HELD OUT: {share} of {summary.titles.get(suite, suite)} overlap with the "
                 "drafter's training data, so these figures are partly in-domain."
             )
-    passes = summary.settings.get("repeats", 1) * len(summary.settings.get("batch_sizes") or [1])
-    expected = passes * sum(source["prompts"] for source in summary.run.suites)
+    sizes: list[int] = summary.settings.get("batch_sizes") or [1]
+    repeats = summary.settings.get("repeats", 1)
+    expected = repeats * sum(
+        source["prompts"] * len(source.get("batch_sizes", sizes)) for source in summary.run.suites
+    )
     done = summary.records // len(summary.overall)
     if 0 < done < expected:
-        what = plural(expected, "prompt" if passes == 1 else "output")
+        what = plural(expected, "prompt" if repeats * len(sizes) == 1 else "output")
         yield f"UNFINISHED: {done} of {what}; rerun the command to continue."
     best = find_best(summary)
     if best and 1 < summary.overall[best].prompts < FEWEST:

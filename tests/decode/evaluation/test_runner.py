@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 import decode
+from decode import eval
 from decode.evaluation import runner as measure
 from decode.evaluation.records import read_records
 from decode.speculation.settings import Sampling
+from specalign.common.errors import UserError
+from specalign.common.terminal import PlainConsole
 from specalign.lm.model import Target
 from specalign.suites.prompt import Prompt
+from tests.measurements import QUIET
 from tests.measurements import run_eval as run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -32,6 +36,18 @@ def test_orders_are_balanced_and_seeded() -> None:
     assert set(Counter(t.order for t in tasks).values()) == {2}
     assert tasks == plan(["plain", "lookup", "drafter"], 1)
     assert [t.order for t in tasks] != [t.order for t in plan(tasks[0].order, 2)]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_orders_are_balanced_in_each_suite_and_shared_by_a_batch(batch: int) -> None:
+    suites = {
+        s: [(Prompt(f"{s}{i}", "x", later=("y",)), [1]) for i in range(4 * batch)] for s in "ab"
+    }
+    groups = measure.plan_tasks(suites, ["plain", "drafter"], 1, 0, batch)
+    assert all(len({task.order for task in group}) == 1 for group in groups)
+    first = [(g[0].suite, g[0].order[0]) for g in groups if not g[0].follows]
+    assert set(Counter(first).values()) == {2} and len(set(first[:2])) == 2
+    assert len({method for _, method in first[:2]}) == 2  # also over suites of one prompt
 
 
 def test_every_beginning_is_spread_over_every_suite() -> None:
@@ -135,6 +151,30 @@ def test_second_turns_batches_and_replays(tmp_path: Path) -> None:
         "plain,lookup", "--out", tmp_path / "o",
     )  # fmt: skip
     assert read_records(folder) == records and again.records == summary.records
+
+
+def test_batch_sizes_without_enough_prompts_are_skipped(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--prompts", prompts, "--methods", "plain,lookup", "--out", tmp_path / "o")
+    config = eval.read_config([*QUIET, *map(str, words), "--batch-size", "4,2,1"])
+    summary, folder = eval.evaluate(config, PlainConsole(wide=True))
+    line = "mine: batch size 4 needs 4 prompts, not 3"
+    assert capsys.readouterr().out.count(f"skipped: {line}") == 1 and line in summary.run.skipped
+    assert set(summary.batches) == {2, 1} and summary.batch == 2
+    assert "UNFINISHED" not in summary.verdict
+    records = read_records(folder)
+    assert Counter(r.batch for r in records) == {2: 6, 1: 6}
+    orders = {(r.batch, r.prompt, r.method): r.position for r in records}
+    kept = [
+        line for line in (folder / "records.jsonl").read_text().splitlines() if '"batch": 2' in line
+    ]
+    (folder / "records.jsonl").write_text("\n".join(kept) + "\n")
+    eval.evaluate(config, PlainConsole(quiet=True))
+    again = read_records(folder)
+    assert {(r.batch, r.prompt, r.method): r.position for r in again} == orders
+    with pytest.raises(UserError, match="--batch-size: mine: batch size 4 needs 4 prompts"):
+        run(*words[:-1], tmp_path / "other", "--batch-size", "4")
 
 
 def copy_of_mtbench(folder: Path) -> Path:

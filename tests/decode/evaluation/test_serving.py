@@ -48,6 +48,7 @@ class StreamingServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.burst, self.drafts, self.accepted = burst, 0, 0
         self.kind, self.end_seconds, self.broken = "content", 0.0, ""
+        self.counts = True
         self.asked: list[dict[str, Any]] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -90,12 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(self.server.end_seconds)
         end = {"index": 0, "delta": {"content": ""}, "finish_reason": "stop"}
         self._event({"choices": [end]})
-        self._event(
-            {
-                "choices": [],
-                "usage": {"completion_tokens": count, "prompt_tokens": 1, "total_tokens": 1},
-            }
-        )
+        usage = {"completion_tokens": count, "prompt_tokens": 1, "total_tokens": 1}
+        self._event({"choices": [], "usage": usage if self.server.counts else None})
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _event(self, values: dict[str, Any]) -> None:
@@ -256,6 +253,14 @@ def test_a_broken_event_is_one_error(
     plain.broken = event
     with pytest.raises(UserError, match=f"{plain.url}: a broken event in its stream"):
         Endpoint(plain.url).send([("s", Prompt("p", "Hi"), 10)], 1, 0.0)
+
+
+def test_tokens_are_not_guessed_from_pieces(
+    servers: tuple[StreamingServer, StreamingServer],
+) -> None:
+    servers[1].counts = False
+    with pytest.raises(UserError, match=f"{servers[1].url}: its streams have no usage"):
+        Endpoint(servers[1].url).send([("s", Prompt("p", "Hi"), 10)], 1, 0.0)
 
 
 def test_a_speed_up_above_tau_is_doubted() -> None:

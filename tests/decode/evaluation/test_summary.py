@@ -73,12 +73,12 @@ def test_a_disturbed_or_unfinished_run(tmp_path: Path) -> None:
     summary, _ = make_report(folder)
     assert summary.plain_spread == pytest.approx(1.5)
     assert "disturbed" not in summary.verdict and "UNFINISHED" not in summary.verdict
-    append(folder, [record("plain", "p5", 9.0, 20, 20, [0] * 20, [0] * 20, identical=True)])
+    append(folder, [record("plain", "p5", 3.0, 20, 20, [0] * 20, [0] * 20, identical=True)])
     run = read_run(folder)
     run.suites[0]["prompts"] = 40
     write_run(folder, run)
     summary, _ = make_report(folder)
-    assert "not idle (plain decoding's own speed varied 9.0-fold" in summary.verdict
+    assert "not idle (plain decoding's own speed varied 3.0-fold" in summary.verdict
     assert headline(summary).endswith("on a busy machine")
     assert "UNFINISHED: 6 of 40 prompts" in summary.verdict
     run.suites[0]["prompts"] = 6
@@ -158,8 +158,7 @@ def test_every_point_is_compared_with_the_first_prompt_by_prompt() -> None:
     assert [faster.speed.value, faster.speed.lo, faster.speed.hi] == pytest.approx([2.0] * 3)
     assert slower.speed is not None and slower.tau is not None
     assert (slower.method, slower.prompts, slower.speed.value) == ("a:draft_tokens=16", 2, 0.5)
-    ends = [20 / 6 - 20 / 11, 40 / 11 - 40 / 21, 4 - 2]
-    assert [slower.tau.lo, slower.tau.value, slower.tau.hi] == pytest.approx(ends)
+    assert slower.tau.value == pytest.approx(40 / 11 - 40 / 21) and slower.tau.lo is None
     del run.settings["sweep"]  # methods are compared alike
     first, *others = points
     gains = summarise(run, records).against_first
