@@ -74,8 +74,8 @@ class Gain:
 class Summary:
     """A measurement: figures by method, over all suites and per suite, and where they come from.
 
-    batches: batch size → method → figures over the suites with so many prompts. The other figures
-        are those of the first size.
+    batches: batch size → method → figures over the suites with at least that number of
+        prompts. The other figures are those of the first size.
     plain_spread: the longest over the shortest of plain decoding's seconds per token; None below
         five outputs. load_average: None where the machine has none.
     """
