@@ -43,7 +43,7 @@ def complete_config(path: Path, header: Header, config: Any) -> None:
     Raises:
         UserError: a partial rotary width that this architecture's config cannot express.
     """
-    config.vocab_size = header.tensors[EMBEDDING].shape[0]
+    config.vocab_size = int(header.tensors[EMBEDDING].shape[1])
     for name, key in {"bos": "bos", "eos": "eos", "pad": "padding"}.items():
         setattr(config, f"{name}_token_id", special_id(header.values, key))
     for key, names in _VALUES.items():
@@ -87,8 +87,7 @@ def _complete_rope(path: Path, header: Header, rope: JsonObject, context: int) -
     factor = rope_scale(header)
     stored = header.tensors.get(ROPE_FACTORS)
     if stored is not None:  # Llama 3.1's; a longrope that is the same at every length
-        factors = np.fromfile(path, "<f4", stored.shape[0], offset=stored.start)
-        per_frequency = (factors * np.float32(factor)).tolist()
+        per_frequency = (stored.data * np.float32(factor)).tolist()
         main |= {
             "rope_type": "longrope", "short_factor": per_frequency, "long_factor": per_frequency,
             "attention_factor": 1.0, "original_max_position_embeddings": context,

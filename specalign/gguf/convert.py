@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -114,7 +113,7 @@ def _load_model(
             f"shape; {HINT}"
         )
     stored = sum(
-        math.prod(tensor.shape)
+        tensor.n_elements
         for name, tensor in header.tensors.items()
         if not name.startswith("rope_") and not _is_draft_layer(name, config.num_hidden_layers)
     )

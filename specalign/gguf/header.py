@@ -1,16 +1,17 @@
-"""Finds GGUF files, and reads and checks their headers without importing torch."""
+"""Finds GGUF files, and reads and checks their headers."""
 
 from __future__ import annotations
 
-import math
-import mmap
 import re
-import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specalign.common.errors import UserError, nearest
+import numpy as np
+from gguf.gguf_reader import GGUFReader, ReaderTensor
+
+from specalign.common.errors import UserError, in_one_line, nearest
 from specalign.common.schema import JsonObject
 from specalign.common.text import cut, short
 
@@ -23,11 +24,6 @@ not."""
 HINT = "use the model's hub-layout folder"
 EMBEDDING = "token_embd.weight"
 ROPE_FACTORS = "rope_freqs.weight"
-_NUMBERS = {
-    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
-}  # fmt: skip
-_STRING = 8
-_ARRAY = 9
 _WEIGHTS = re.compile(r".+\.safetensors|.+\.index\.json|pytorch_model.*\.bin")
 
 
@@ -64,20 +60,11 @@ def _gguf_models(folder: Path) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class StoredTensor:
-    """Where a tensor is stored: shape in torch's order, GGML type number, byte offset."""
-
-    shape: tuple[int, ...]
-    kind: int
-    start: int
-
-
-@dataclass(frozen=True)
 class Header:
-    """Metadata and tensor table of a file."""
+    """Metadata and tensor table of a file. Shapes are in GGML's order: rows of a matrix last."""
 
     values: JsonObject
-    tensors: dict[str, StoredTensor]
+    tensors: Mapping[str, ReaderTensor]
 
     @property
     def architecture(self) -> str:
@@ -91,77 +78,24 @@ class Header:
         return self.values.get(self.key(name))
 
 
+class _Reader(GGUFReader):
+    """Its base class reads on beyond the end of the file."""
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+        if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
+            raise ValueError(f"truncated: it ends after {len(self.data)} bytes")
+        return super()._get(offset, dtype, count, override_order)
+
+
 def read_header(path: Path) -> Header:
-    """Read a file's header. Raises UserError: the file is not GGUF, its header is damaged, or it is
+    """Read a file's header. Raises UserError: the file is not GGUF, is truncated or damaged, or is
     a part of a split model."""
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            header = _HeaderReader(data).read_header()
-    except (struct.error, ValueError, OverflowError, KeyError) as error:
-        raise UserError(f"{path}: not a readable GGUF file ({error})") from None
-    if header.values.get("split.count", 1) not in (0, 1):
+    with in_one_line(f"{path}: not a readable GGUF file"):
+        reader = _Reader(path)
+        values = {name: field.contents() for name, field in reader.fields.items()}
+    if values.get("split.count", 1) not in (0, 1):
         raise UserError(f"{path}: a part of a split model; join it: llama-gguf-split --merge")
-    return header
-
-
-class _HeaderReader:
-    """Reads values one after the other, from `position` on."""
-
-    def __init__(self, data: mmap.mmap) -> None:
-        self.data, self.position = data, 4
-
-    def read_header(self) -> Header:
-        if self.data[:4] != b"GGUF":
-            raise ValueError("it does not begin with GGUF")
-        version = self.read_number("I")
-        if version not in (2, 3):
-            raise ValueError(f"version {version} is not supported (2 and 3 are)")
-        tensor_count, value_count = self.read_number("Q"), self.read_number("Q")
-        values = {self.read_text(): self.read_value() for _ in range(value_count)}
-        stored = [self.read_tensor() for _ in range(tensor_count)]
-        alignment = max(1, values.get("general.alignment", 32))
-        start = math.ceil(self.position / alignment) * alignment
-        return Header(values, {n: StoredTensor(s, k, start + at) for n, s, k, at in stored})
-
-    def read_number(self, form: str) -> Any:
-        value = struct.unpack_from(f"<{form}", self.data, self.position)[0]
-        self.position += struct.calcsize(f"<{form}")
-        return value
-
-    def read_text(self) -> str:
-        length = self.read_number("Q")
-        text = self.data[self.position : self.position + length]
-        if len(text) < length:
-            raise ValueError("its header is cut off")
-        self.position += length
-        return text.decode("utf-8", "replace")
-
-    def read_value(self) -> Any:
-        kind = self.read_number("I")
-        if kind in _NUMBERS:
-            return self.read_number(_NUMBERS[kind])
-        return self.read_text() if kind == _STRING else self.read_array(kind)
-
-    def read_array(self, kind: int) -> list[Any]:
-        inner = self.read_number("I") if kind == _ARRAY else kind
-        if inner != _STRING and inner not in _NUMBERS:
-            raise ValueError(f"metadata of unknown type {inner}")
-        length = self.read_number("Q")
-        if inner == _STRING:
-            return [self.read_text() for _ in range(length)]
-        form = f"<{length}{_NUMBERS[inner]}"
-        start = self.position
-        self.position += struct.calcsize(form)
-        return list(struct.unpack_from(form, self.data, start))
-
-    def read_tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        """A tensor's name, shape, type, and offset in the data section."""
-        name = self.read_text()
-        dimensions = self.read_number("I")
-        if dimensions > 8:
-            raise ValueError(f"a tensor of {dimensions} dimensions")
-        shape = [self.read_number("Q") for _ in range(dimensions)]
-        return name, tuple(reversed(shape)), self.read_number("I"), self.read_number("Q")
+    return Header(values, {tensor.name: tensor for tensor in reader.tensors})
 
 
 def check_header(path: Path, header: Header) -> None:
@@ -173,7 +107,6 @@ def check_header(path: Path, header: Header) -> None:
         raise UserError(
             f"{path}: GGUF architecture {architecture!r} is not supported{hint}; {HINT}"
         )
-    _check_tensors(path, header)
     for name in ("block_count", "embedding_length", "context_length"):
         value = header.get(name)
         if type(value) is not int or value < 1:
@@ -181,14 +114,14 @@ def check_header(path: Path, header: Header) -> None:
             raise UserError(f"{path}: {key}: must be a positive integer")
     embedding = header.tensors.get(EMBEDDING)
     tokens = len(header.values.get("tokenizer.ggml.tokens", ()))
-    if embedding is None or len(embedding.shape) != 2 or embedding.shape[0] < tokens:
+    if embedding is None or len(embedding.shape) != 2 or embedding.shape[1] < tokens:
         raise UserError(f"{path}: has no tensor {EMBEDDING!r} with a row for each of its tokens")
     layers = len({name.split(".")[1] for name in header.tensors if name.startswith("blk.")})
     sizes = (header.get("block_count"), header.get("embedding_length"))
-    if sizes != (layers, embedding.shape[1]):
+    if sizes != (layers, embedding.shape[0]):
         raise UserError(
             f"{path}: says {sizes[0]} layers of width {sizes[1]}, but has tensors of {layers} "
-            f"layers of width {embedding.shape[1]}"
+            f"layers of width {embedding.shape[0]}"
         )
     for name in ("rope_factors_long.weight", "rope_factors_short.weight", ROPE_FACTORS):
         if name in header.tensors and (name, architecture) != (ROPE_FACTORS, "llama"):
@@ -197,24 +130,6 @@ def check_header(path: Path, header: Header) -> None:
     if rope_scale(header) != 1 and kind not in (None, "linear"):
         key = header.key("rope.scaling.type")
         raise UserError(f"{path}: {key}={short(kind, 40)}: not supported; {HINT}")
-
-
-def _check_tensors(path: Path, header: Header) -> None:
-    """Every tensor has a known type and ends within the file."""
-    from gguf.constants import GGML_QUANT_SIZES
-
-    block_sizes = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
-    size = path.stat().st_size
-    for name, tensor in header.tensors.items():
-        if tensor.kind not in block_sizes:
-            raise UserError(f"{path}: tensor {name!r} is of unknown type {tensor.kind}")
-        elements, block_bytes = block_sizes[tensor.kind]
-        end = tensor.start + math.prod(tensor.shape) // elements * block_bytes
-        if end > size:
-            raise UserError(
-                f"{path}: truncated: tensor {name!r} ends at byte {end}, but the file has {size} "
-                "bytes"
-            )
 
 
 def rope_scale(header: Header) -> float:

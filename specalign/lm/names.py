@@ -14,13 +14,7 @@ from specalign.common.hub import is_hub_id, missing
 from specalign.common.schema import SHORT_DTYPES, JsonObject, read_object
 from specalign.folder.chat import Chat
 from specalign.folder.config import check_ends, check_quantised
-from specalign.gguf.header import (
-    check_header,
-    gguf_of_folder,
-    is_gguf,
-    is_hub_layout,
-    read_header,
-)
+from specalign.gguf.header import gguf_of_folder, is_gguf, is_hub_layout
 
 DEBUG = {"debug": "Llama", "debug-gpt2": "GPT2", "debug-gptneo": "GPTNeo", "debug-qwen2": "Qwen2"}
 """The debug targets and their architectures."""
@@ -76,10 +70,8 @@ def check_name(spec: str) -> None:
     elif not is_gguf(path) and (path.is_file() or not is_hub_id(spec)):
         neither = "neither a folder in hub layout, a GGUF file, nor a hub id (owner/name)"
         raise missing(f"target {spec!r}", spec, neither)
-    if is_gguf(path):
-        if not path.is_file():
-            raise UserError(f"target {spec!r}: no such file")
-        check_header(path, read_header(path))
+    if is_gguf(path) and not path.is_file():
+        raise UserError(f"target {spec!r}: no such file")
 
 
 def _check_no_drafter(spec: str, folder: Path) -> None:

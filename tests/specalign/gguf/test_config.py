@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from specalign.common.errors import UserError
 from specalign.gguf.config import complete_config
-from specalign.gguf.header import Header, StoredTensor
+from specalign.gguf.header import Header
 from specalign.lm.loading import load_target
 from tests.gguf_layouts import LAYOUTS, write_layout
 from tests.target_models import (
@@ -127,7 +128,7 @@ def completed(architecture: str, config: Any, **values: Any) -> Any:
     """The config completed by a header of a model with heads of 16."""
     own = {"attention__head_count": 4, "embedding_length": 64, **values}
     named = {f"{architecture}.{key.replace('__', '.')}": value for key, value in own.items()}
-    tensors = {"token_embd.weight": StoredTensor((VOCAB, 64), 0, 0)}
+    tensors: dict[str, Any] = {"token_embd.weight": SimpleNamespace(shape=(64, VOCAB))}
     complete_config(
         Path("m.gguf"), Header({"general.architecture": architecture, **named}, tensors), config
     )
