@@ -96,29 +96,22 @@ def _load_saved(values: JsonObject, path: Path, target: Target) -> BlockDrafter:
     """What `save_drafter` wrote."""
     config = BlockConfig.from_dict(values, f"{path}/config.json")
     where, tensors = f"{path}/{SAFE}", read_folder(path, f"drafter {path}")
-    vocab, head = tensors.pop("draft_vocab", None), tensors.pop("head", None)
+    stored = {name: tensors.pop(name) for name in ("draft_vocab", "head") if name in tensors}
+    size = config.draft_vocab_size
+    expected = {"draft_vocab": torch.Size([size])} if size else {}
+    expected |= {"head": torch.Size([size, config.hidden_size])} if config.own_head else {}
+    check_shapes(stored, expected, where)
+    vocab, head = stored.get("draft_vocab"), stored.get("head")
     if vocab is not None:
         vocab = check_vocabulary(vocab, target.vocab_size, f"{where}: draft_vocab")
-    if (0 if vocab is None else len(vocab)) != config.draft_vocab_size:
-        stated = f"config.json's {config.draft_vocab_size} entries"
-        raise UserError(f"{where}: draft_vocab does not have {stated}")
-    shape = (config.draft_vocab_size, config.hidden_size) if config.own_head else None
-    if shape != (None if head is None else head.shape):
-        raise UserError(f"{where}: head does not match own_head={config.own_head} in config.json")
     return _build(config, tensors, vocab, None if head is None else head.float(), target, path)
-
-
-def read_settings(values: JsonObject, layout: str, where: str, target: Target) -> JsonObject:
-    """The input of `BlockConfig.from_dict` in another engine's config.json, without what only the
-    tensors tell. Raises UserError."""
-    with in_one_line(where):
-        return READERS[layout](ConfigReader(values), target)
 
 
 def _import_drafter(values: JsonObject, layout: str, path: Path, target: Target) -> BlockDrafter:
     """Another engine's drafter; `layout`: from `layout_of`."""
     where, tensors = f"{path}/config.json", read_folder(path, f"drafter {path}")
-    found = read_settings(values, layout, where, target)
+    with in_one_line(where):
+        found = READERS[layout](ConfigReader(values), target)
     vocab, head = read_vocabulary(tensors, target, path)
     options, heads = take_heads(tensors, found, path)
     sizes = {"draft_vocab_size": 0 if vocab is None else len(vocab), "own_head": head is not None}

@@ -17,27 +17,22 @@ def read_dflash(s: ConfigReader, target: Target) -> JsonObject:
     """Settings of a folder's config.json (`ConfigReader.read_layers`). Taps that it does not name are evenly
     spread, from layer 1 to the third from the end."""
     s.check_architecture(ARCHITECTURE)
-    settings = s.read_layers(target)
-    ids = s.get("target_layer_ids")
-    if ids is None:
+    if s.get("target_layer_ids") is None:
         layers, count = s.get_int("num_target_layers", low=0), s.get_int("num_hidden_layers")
         step = (layers - 4) / max(count - 1, 1)
         ids = [layers // 2] if count == 1 else [round(1 + i * step) for i in range(count)]
-    return {**settings, "target_layer_ids": s.read_taps(target, "target_layer_ids", ids)}
+        s.nested = {**s.nested, "target_layer_ids": ids}
+    return s.read_layers(target)
 
 
 def make_dflash(drafter: BlockDrafter) -> Exported:
     """DFlash's folder. Raises UserError for a drafter that the format can't hold."""
     check_fit(drafter, "dflash", layout="fill_in", adds_bias=True)
-    nested: JsonObject = {
-        "mask_token_id": drafter.config.mask_token_id,
-        "target_layer_ids": list(drafter.config.target_layer_ids),
-    }
+    taps = taps_config(drafter)
+    nested = {name: taps[name] for name in ("mask_token_id", "target_layer_ids")}
     scale = embedding_scale(drafter.target)
     if scale != 1:
         nested["input_embedding_scale"] = scale
-    layers = {**qwen3_config(drafter), **taps_config(drafter)}
-    config = {"architectures": [ARCHITECTURE], **layers, "dflash_config": nested}
-    if drafter.draft_vocab is not None:
-        config["draft_vocab_size"] = drafter.draft_size
+    own = {"architectures": [ARCHITECTURE], "dflash_config": nested}
+    config = {**own, **qwen3_config(drafter), **taps}
     return Exported(config, published_tensors(drafter) | vocabulary_tensors(drafter))

@@ -34,9 +34,7 @@ GATE, JOINT, CONFIDENCE = "markov_head.gate_proj", "markov_head.joint_proj", "co
 def read_dspark(s: ConfigReader, target: Target) -> JsonObject:
     """Settings of a folder's config.json (`ConfigReader.read_layers`)."""
     s.check_architecture(*ARCHITECTURES)
-    settings = {**s.read_layers(target, from_anchor=True), **read_head_settings(s)}
-    name = "target_layer_ids"
-    return {**settings, name: s.read_taps(target, name, s.get(name))}
+    return {**s.read_layers(target, from_anchor=True), **read_head_settings(s)}
 
 
 def read_head_settings(s: ConfigReader) -> JsonObject:
@@ -106,7 +104,7 @@ def make_dspark(drafter: BlockDrafter) -> Exported:
     heads = write_heads(drafter)
     confidence = drafter.confidence is not None
     config = {
-        "architectures": ["Qwen3DSparkModel"],
+        "architectures": [ARCHITECTURES[0]],
         **qwen3_config(drafter),
         **taps_config(drafter),
         "sample_from_anchor": True,
@@ -115,8 +113,6 @@ def make_dspark(drafter: BlockDrafter) -> Exported:
         "enable_confidence_head": confidence,
         "confidence_head_with_markov": confidence and c.confidence_input != "hidden",
     }
-    if drafter.draft_vocab is not None:
-        config["draft_vocab_size"] = drafter.draft_size
     return Exported(config, published_tensors(drafter) | heads | vocabulary_tensors(drafter))
 
 

@@ -30,6 +30,12 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "markov_head_type": ("vanilla", "gated", "rnn"), "speculators_model_type": ("dflash", "dspark"),
 }  # fmt: skip
 """Keys that change what is computed, and the values that the network here computes."""
+LAYERS = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "hidden_act", "rms_norm_eps", "attention_bias", "vocab_size",
+)  # fmt: skip
+"""Keys of Qwen3's config that `BlockConfig` names alike."""
+TAPS = "target_layer_ids"
 
 
 @dataclass
@@ -80,10 +86,13 @@ class ConfigReader:
         if kind != "qwen3":
             raise UserError(f"model_type={kind!r}: only qwen3 layers are supported")
 
-    def read_layers(self, target: Target, from_anchor: bool = False) -> JsonObject:
-        """The input of `BlockConfig.from_dict`, without the taps, the target's name and what only
-        the tensors tell. from_anchor: whether the anchor's row drafts too, if the file does not
-        say. Raises UserError for a key that is missing, not computed here, or does not fit the
+    def read_layers(
+        self, target: Target, from_anchor: bool = False, taps: str = TAPS, shift: int = 0
+    ) -> JsonObject:
+        """The input of `BlockConfig.from_dict`, without the target's name and what only the tensors
+        tell. from_anchor: whether the anchor's row drafts too, if the file does not say. taps: the
+        key of the tapped layers, of which id i − shift is the output of the target's layer, from 0.
+        Raises UserError for a key that is missing, not computed here, or does not fit the
         target."""
         for name, choices in SUPPORTED.items():
             value = self.get(name)
@@ -101,26 +110,23 @@ class ConfigReader:
         heads, width = self.get_int("num_attention_heads"), self.get_int("hidden_size")
         head_dim = self.get_int("head_dim", width // heads)
         rotary, rope = read_rotary(self.inner, head_dim, target)
+        defaults: JsonObject = {
+            "num_key_value_heads": heads, "head_dim": head_dim, "hidden_act": "silu",
+            "rms_norm_eps": 1e-6, "attention_bias": False, "vocab_size": target.vocab_size,
+        }  # fmt: skip
         return {
             "context": "taps",
             "block_size": self.get_int("block_size"),  # rows, as in this project's files
             "sample_from_anchor": from_anchor,
             "init_layer_ids": [-1] * self.get_int("num_hidden_layers"),
-            "hidden_size": width,
-            "intermediate_size": self.get_int("intermediate_size"),
-            "num_attention_heads": heads,
-            "num_key_value_heads": self.get_int("num_key_value_heads", heads),
-            "head_dim": head_dim,
-            "rms_norm_eps": self.get("rms_norm_eps", 1e-6),
-            "hidden_act": self.get("hidden_act", "silu"),
-            "vocab_size": self.get_int("vocab_size", target.vocab_size),
+            **{name: self.get(name, defaults.get(name)) for name in LAYERS},
             "mask_token_id": self.get_int("mask_token_id", low=0),
             "num_target_layers": self.get_int("num_target_layers", target.num_layers),
             "rope_theta": float(rope.get("rope_theta") or target.rope_theta),
             "qk_norm": True,
-            "attention_bias": bool(self.get("attention_bias", False)),
             "rotary": rotary,
             "extra": {"rope_parameters": rope} if rotary else {},
+            TAPS: self._read_taps(target, taps, shift),
         }
 
     def _check_windows(self, target: Target) -> None:
@@ -139,9 +145,8 @@ class ConfigReader:
             if kind != "full_attention" and not whole:
                 raise UserError(f"layer_types has {kind!r:.60}: only full attention is supported")
 
-    def read_taps(self, target: Target, name: str, ids: Any, shift: int = 0) -> list[int]:
-        """Tapped layers, the target's from 0: id i − shift is the output of that layer. `ids`: the
-        value of the key `name`. Raises UserError."""
+    def _read_taps(self, target: Target, name: str, shift: int) -> list[int]:
+        ids = self.get(name)
         if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
             raise UserError(f"{name} must be a list of layers, not {ids!r:.60}")
         last = target.num_layers - 1 + shift
@@ -209,17 +214,9 @@ def qwen3_config(drafter: BlockDrafter) -> JsonObject:
     rope = write_rotary(drafter)
     return {
         "model_type": "qwen3",
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
+        **{name: getattr(c, name) for name in LAYERS},
         "num_hidden_layers": layers,
-        "num_attention_heads": c.num_attention_heads,
-        "num_key_value_heads": c.num_key_value_heads,
-        "head_dim": c.head_dim,
-        "hidden_act": c.hidden_act,
-        "rms_norm_eps": c.rms_norm_eps,
-        "attention_bias": c.attention_bias,
         "attention_dropout": 0.0,
-        "vocab_size": c.vocab_size,
         "max_position_embeddings": drafter.target.context_limit,
         "rope_theta": rope["rope_theta"],
         "rope_parameters": rope,
@@ -231,11 +228,12 @@ def qwen3_config(drafter: BlockDrafter) -> JsonObject:
 
 
 def taps_config(drafter: BlockDrafter) -> JsonObject:
-    """Blocks and taps: layer i's output is transformers' hidden_states[i + 1]."""
+    """Blocks, taps and draft vocabulary: layer i's output is transformers' hidden_states[i + 1]."""
     c = drafter.config
     return {
         "block_size": c.rows,
         "mask_token_id": c.mask_token_id,
-        "target_layer_ids": list(c.target_layer_ids),
+        TAPS: list(c.target_layer_ids),
         "num_target_layers": c.num_target_layers,
+        **({} if drafter.draft_vocab is None else {"draft_vocab_size": drafter.draft_size}),
     }

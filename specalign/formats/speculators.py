@@ -23,10 +23,9 @@ def read_speculators(s: ConfigReader, target: Target) -> JsonObject:
     with suppress(KeyError, IndexError, TypeError):  # old folders don't say it otherwise
         method = s.values["speculators_config"]["proposal_methods"][0]
         from_anchor = method["speculative_tokens"] == s.get("block_size")
-    settings = s.read_layers(target, from_anchor)
-    if s.values["speculators_model_type"] == "dspark":
-        settings |= read_head_settings(s)
-    return {**settings, "target_layer_ids": s.read_taps(target, _TAPS, s.get(_TAPS), shift=1)}
+    settings = s.read_layers(target, from_anchor, _TAPS, shift=1)
+    dspark = s.values["speculators_model_type"] == "dspark"
+    return {**settings, **(read_head_settings(s) if dspark else {})}
 
 
 def make_speculators(drafter: BlockDrafter) -> Exported:

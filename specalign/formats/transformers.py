@@ -12,14 +12,14 @@ from specalign.models.block import BlockDrafter
 
 _UNKNOWN = (
     "vocab_size", "attention_bias", "tie_word_embeddings", "num_target_layers", "is_causal",
+    "draft_vocab_size",
 )  # fmt: skip
 """Keys that the assistant does not have."""
 
 
 def read_assistant(s: ConfigReader, target: Target) -> JsonObject:
     """Settings of a folder's config.json (`ConfigReader.read_layers`)."""
-    name = "target_layer_ids"
-    return {**s.read_layers(target), name: s.read_taps(target, name, s.get(name))}
+    return s.read_layers(target)
 
 
 def make_assistant(drafter: BlockDrafter) -> Exported:

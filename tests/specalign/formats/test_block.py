@@ -64,7 +64,7 @@ def test_configs_that_do_not_fit(target: Target, samples: data.Samples, tmp_path
     for key, value, says in (
         ("architectures", ["LlamaForCausalLM"], "not a block drafter"),
         ("vocab_size", 9, "vocab_size is 9"),
-        ("draft_vocab_size", 63, "63 entries"),
+        ("draft_vocab_size", 63, r"draft_vocab has shape \(64,\), expected \(63,\)"),
         ("hidden_act", "sillu", "did you mean 'silu'"),
         ("rms_norm_eps", None, "rms_norm_eps=None must be a number"),
         ("intermediate_size", 64, "has shape"),

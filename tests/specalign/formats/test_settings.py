@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from specalign.common.errors import UserError
-from specalign.formats.block import load_drafter, read_settings
+from specalign.formats.block import READERS, load_drafter
 from specalign.formats.kinds import layout_of
+from specalign.formats.published import ConfigReader
 from specalign.lm.model import Target
 from tests.published_blocks import (
     ROWS,
@@ -19,6 +20,10 @@ from tests.published_blocks import (
     speculators_config,
     write,
 )
+
+
+def read_settings(config: dict[str, Any], layout: str, target: Target) -> dict[str, Any]:
+    return READERS[layout](ConfigReader(config), target)
 
 
 def nested(target: Target, **changes: Any) -> dict[str, Any]:
@@ -66,22 +71,20 @@ def test_defaults_are_the_published_ones(target: Target) -> None:
     """Taps evenly spread, a head's width from the model's, the block's size inside of `dflash_config`."""
     config = nested(target, block_size=7)
     del config["dflash_config"]["target_layer_ids"], config["block_size"], config["head_dim"]
-    found = read_settings({**config, "num_hidden_layers": 1}, "dflash", "here", target)
+    found = read_settings({**config, "num_hidden_layers": 1}, "dflash", target)
     assert found["target_layer_ids"] == [2] and found["head_dim"] == target.hidden_size // 4
     assert (found["block_size"], found["sample_from_anchor"]) == (7, False)
     assert found["init_layer_ids"] == [-1]
     many = {**config, "num_target_layers": 36, "num_hidden_layers": 5}
     with pytest.raises(UserError, match="target_layer_ids has 9"):  # [1, 9, 17, 25, 33]
-        read_settings(many, "dflash", "here", target)
+        read_settings(many, "dflash", target)
 
 
 def test_a_window_that_holds_every_text_is_none(target: Target) -> None:
     kinds = {"layer_types": ["sliding_attention"] * 2, "sliding_window": target.context_limit}
-    assert read_settings(
-        {**dflash_config(target), **kinds, "is_causal": False}, "dflash", "here", target
-    )
+    assert read_settings({**dflash_config(target), **kinds, "is_causal": False}, "dflash", target)
     with pytest.raises(UserError, match="sliding_attention"):  # causal, where nothing else is said
-        read_settings({**dflash_config(target), **kinds}, "dflash", "here", target)
+        read_settings({**dflash_config(target), **kinds}, "dflash", target)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +102,7 @@ def test_the_anchors_row_in_speculators_folders(
     config = speculators_config(target, kind, sample_from_anchor=said)
     if tokens is not None:
         config["speculators_config"]["proposal_methods"] = [{"speculative_tokens": tokens}]
-    assert read_settings(config, "speculators", "here", target)["sample_from_anchor"] is wanted
+    assert read_settings(config, "speculators", target)["sample_from_anchor"] is wanted
 
 
 # Heads of config.json as they lie on the hub or in their trainers' own recipes, small: what each says beside the sizes.
@@ -155,9 +158,9 @@ def test_configs_as_they_are_published(target: Target, name: str) -> None:
     assert layout_of(config) == layout
     if says:
         with pytest.raises(UserError, match=says):
-            read_settings(config, layout, "here", target)
+            read_settings(config, layout, target)
     else:
-        found = read_settings(config, layout, "here", target)
+        found = read_settings(config, layout, target)
         assert (found["target_layer_ids"], found["block_size"]) == ([0, 2], ROWS)
         assert found["head_dim"] == 8
         assert found["sample_from_anchor"] is ("DSpark" in name or "dspark" in name)
