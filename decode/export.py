@@ -14,7 +14,7 @@ from specalign.common.errors import UserError, cli, nearest
 from specalign.common.text import say
 
 if TYPE_CHECKING:
-    from decode.exporting.compare import ExportVerdict
+    from decode.exporting.exports import ExportVerdict
 
 TYPES = ("bfloat16", "float16", "float32")
 _NO_BLOCK = (

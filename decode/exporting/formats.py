@@ -4,10 +4,8 @@ nothing, never over files of somebody else."""
 from __future__ import annotations
 
 import inspect
-import json
-import os
-import shutil
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,9 +17,9 @@ from decode.portable import drafter as network
 from decode.portable import generate
 from specalign.common.claims import Claim, check_folder
 from specalign.common.errors import UserError
-from specalign.common.files import naming, to_disk
+from specalign.common.files import naming, replacing, write_json, write_text
 from specalign.common.hub import card_metadata, card_value
-from specalign.common.schema import read_config, read_object
+from specalign.common.schema import JsonObject, read_config, read_object
 from specalign.common.text import markdown_text
 from specalign.formats.block import pack_drafter
 from specalign.formats.dflash import make_dflash
@@ -95,9 +93,15 @@ def write_export(
         kept = torch.float32 if key == EMBEDDING else dtype
         kept = kept if tensor.is_floating_point() else tensor.dtype
         tensors[key] = tensor.detach().to("cpu", kept, copy=True)  # some share their storage
-    config = json.dumps(made.config, indent=2) + "\n"
-    record = {"format": form, "target": drafter.config.target}
-    write_folder(out, record, tensors, {"README.md": card, "config.json": config, **made.files})
+    out = out.resolve()
+    room = out.with_name(f".{out.name[:200]}.specalign-export")
+    with naming(out), Claim(room, "--out"), replacing(out, room) as new:
+        write_weights(tensors, new)
+        write_json(new / "config.json", made.config)
+        for path, text in {"README.md": card, **made.files}.items():
+            write_text(new / path, text)
+        record = {"format": form, "target": drafter.config.target, "files": _list_files(new)}
+        write_json(new / EXPORT_RECORD, record)
 
 
 def read_export(folder: Path) -> Exported:
@@ -111,6 +115,42 @@ def read_format(folder: Path) -> str:
     if record.get("format") not in MAKERS:
         raise UserError(f"{folder}: not an export (no valid {EXPORT_RECORD})")
     return str(record["format"])
+
+
+# ---- contents ----
+
+
+def find_other_setting(held: JsonObject, wanted: JsonObject, within: str = "") -> str:
+    """The first key of a config that differs from an export of the drafter; empty = none."""
+    for name in sorted((held.keys() | wanted.keys()) - {"dtype", "transformers_version"}):
+        a, b = held.get(name, "missing"), wanted.get(name, "missing")
+        if isinstance(a, dict) and isinstance(b, dict):
+            found = find_other_setting(a, b, f"{within}{name}.")
+            if found:
+                return found
+        elif a != b and not (type(a) is type(b) is float and math.isclose(a, b, rel_tol=1e-6)):
+            return f"config.json: {within}{name} is {a}, expected {b}"
+    return ""
+
+
+def find_other_tensor(held: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    """The first tensor that differs from an export of the drafter; empty = none."""
+    for name in sorted(held.keys() | wanted.keys()):
+        if name not in held or name not in wanted:
+            return f"tensor {name} is {'missing' if name in wanted else 'unexpected'}"
+        apart = distance(held[name], wanted[name].to(held[name].dtype))
+        if not apart <= 1e-6:
+            return f"tensor {name} differs (relative difference {apart:.2g})"
+    return ""
+
+
+def distance(found: Tensor, wanted: Tensor) -> float:
+    """The largest difference over the root mean square; infinite for other shapes."""
+    if found.shape != wanted.shape:
+        return float("inf")
+    found, wanted = found.double().cpu(), wanted.double().cpu()
+    size = float(wanted.pow(2).mean().sqrt()) or 1.0
+    return float((found - wanted).abs().max()) / size
 
 
 # ---- the folder ----
@@ -127,37 +167,6 @@ def check_free(out: Path, form: str) -> None:
     for name in _list_files(out):
         if not isinstance(written, list) or name not in (EXPORT_RECORD, *written):
             raise UserError(f"--out={out}: contains {name!r}, not written by a {form} export")
-
-
-def write_folder(
-    out: Path, record: dict[str, str], tensors: dict[str, Tensor], texts: dict[str, str]
-) -> None:
-    """Write an export next to its place, then move it there; an older export is replaced. `record`:
-    format and target, for export.json; `texts`: further files, path → content."""
-    check_free(out, record["format"])
-    out = out.resolve()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    scratch = out.with_name(f".{out.name[:200]}.specalign-export")
-    part, old = scratch / "new", scratch / "old"
-    with naming(out), Claim(scratch, "--out"):
-        try:
-            for left in (part, old):  # by a killed export
-                shutil.rmtree(left, ignore_errors=True)
-            part.mkdir()
-            write_weights(tensors, part)
-            for path, text in texts.items():
-                (part / path).parent.mkdir(exist_ok=True)
-                (part / path).write_text(text, encoding="utf-8")
-            text = json.dumps({**record, "files": _list_files(part)}, indent=2) + "\n"
-            (part / EXPORT_RECORD).write_text(text)
-            for file in (*part.rglob("*"), part):
-                to_disk(file)
-            if out.is_dir():
-                os.replace(out, old)
-            os.replace(part, out)
-            to_disk(out.parent)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _list_files(folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from decode.evaluation.endpoint import Endpoint
-from decode.exporting.compare import (
+from decode.exporting.exports import (
     ExportVerdict,
     GreedyText,
     compare_export,

@@ -83,6 +83,26 @@ def write_json(path: Path, values: Any, **options: Any) -> None:
     write_text(path, json.dumps(values, indent=2, **options) + "\n")
 
 
+@contextmanager
+def replacing(folder: Path, room: Path) -> Iterator[Path]:
+    """Inside it an empty folder, which replaces `folder` at the end: a kill leaves the old one or
+    the new one. `room`: where both lie meanwhile; what a killed writer left there is removed."""
+    part, old = room / "new", room / "old"
+    try:
+        for left in (part, old):
+            shutil.rmtree(left, ignore_errors=True)
+        part.mkdir(parents=True)
+        yield part
+        for file in (*part.rglob("*"), part):
+            to_disk(file)
+        if folder.is_dir():
+            os.replace(folder, old)
+        os.replace(part, folder)
+        to_disk(folder.parent)
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
+
+
 def to_disk(path: Path) -> None:
     """Wait until a file's content, or a folder's list of names, is on the disk."""
     handle = os.open(path, os.O_RDONLY)

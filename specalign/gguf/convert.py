@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from specalign.common.checksums import is_unchanged, write_checksums
 from specalign.common.errors import UserError
-from specalign.common.files import UNFINISHED, naming, sha256_file, to_disk
+from specalign.common.files import UNFINISHED, naming, replacing, sha256_file
 from specalign.common.hub import cache_folder
 from specalign.common.text import say
 from specalign.gguf.config import complete_config
@@ -38,22 +36,12 @@ def converted_folder(path: Path) -> Path:
     header = read_header(path)
     check_header(path, header)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(f"{folder}{UNFINISHED}")
     with FileLock(f"{folder}.lock"):
         if is_unchanged(folder):  # converted by another process meanwhile
             return folder
-        for old in (folder, unfinished):  # changed since, or of a killed conversion
-            shutil.rmtree(old, ignore_errors=True)
-        unfinished.mkdir()
-        try:
-            _convert(path, header, unfinished)
-            write_checksums(unfinished, "*")
-            for file in (*unfinished.iterdir(), unfinished):
-                to_disk(file)
-            os.replace(unfinished, folder)
-            to_disk(folder.parent)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+        with replacing(folder, Path(f"{folder}{UNFINISHED}")) as new:
+            _convert(path, header, new)
+            write_checksums(new, "*")
     return folder
 
 

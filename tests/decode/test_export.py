@@ -9,7 +9,7 @@ import pytest
 
 from decode import export
 from decode.exporting import EXPORTS
-from decode.exporting.compare import ExportVerdict
+from decode.exporting.exports import ExportVerdict
 from specalign.formats.block import save_drafter
 from specalign.formats.causal import save_causal
 from specalign.formats.standalone import save_standalone

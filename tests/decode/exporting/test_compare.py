@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from decode.engine.stock import stock_model
-from decode.exporting import compare
-from decode.exporting.compare import ExportVerdict, GreedyText, compare_export
+from decode.exporting import exports
+from decode.exporting.exports import ExportVerdict, GreedyText, compare_export
 from decode.exporting.formats import write_export
 from specalign.lm.model import Target
 from tests.builders import PROMPT, block_network
@@ -101,5 +101,5 @@ def test_code_in_a_folder_is_not_run(tmp_path: Path, model: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: ...\n")
     with pytest.raises(ValueError, match="custom code"):
-        compare.open_assistant(tmp_path, model)
+        exports.open_assistant(tmp_path, model)
     assert not (tmp_path / "ran").exists()

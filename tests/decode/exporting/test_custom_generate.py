@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from decode.engine.stock import stock_model
-from decode.exporting.compare import ExportVerdict, compare_export, decode_greedily
-from decode.exporting.exports import export_drafter
+from decode.exporting.exports import ExportVerdict, compare_export, decode_greedily, export_drafter
 from decode.exporting.formats import make_custom_generate, write_export
 from specalign.common.errors import UserError
 from specalign.formats.block import load_drafter, save_drafter

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from decode.exporting.compare import ExportVerdict
-from decode.exporting.exports import export_drafter
+from decode.exporting.exports import ExportVerdict, export_drafter
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
 from specalign.lm.loading import load_target

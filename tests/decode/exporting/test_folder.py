@@ -48,7 +48,7 @@ def test_an_interrupted_export_leaves_the_old_one(
         raise KeyboardInterrupt
 
     write_export("dflash", drafter, tmp_path / "out", torch.float32, "old")
-    monkeypatch.setattr("decode.exporting.formats.to_disk", interrupt)
+    monkeypatch.setattr("specalign.common.files.to_disk", interrupt)
     with pytest.raises(KeyboardInterrupt):
         write_export("dflash", drafter, tmp_path / "out", torch.float32, "new")
     assert (tmp_path / "out" / "README.md").read_text().startswith("old")

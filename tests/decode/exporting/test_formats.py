@@ -13,15 +13,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from decode.engine.stock import stock_model
-from decode.exporting.compare import (
+from decode.exporting.exports import (
     ExportVerdict,
     GreedyText,
     compare_export,
     decode_greedily,
-    distance,
     trace_drafter,
 )
-from decode.exporting.formats import MAKERS, read_export, write_export
+from decode.exporting.formats import MAKERS, distance, read_export, write_export
 from specalign.common.errors import UserError
 from specalign.formats.block import load_drafter, save_drafter
 from specalign.formats.tensors import EMBEDDING

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from decode import parity as parity_command
 from decode.engine.decoder import Decoder, prompt_tokens
-from decode.exporting.compare import ExportVerdict
+from decode.exporting.exports import ExportVerdict
 from decode.exporting.formats import write_export
 from decode.exporting.server import Counts, DraftingServer, check_server
 from decode.proposers.base import Proposer
