@@ -125,8 +125,7 @@ def _size_ddit(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
     config = ddit_config(options, target.vocab_size)
     if options.init is not None:
         values = read_init_config(options.init)
-        family = str(values.get("model_type") or "sedd")
-        config = read_plan(values, family, f"drafter.init={options.init!r}")[0]
+        config = read_plan(values, f"drafter.init={options.init!r}")[0]
     with torch.device("meta"):
         count = _count_parameters(DDiT(config))
     width, heads = config.hidden_size, config.n_heads

@@ -93,11 +93,7 @@ def adapted_from(
         raise UserError(f"{where}: its architecture {base!r} can't be adapted{near}")
     if kind not in ATTENTIONS:
         raise UserError(f"{where}: attention={kind!r} is unknown{nearest(kind, ATTENTIONS)}")
-    family = replace(
-        ADAPTED,
-        base=base,
-        attention="full" if kind == "full" else "prefix_causal",
-    )
+    family = replace(ADAPTED, base=base, attention="full" if kind == "full" else "prefix_causal")
     config = _make_config(family, source["base_config"], where)
     shared = target if source["share_embedding"] else None
     if source["share_embedding"]:

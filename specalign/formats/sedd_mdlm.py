@@ -10,8 +10,7 @@ written.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from functools import partial
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,42 +24,26 @@ from specalign.formats.weights import check_shapes, read_folder, save_tensors
 from specalign.models.ddit import DDiT
 from specalign.models.ddit_layers import DDiTConfig, Rotary
 
-FAMILIES = ("sedd", "mdlm")
 OWN = "ddit"
-"""The family of networks that no published layout holds."""
+"""The model type of networks that no published layout holds."""
 SCHEDULES = ("loglinear", "geometric")
 _SIGMAS = {"sigma_min": 1e-4, "sigma_max": 20.0}
 _BACKBONE = "backbone."
 _EMBEDDING = "vocab_embed.embedding"
 
 
-@dataclass(frozen=True)
-class PublishedNetwork:
-    """A network, in fp32 and evaluation mode, and what its numbers mean: fields of
-    `DiffusionConfig`. family: of `FAMILIES`, or `OWN`. prediction: `log_score` (SEDD), or `logits`:
-    a softmax over the tokens without the mask."""
-
-    network: DDiT
-    family: str
-    schedule: JsonObject
-    mask_id: int
-    prediction: str
-
-
-def load_published(source: str | Path, attention_backend: str = "sdpa") -> PublishedNetwork:
-    """Load a folder or hub id; `attention_backend`: as for `DDiT`. Raises UserError for missing or
-    unreadable files, or tensors or a config that do not fit."""
+def load_published(source: str | Path, attention_backend: str = "sdpa") -> tuple[DDiT, JsonObject]:
+    """The network of a folder or hub id, in fp32 and evaluation mode, and what its numbers mean
+    (`read_plan`); `attention_backend`: as for `DDiT`. Raises UserError for missing or unreadable
+    files, or tensors or a config that do not fit."""
     names = ["config.json", "model.safetensors", "pytorch_model.bin"]
     folder = model_folder(str(source), "drafter", names)
     values, tensors = read_config(folder), read_folder(folder, f"drafter {str(source)!r}")
     prefix = _BACKBONE if any(name.startswith(_BACKBONE) for name in tensors) else ""
     if prefix + _EMBEDDING not in tensors:
-        known = ", ".join(FAMILIES)
-        raise UserError(
-            f"{folder}: no tensor {_EMBEDDING!r}: not a checkpoint of these families: {known}"
-        )
-    family = _find_family(values, prefix)
-    config, schedule, mask_id = read_plan(values, family, f"{folder}/config.json")
+        why = f"no tensor {_EMBEDDING!r}: not a checkpoint of these families: sedd, mdlm"
+        raise UserError(f"{folder}: {why}")
+    config, process = read_plan(values, f"{folder}/config.json")
     with torch.device("meta"):
         network = DDiT(config, attention_backend)
     expected = {prefix + name: tensor.shape for name, tensor in network.state_dict().items()}
@@ -71,14 +54,7 @@ def load_published(source: str | Path, attention_backend: str = "sdpa") -> Publi
     if not torch.allclose(state["rotary_emb.inv_freq"], table, rtol=0.01):
         raise UserError(f"{folder}: rotary_emb.inv_freq does not use base 10000")
     network.load_state_dict(state, assign=True)
-    prediction = "log_score" if family == "sedd" or config.scale_by_sigma else "logits"
-    return PublishedNetwork(network.eval(), family, schedule, mask_id, prediction)
-
-
-def _find_family(values: JsonObject, prefix: str) -> str:
-    if values.get("model_type") == OWN:
-        return OWN
-    return "mdlm" if prefix else "sedd"
+    return network.eval(), process
 
 
 def save_ddit(network: DDiT, folder: Path, schedule: JsonObject, mask_id: int | None) -> None:
@@ -94,18 +70,21 @@ def save_ddit(network: DDiT, folder: Path, schedule: JsonObject, mask_id: int | 
 # ---- config.json ----
 
 
-def read_plan(values: JsonObject, family: str, where: str) -> tuple[DDiTConfig, JsonObject, int]:
-    """Network, schedule and mask of a config.json. Raises UserError for a key that is missing or
-    does not fit."""
+def read_plan(values: JsonObject, where: str) -> tuple[DDiTConfig, JsonObject]:
+    """The network of a config.json, and fields of `DiffusionConfig`: schedule, mask_id and
+    prediction: `log_score` (SEDD), or `logits`: a softmax over the tokens without the mask. Raises
+    UserError for a key that is missing or does not fit."""
     with in_one_line(where):
-        read = {OWN: _read_own, "sedd": _read_sedd}.get(family, _read_mdlm)
+        read = {OWN: _read_own, "mdlm": _read_mdlm}.get(str(values.get("model_type")), _read_sedd)
         network = DDiTConfig(**read(values))
         schedule = {"name": "loglinear"} if read is _read_mdlm else _read_schedule(values)
         last = network.vocab_size - 1
         mask_id = values.get("mask_token_id", last)
         if type(mask_id) is not int or not 0 <= mask_id <= last:
             raise UserError(f"mask_token_id={mask_id!r:.30} is not an id within 0..{last}")
-    return network, schedule, mask_id
+    scores = read is _read_sedd or network.scale_by_sigma
+    prediction = "log_score" if scores else "logits"
+    return network, {"schedule": schedule, "mask_id": mask_id, "prediction": prediction}
 
 
 def _find(values: JsonObject, key: str, *choices: Any) -> Any:
@@ -150,17 +129,13 @@ def _read_sedd(values: JsonObject) -> JsonObject:
 
 
 def _read_mdlm(values: JsonObject) -> JsonObject:
-    get = partial(_find, values)
     if values.get("causal") is True or values.get("causal_attention") is True:
         raise UserError("causal=true: autoregressive, not a diffusion model")
-    found: JsonObject = {
-        name: get(name) for name in ("vocab_size", "n_blocks", "n_heads", "cond_dim")
-    }
-    found |= {
-        "hidden_size": get("hidden_dim"),
-        "dropout": values.get("dropout", DDiTConfig.dropout),
-    }
-    found["time_input"] = "sigma" if get("time_conditioning", True, False) else "zero"
+    names = ("vocab_size", "n_blocks", "n_heads", "cond_dim")
+    found = {name: _find(values, name) for name in names}
+    found["hidden_size"] = _find(values, "hidden_dim")
+    found["dropout"] = values.get("dropout", DDiTConfig.dropout)
+    found["time_input"] = "sigma" if _find(values, "time_conditioning", True, False) else "zero"
     if "parameterization" in values:
-        found["scale_by_sigma"] = get("parameterization", "subs", "sedd") == "sedd"
+        found["scale_by_sigma"] = _find(values, "parameterization", "subs", "sedd") == "sedd"
     return found

@@ -62,7 +62,12 @@ def load_standalone(
     path = local_path(spec)
     check_checksums(path)
     record = read_object(path / RECORD) if (path / RECORD).is_file() else {}
-    network, process = _load_network(str(spec), target, attention_backend)
+    network: DDiT | MaskedLM
+    process: JsonObject = {"prediction": "logits"}
+    if is_ddit(read_config(model_folder(str(spec), "drafter", ["config.json"]))):
+        network, process = load_published(spec, attention_backend)
+    else:
+        network = load_masked_lm(spec, target)
     values = {
         "block_size": 8,
         "vocab_size": target.vocab_size,
@@ -81,17 +86,6 @@ def load_standalone(
             sizes = f"drafter {config.vocab_size}, target {target.spec!r} {target.vocab_size}"
             raise UserError(f"vocabulary mismatch: {sizes}; pass --drafter-tokenizer")
     return drafter.to(target.device)
-
-
-def _load_network(
-    spec: str, target: Target, attention_backend: str
-) -> tuple[DDiT | MaskedLM, JsonObject]:
-    """The network, and the fields of `DiffusionConfig` that its layout has."""
-    if not is_ddit(read_config(model_folder(spec, "drafter", ["config.json"]))):
-        return load_masked_lm(spec, target=target), {"prediction": "logits"}
-    loaded = load_published(spec, attention_backend=attention_backend)
-    names = ("schedule", "prediction", "mask_id")
-    return loaded.network, {name: getattr(loaded, name) for name in names}
 
 
 def open_drafter(spec: str | Path, target: Target) -> BlockDrafter | DiffusionDrafter:

@@ -34,16 +34,15 @@ def test_hub_folders(tmp_path: Path, family: str, pickled: bool) -> None:
     config, changes, prediction = HUB[family]
     net, prefix = network(**changes), "" if family == "sedd" else "backbone."
     tensors = state(net, prefix)
-    loaded = load_published(write_hub(tmp_path, config, tensors, pickled))
-    assert_same(loaded.network, net)
-    assert (loaded.family, loaded.prediction) == (family, prediction)
-    assert loaded.mask_id == 10
+    loaded, process = load_published(write_hub(tmp_path, config, tensors, pickled))
+    assert_same(loaded, net)
+    assert (process["prediction"], process["mask_id"]) == (prediction, 10)
 
 
 def test_mdlm_without_time_conditioning_is_fed_sigma_zero(tmp_path: Path) -> None:
     net, rows = network(time_input="zero"), torch.tensor([[10, 3, 10]])
     one, two = (
-        load_published(write_hub(tmp_path / str(on), {**MDLM, "time_conditioning": on}, tensors)).network
+        load_published(write_hub(tmp_path / str(on), {**MDLM, "time_conditioning": on}, tensors))[0]
         for on, tensors in ((False, state(net, "backbone.")), (True, state(net, "backbone.")))
     )  # fmt: skip
     zero = one(rows, torch.zeros(1))
@@ -112,6 +111,6 @@ def test_round_trip(
 ) -> None:
     net = network(**changes)
     save_ddit(net, tmp_path, schedule, mask_id)
-    loaded = load_published(tmp_path)
-    assert_same(loaded.network, net)
-    assert (loaded.schedule, loaded.mask_id) == (schedule, mask_id)
+    loaded, process = load_published(tmp_path)
+    assert_same(loaded, net)
+    assert (process["schedule"], process["mask_id"]) == (schedule, mask_id)
