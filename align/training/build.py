@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from specalign.common.checksums import CHECKSUMS, write_checksums
 from specalign.common.hub import DEFAULT_TARGET, card_metadata, hub_id, opening_name
 from specalign.common.provenance import training_versions
 from specalign.common.text import markdown_text
-from specalign.folder.chat import Chat, quote_arguments
+from specalign.folder.chat import Chat
 from specalign.folder.training_record import ExpectedTau, TrainingRecord, save_record
 from specalign.formats.block import load_drafter, save_drafter
 from specalign.formats.causal import save_causal
@@ -157,7 +158,7 @@ def write_card(module: DrafterModule, supply: Supply, steps: int, record: Traini
     target = opening_name(config.target)
     options = [] if target == DEFAULT_TARGET else ["--target", target]
     chat = Chat(recipe.data.template_kwargs, recipe.data.system)
-    arguments = quote_arguments([*options, *chat.arguments])
+    arguments = "".join(f" {shlex.quote(word)}" for word in (*options, *chat.arguments))
     title = f"{Path(recipe.output).name}: a drafter (drafter.kind={kind}) for {config.target}"
     start = "" if init is None else f" Training started from {markdown_text(_name(init))}."
     rows = _describe_run(module, supply, steps, record)

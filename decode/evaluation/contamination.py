@@ -16,7 +16,7 @@ from decode.evaluation.tokenized import TokenizedPrompts
 from decode.systems.parsing import first_kind
 from decode.systems.registry import MAIN, PLAIN
 from specalign.common.errors import UserError
-from specalign.folder.training_record import read_training
+from specalign.folder.training_record import read_record
 from specalign.lm.model import Target
 from specalign.rows.conversation import Conversation
 from specalign.rows.shards import FolderFields, read_manifest, read_samples
@@ -46,7 +46,8 @@ def find_training(
     method = next((method for method in methods if method.needs), None)
     if method is None or config.tuning:
         return None
-    record = read_training(plan.drafters[first_kind(plan.drafters, method.needs[0])])
+    saved = read_record(plan.drafters[first_kind(plan.drafters, method.needs[0])])
+    record = saved and saved.training
     found = replace(earlier or DrafterTraining(""), method=method.name, record=record)
     if config.training_data is None:
         return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
@@ -144,11 +143,6 @@ def merge_kwargs(parts: Sequence[Mapping[str, JSON]]) -> dict[str, JSON]:
     return merged
 
 
-def quote_arguments(arguments: Sequence[str]) -> str:
-    """Arguments quoted for a shell, with a space in front; "" for none."""
-    return f" {shlex.join(arguments)}" if arguments else ""
-
-
 def find_variables(tokenizer: PreTrainedTokenizerBase, spec: str) -> list[str]:
     """The variables of the tokenizer's chat template, except those that every template is given.
     Raises UserError if it can't be read."""
@@ -176,17 +170,9 @@ def chat_ids(
     chat template: the messages' texts after the tokenizer's opening tokens. Raises TemplateRefusal,
     and UserError for a token that the target lacks."""
     name = f"{where}: target {spec!r}" if where else f"target {spec!r}"
-    text = chat_text(tokenizer, conversation, chat, spec)
-    if getattr(tokenizer, "chat_template", None):
-        return text_ids(tokenizer, text, rows, name)
-    return [*opening_ids(tokenizer, rows, name), *text_ids(tokenizer, text, rows, name)]
-
-
-def chat_text(
-    tokenizer: PreTrainedTokenizerBase, conversation: Conversation, chat: Chat, spec: str
-) -> str:
-    """The text that `chat_ids` tokenises. Raises as it does."""
     conversation = chat.apply(conversation)
     if getattr(tokenizer, "chat_template", None):
-        return render(tokenizer, conversation, chat.kwargs, spec, chat.date)
-    return "\n\n".join(message["content"] for message in conversation.messages)
+        text = render(tokenizer, conversation, chat.kwargs, spec, chat.date)
+        return text_ids(tokenizer, text, rows, name)
+    text = "\n\n".join(message["content"] for message in conversation.messages)
+    return [*opening_ids(tokenizer, rows, name), *text_ids(tokenizer, text, rows, name)]

@@ -29,10 +29,9 @@ def end_ids(value: object, where: str) -> set[int]:
 
 def check_ends(config: Mapping[str, object], where: str) -> None:
     """Raises UserError if a config names an end of text that is not a token id."""
-    end_ids(config.get("eos_token_id"), where)
-    text_config = config.get("text_config")
-    if isinstance(text_config, dict):
-        end_ids(text_config.get("eos_token_id"), where)
+    for part in (config, config.get("text_config")):
+        if isinstance(part, Mapping):
+            end_ids(part.get("eos_token_id"), where)
 
 
 def check_quantised(config: Mapping[str, object], what: str, device: str | None = None) -> None:

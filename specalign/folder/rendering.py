@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from specalign.common.errors import UserError
@@ -85,15 +86,9 @@ def _fixed_date(date: str | None) -> Iterator[None]:
     from transformers.utils import chat_template_utils  # slow to import
 
     noon = datetime.datetime.fromisoformat(date).replace(hour=12)
-
-    class FixedDatetime(datetime.datetime):
-        @classmethod
-        def now(cls, tz: datetime.tzinfo | None = None) -> Any:
-            return noon.replace(tzinfo=tz)
-
     module: Any = chat_template_utils
     original = module.datetime
-    module.datetime = FixedDatetime
+    module.datetime = SimpleNamespace(now=lambda: noon)
     try:
         yield
     finally:

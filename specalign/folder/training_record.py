@@ -3,6 +3,7 @@ Stored in a separate file in its folder, because published layouts have their ow
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from specalign.common.files import write_json
 from specalign.common.hub import is_hub_id, local_path
 from specalign.common.schema import JsonObject, convert, read_json
 from specalign.common.text import short
-from specalign.folder.chat import Chat, quote_arguments
+from specalign.folder.chat import Chat
 from specalign.folder.rendering import render
 from specalign.rows.conversation import Conversation
 
@@ -54,8 +55,8 @@ class TrainingRecord:
 
 
 @dataclass(frozen=True)
-class _Contents:
-    """The file. training: None in folders of earlier versions."""
+class DrafterRecord:
+    """The file: chat settings, and `training`, None in folders of earlier versions."""
 
     template_kwargs: JsonObject
     system: str | None
@@ -64,45 +65,36 @@ class _Contents:
 
 def save_record(folder: Path, chat: Chat, training: TrainingRecord | None = None) -> None:
     """Write the file."""
-    write_json(folder / RECORD, asdict(_Contents(dict(chat.kwargs), chat.system, training)))
+    write_json(folder / RECORD, asdict(DrafterRecord(dict(chat.kwargs), chat.system, training)))
 
 
-def read_chat(drafter: str) -> Chat | None:
-    """The chat settings that a drafter was trained with; None if unknown. Raises UserError: a
-    broken file."""
-    found = _read_contents(drafter)
-    return None if found is None else Chat(found.template_kwargs, found.system)
-
-
-def read_training(drafter: str) -> TrainingRecord | None:
-    """What training recorded; None if unknown. Raises UserError: a broken file."""
-    found = _read_contents(drafter)
-    return None if found is None else found.training
-
-
-def _read_contents(drafter: str) -> _Contents | None:
+def read_record(drafter: str) -> DrafterRecord | None:
+    """The file of a drafter; None without one. Raises UserError: a broken file."""
     path = local_path(drafter) / RECORD
     if not path.is_file() and is_hub_id(drafter):
         cached = try_to_load_from_cache(drafter, RECORD)
         path = Path(cached) if isinstance(cached, str) else path
     if not path.is_file():
         return None
-    contents: _Contents = convert(read_json(path), _Contents, "", str(path))
-    return contents
+    found: DrafterRecord = convert(read_json(path), DrafterRecord, "", str(path))
+    return found
 
 
 def chat_note(drafter: str, now: Chat, tokenizer: PreTrainedTokenizerBase) -> str | None:
     """A note if the drafter was trained with another prompt format than `now`, else None."""
-    trained = read_chat(drafter)
+    record = read_record(drafter)
     now = replace(now, date=None)  # folders of results fix the date
-    if trained is None or trained == now or not getattr(tokenizer, "chat_template", None):
+    if record is None or not getattr(tokenizer, "chat_template", None):
+        return None
+    trained = Chat(record.template_kwargs, record.system)
+    if trained == now:
         return None
     with suppress(Exception):  # a refusing template is reported where it is used
         hello = Conversation.from_text("Hello")
         texts = {render(tokenizer, c.apply(hello), c.kwargs) for c in (trained, now)}
         if len(texts) == 1:
             return None
-    options = f" ({quote_arguments(trained.arguments).strip()})" if trained else ""
+    options = f" ({shlex.join(trained.arguments)})" if trained else ""
     plain = "no template variables and no system prompt"
     return (
         f"note: drafter {short(drafter, 200)} was trained with {trained.description or plain}; "

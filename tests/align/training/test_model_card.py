@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from align.config.parser import load_recipe
-from specalign.folder.training_record import read_training
+from specalign.folder.training_record import read_record
 from tests.builders import train_debug_block as run
 
 
@@ -17,8 +17,9 @@ def test_card_and_record_come_from_the_run(tmp_path: Path, debug_data: Path) -> 
     card = (tmp_path / "drafter" / "README.md").read_text()
     assert str(tmp_path) not in card and str(debug_data) not in card  # cards are published
     assert f"{module.progress.tokens_seen:,} text tokens seen" in card
-    record = read_training(str(tmp_path / "drafter"))
-    assert record is not None and set(record.expected_tau) == {"greedy", "sampling"}
+    saved = read_record(str(tmp_path / "drafter"))
+    assert saved is not None and (record := saved.training) is not None
+    assert set(record.expected_tau) == {"greedy", "sampling"}
     for kind, one in record.expected_tau.items():
         assert one.tau == module.validation_numbers[f"tau_{kind}"]
         assert f"| {one.tau:.3f} ± {one.standard_error:.3f} (" in card

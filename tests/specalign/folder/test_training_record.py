@@ -12,11 +12,11 @@ from specalign.common.errors import UserError
 from specalign.folder.chat import Chat
 from specalign.folder.training_record import (
     RECORD,
+    DrafterRecord,
     ExpectedTau,
     TrainingRecord,
     chat_note,
-    read_chat,
-    read_training,
+    read_record,
     save_record,
 )
 from specalign.lm.loading import load_target
@@ -35,19 +35,22 @@ def tokenizer() -> Any:
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    assert read_chat(str(tmp_path)) is None  # a folder of before, or of others
-    for chat in (Chat(), Chat({"enable_thinking": False}, "Be\nbrief."), Chat({}, "")):
-        save_record(tmp_path, chat)
-        assert read_chat(str(tmp_path)) == chat and read_training(str(tmp_path)) is None
+    assert read_record(str(tmp_path)) is None  # a folder of before, or of others
     taus = {"greedy": ExpectedTau(2.5, 0.1, 40)}
     training = TrainingRecord(4, taus, 100, 900, "owner/name", ["docs"], {"gsm8k": 3})
-    save_record(tmp_path, Chat({}, ""), training)
-    assert read_training(str(tmp_path)) == training and read_chat(str(tmp_path)) == Chat({}, "")
-    (tmp_path / RECORD).write_text(json.dumps({"template_kwargs": {}, "system": None}))
-    assert read_training(str(tmp_path)) is None  # of an earlier version
-    (tmp_path / RECORD).write_text(json.dumps({"template_kwargs": 3, "system": None}))
+    for chat, of_run in (
+        (Chat({"enable_thinking": False}, "Be\nbrief."), None),
+        (Chat(), training),
+    ):
+        save_record(tmp_path, chat, of_run)
+        found = DrafterRecord(dict(chat.kwargs), chat.system, of_run)
+        assert read_record(str(tmp_path)) == found
+    older: dict[str, Any] = {"template_kwargs": {}, "system": None}
+    (tmp_path / RECORD).write_text(json.dumps(older))
+    assert read_record(str(tmp_path)) == DrafterRecord({}, None)
+    (tmp_path / RECORD).write_text(json.dumps({**older, "template_kwargs": 3}))
     with pytest.raises(UserError, match=r"specalign.json"):
-        read_chat(str(tmp_path))
+        read_record(str(tmp_path))
 
 
 def test_a_difference_is_noted_with_options(tmp_path: Path, tokenizer: Any) -> None:
