@@ -7,13 +7,13 @@ import copy
 import time
 from math import ceil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from align.config.hardware import target_device
 from align.config.recipe import Recipe
 from align.data.synthesis import synthesize
 from align.training.base_module import Interrupted, NonFiniteLoss
 from align.training.run import train
-from specalign.common.claims import scratch
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 
@@ -27,8 +27,8 @@ def run_pilot(recipe: Recipe) -> tuple[float, float]:
     """Generate and train a little of a recipe. Returns the seconds of a written sample and of a
     training step. Raises UserError: what the run itself would end with. KeyboardInterrupt: a
     signal."""
-    with scratch("specalign-plan-") as folder:
-        small = _shrink(recipe, folder)
+    with TemporaryDirectory(prefix="specalign-plan-", ignore_cleanup_errors=True) as folder:
+        small = _shrink(recipe, Path(folder))
         target = load_target(small.target.name, device=target_device(small), **small.target_options)
         start = time.monotonic()
         synthesize(small, target, small.data_folder, quiet=True)

@@ -22,6 +22,7 @@ from align.training.checkpoints import Checkpoint
 from align.training.diffusion_module import DiffusionDrafterModule
 from align.training.metrics import KINDS
 from specalign.common.checksums import CHECKSUMS, write_checksums
+from specalign.common.files import write_text
 from specalign.common.hub import DEFAULT_TARGET, card_metadata, hub_id, opening_name
 from specalign.common.provenance import training_versions
 from specalign.common.text import markdown_text
@@ -80,23 +81,23 @@ def save_trained(module: DrafterModule, supply: Supply, steps: int, name: str = 
     recipe, drafter = module.recipe, module.drafter
     folder = Path(recipe.output) / name
     record = describe_training(module, supply)
-    card = write_card(module, supply, steps, record)
     (folder / CHECKSUMS).unlink(missing_ok=True)  # until the new weights are complete
     if isinstance(drafter, BlockDrafter):
-        _save_block(drafter, recipe, module.final_weights, folder, card)
+        _save_block(drafter, recipe, module.final_weights, folder)
     elif isinstance(drafter, CausalDrafter):
-        save_causal(drafter, folder, module.final_weights, card)
+        save_causal(drafter, folder, module.final_weights)
     else:
         fresh = make_standalone(drafter.target, recipe.drafter, recipe.seed)
         _set_weights(fresh, module.final_weights)
-        save_standalone(fresh, folder, card)
+        save_standalone(fresh, folder)
+    write_text(folder / "README.md", write_card(module, supply, steps, record))
     save_record(folder, Chat(recipe.data.template_kwargs, recipe.data.system), record)
     write_checksums(folder)
     return folder
 
 
 def _save_block(
-    drafter: BlockDrafter, recipe: Recipe, weights: dict[str, Tensor], folder: Path, card: str
+    drafter: BlockDrafter, recipe: Recipe, weights: dict[str, Tensor], folder: Path
 ) -> None:
     config = drafter.config
     decay = recipe.objective.prefix_decay
@@ -106,7 +107,7 @@ def _save_block(
     head = None if drafter.head is None else drafter.head.cpu()
     fresh = BlockDrafter(config, drafter.target, vocab, head)
     _set_weights(fresh, weights)
-    save_drafter(fresh, folder, card)
+    save_drafter(fresh, folder)
 
 
 @torch.no_grad()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -97,10 +96,3 @@ def check_folder(folder: Path, key: str) -> None:
         reason = str(error.strerror)
     if reason:
         raise UserError(f"{key}={folder}: can't be written ({reason})")
-
-
-@contextmanager
-def scratch(kind: str) -> Iterator[Path]:
-    """A temporary folder whose name begins with `kind`."""
-    with tempfile.TemporaryDirectory(prefix=kind, ignore_cleanup_errors=True) as folder:
-        yield Path(folder)

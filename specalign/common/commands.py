@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,16 +40,10 @@ def path(text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def interpreter() -> str:
-    """The running Python, quoted for a shell; relative to the working folder if it is below it."""
-    full = Path(sys.executable or "python")
-    try:
-        near = full.relative_to(Path.cwd())
-    except (OSError, ValueError):  # not below the working folder, or that is gone
-        return shlex.quote(str(full))
-    return shlex.quote(str(near))
-
-
 def command(module: str, *arguments: str) -> str:
-    """`.venv/bin/python -m MODULE ARGUMENT …`, quoted for a shell."""
-    return " ".join([interpreter(), "-m", module, *map(shlex.quote, arguments)])
+    """`.venv/bin/python -m MODULE ARGUMENT …`, quoted for a shell; Python's path is relative to the
+    working folder if it is below it."""
+    python = Path(sys.executable or "python")
+    with suppress(OSError, ValueError):  # not below the working folder, or that is gone
+        python = python.relative_to(Path.cwd())
+    return shlex.join([str(python), "-m", module, *arguments])

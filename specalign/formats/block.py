@@ -1,5 +1,5 @@
-"""This project's own layout of block drafters, read and written: config.json, model.safetensors
-and README.md. Other engines' folders are read through their own layouts."""
+"""This project's own layout of block drafters, read and written: config.json and
+model.safetensors. Other engines' folders are read through their own layouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specalign.common.checksums import CHECKSUMS, check_checksums
 from specalign.common.errors import UserError, in_one_line
-from specalign.common.files import write_json, write_text
+from specalign.common.files import write_json
 from specalign.common.hub import model_folder
 from specalign.common.schema import JsonObject, read_config
 from specalign.common.text import say, short
@@ -54,19 +54,12 @@ def pack_drafter(drafter: BlockDrafter) -> tuple[JsonObject, dict[str, Tensor]]:
     return {**names, **drafter.config.to_dict()}, tensors
 
 
-def save_drafter(
-    drafter: BlockDrafter,
-    folder: Path,
-    card: str | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-) -> None:
-    """Write the folder: weights in `dtype`, config.json, and README.md if a card is given."""
+def save_drafter(drafter: BlockDrafter, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write the folder: weights in `dtype`, and config.json."""
     config, tensors = pack_drafter(drafter)
     stored = {n: t.to(dtype if t.is_floating_point() else t.dtype) for n, t in tensors.items()}
     save_tensors(folder / SAFE, stored)
     write_json(folder / "config.json", config)
-    if card is not None:
-        write_text(folder / "README.md", card)
 
 
 def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:

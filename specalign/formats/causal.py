@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from specalign.common.files import write_text
+from specalign.common.files import write_json, write_text
 from specalign.formats.kinds import RECORD
 from specalign.formats.weights import write_weights
 from specalign.models.causal import CausalDrafter
 
 
 def save_causal(
-    drafter: CausalDrafter,
-    folder: Path,
-    weights: dict[str, Tensor] | None = None,
-    card: str | None = None,
+    drafter: CausalDrafter, folder: Path, weights: dict[str, Tensor] | None = None
 ) -> None:
-    """Write the folder: an ordinary causal LM in fp32 with the target's tokenizer, `drafter.json`,
-    and README.md if a card is given. `weights`: replace its own parameters.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write the folder: an ordinary causal LM in fp32 with the target's tokenizer, and
+    `drafter.json`. `weights`: replace its own parameters."""
     model, target = drafter.model, drafter.target
     own = dict(drafter.named_parameters()) if weights is None else weights
     tensors = {name.removeprefix("model."): tensor for name, tensor in own.items()}
@@ -38,13 +32,8 @@ def save_causal(
         config.tie_word_embeddings = False  # loaded with the head that it was trained with
         tensors[head] = drafter.head_weight_VD
     write_weights({n: t.detach().to("cpu", torch.float32) for n, t in tensors.items()}, folder)
-    record = {"kind": "autoregressive", **drafter.config.to_dict()}
-    texts = {
-        "generation_config.json": target.model.generation_config.to_json_string(),
-        RECORD: json.dumps(record, indent=2) + "\n",
-        **({} if card is None else {"README.md": card}),
-        "config.json": config.to_json_string(),
-    }
     target.tokenizer.save_pretrained(str(folder))
-    for name, text in texts.items():
-        write_text(folder / name, text)
+    generation = target.model.generation_config.to_json_string()
+    write_text(folder / "generation_config.json", generation)
+    write_json(folder / RECORD, {"kind": "autoregressive", **drafter.config.to_dict()})
+    write_text(folder / "config.json", config.to_json_string())

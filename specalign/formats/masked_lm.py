@@ -64,19 +64,18 @@ def load_masked_lm(spec: str | Path, target: Target | None = None) -> MaskedLM:
     return MaskedLM(model, family, values)
 
 
-def save_masked_lm(network: MaskedLM, folder: Path, max_shard_size: str = "5GB") -> None:
+def save_masked_lm(network: MaskedLM, folder: Path) -> None:
     """Write the folder in the layout that the network was read from: its family's names, its own
     config.json. Raises ValueError if LoRA weights are not merged."""
     if is_lora(network):
         raise ValueError("merge_lora(network) before it is saved")
-    folder.mkdir(parents=True, exist_ok=True)
     tied = network.model.config.tie_word_embeddings
     tensors = {
         network.family.theirs(name): tensor
         for name, tensor in network.model.state_dict().items()
         if not (tied and name == "lm_head.weight")
     }
-    write_weights(tensors, folder, max_shard_size)
+    write_weights(tensors, folder)
     write_json(folder / "config.json", network.source)
 
 

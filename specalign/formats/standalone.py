@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specalign.common.checksums import check_checksums
 from specalign.common.errors import UserError, in_one_line
-from specalign.common.files import write_json, write_text
+from specalign.common.files import write_json
 from specalign.common.hub import local_path, model_folder
 from specalign.common.schema import JsonObject, convert, read_config, read_object
 from specalign.formats.block import load_drafter
@@ -36,11 +36,9 @@ def architecture(network: DDiT | MaskedLM) -> JsonObject:
     }
 
 
-def save_standalone(drafter: DiffusionDrafter, folder: Path, card: str | None = None) -> None:
+def save_standalone(drafter: DiffusionDrafter, folder: Path) -> None:
     """Write the folder: weights and config.json (of a DDiT in our own layout, of a masked language
-    model in its family's), `drafter.json`, and README.md if a card is given. Low-rank updates are
-    merged."""
-    folder.mkdir(parents=True, exist_ok=True)
+    model in its family's), and `drafter.json`. Low-rank updates are merged."""
     network, config = drafter.network, drafter.config
     if isinstance(network, MaskedLM):
         merge_lora(network)
@@ -48,8 +46,6 @@ def save_standalone(drafter: DiffusionDrafter, folder: Path, card: str | None = 
     else:
         save_ddit(network, folder, config.schedule, drafter.mask_id)
     write_json(folder / RECORD, config.to_dict())
-    if card is not None:
-        write_text(folder / "README.md", card)
 
 
 def load_standalone(

@@ -21,9 +21,9 @@ from tests.target_models import asking_target
 @pytest.fixture
 def drafter(tmp_path: Path, target: Target) -> str:
     network = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
-    save_drafter(
-        network, tmp_path / "drafter", card="---\nlicense: mit\n---\n| expected τ, greedy | 1.5 |\n"
-    )
+    save_drafter(network, tmp_path / "drafter")
+    card = "---\nlicense: mit\n---\n| expected τ, greedy | 1.5 |\n"
+    (tmp_path / "drafter/README.md").write_text(card)
     return str(tmp_path / "drafter")
 
 

@@ -30,7 +30,7 @@ def test_the_folder_is_an_ordinary_causal_lm(target: Target, tmp_path: Path) -> 
     from transformers import AutoTokenizer
 
     made = drafter(target)
-    save_causal(made, tmp_path, card="# card")
+    save_causal(made, tmp_path)
     model = AutoModelForCausalLM.from_pretrained(str(tmp_path), dtype=torch.float32)
     assert torch.equal(model.get_input_embeddings().weight, target.embedding_VD)
     weights = model.state_dict()

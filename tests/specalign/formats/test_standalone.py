@@ -30,7 +30,7 @@ def target() -> Target:
 @pytest.mark.parametrize("kind", KINDS)
 def test_saved_drafters_come_back(target: Target, kind: str, tmp_path: Path) -> None:
     made = drafter(target, kind)
-    save_standalone(made, tmp_path / "d", "# card")
+    save_standalone(made, tmp_path / "d")
     again = load_standalone(tmp_path / "d", target)
     assert again.config == made.config and again.mask_id == made.mask_id
     block = torch.full((3,), made.mask_id)
