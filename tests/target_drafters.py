@@ -21,8 +21,7 @@ from decode.proposers.block import BlockProposer
 from decode.proposers.diffusion import DiffusionProposer
 from specalign.common.batch import Anchors, Step
 from specalign.common.errors import UserError
-from specalign.formats.causal import save_causal
-from specalign.formats.standalone import load_standalone, save_standalone
+from specalign.formats.standalone import load_standalone, save_causal, save_standalone
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter

@@ -29,8 +29,7 @@ from specalign.common.text import markdown_text
 from specalign.folder.chat import Chat
 from specalign.folder.training_record import ExpectedTau, TrainingRecord, save_record
 from specalign.formats.block import load_drafter, save_drafter
-from specalign.formats.causal import save_causal
-from specalign.formats.standalone import save_standalone
+from specalign.formats.standalone import save_causal, save_standalone
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig

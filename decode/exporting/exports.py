@@ -16,7 +16,6 @@ from decode.engine.decoder import Decoder
 from decode.engine.stock import stock_model
 from decode.evaluation.tokenized import tokenize_prompts
 from decode.exporting import formats
-from decode.exporting.serving import Snippet, serve
 from decode.proposers.block import BlockProposer
 from specalign.common.batch import Anchors, Batch
 from specalign.common.errors import UserError, in_one_line
@@ -45,7 +44,7 @@ class ExportVerdict:
     files_same: bool | None = None
     engine_same: bool = True
     lines: list[str] = field(default_factory=list)
-    serve: list[Snippet] = field(default_factory=list)
+    serve: list[formats.Snippet] = field(default_factory=list)
 
     def add(self, reader: str, same: bool, line: str, engine: bool = False) -> None:
         """Add a comparison. engine: made with an engine's own code, so that a difference is the
@@ -259,10 +258,10 @@ def export_drafter(
     source = model_folder(drafter, "drafter", FILES)
     verdicts = []
     for form, out in folders.items():
-        lines = serve(form, network.config, target, out.name)
+        lines = formats.serve(form, network.config, target, out.name)
         card = formats.write_card(form, source, known, out.name, lines)
         formats.write_export(form, network, out, stored, card)
-        lines = serve(form, network.config, target, str(out.absolute()))
+        lines = formats.serve(form, network.config, target, str(out.absolute()))
         verdicts.append(ExportVerdict(form, out, serve=lines))
     if prompts:
         texts = decode_greedily(network, encode_prompts(target, prompts))

@@ -119,10 +119,7 @@ def _open_zst(path: Path, mode: str) -> io.BufferedReader:
     return io.BufferedReader(stream)
 
 
-_OPENERS: dict[str, Callable[[Path, str], Any]] = {
-    ".gz": gzip.open,
-    ".zst": _open_zst,
-}
+_OPENERS: dict[str, Callable[[Path, str], Any]] = {".gz": gzip.open, ".zst": _open_zst}
 PACKED = tuple(_OPENERS)
 """Suffixes of compressed files."""
 MOST_BYTES = 1 << 30

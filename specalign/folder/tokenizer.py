@@ -30,11 +30,7 @@ def open_tokenizer(folder: Path | str, **options: Any) -> PreTrainedTokenizerBas
 
 
 def text_ids(
-    tokenizer: PreTrainedTokenizerBase,
-    text: str,
-    rows: int,
-    where: str,
-    **options: Any,
+    tokenizer: PreTrainedTokenizerBase, text: str, rows: int, where: str, **options: Any
 ) -> list[int]:
     """The tokens of a text without opening tokens. Raises UserError for a token that the model,
     which has `rows` tokens, lacks (Gemma 3 1B lacks its tokenizer's for images), and for what the

@@ -34,12 +34,7 @@ def read_speedbench(
 
 
 SUITE = Suite(
-    "speedbench",
-    "SPEED-Bench",
-    "mixed",
-    read_speedbench,
-    place("qualitative"),
-    max_new_tokens=4096,
+    "speedbench", "SPEED-Bench", "mixed", read_speedbench, place("qualitative"), max_new_tokens=4096
 )
 LONG = tuple(
     Suite(

@@ -11,8 +11,7 @@ from decode import export
 from decode.exporting import EXPORTS
 from decode.exporting.exports import ExportVerdict
 from specalign.formats.block import save_drafter
-from specalign.formats.causal import save_causal
-from specalign.formats.standalone import save_standalone
+from specalign.formats.standalone import save_causal, save_standalone
 from specalign.lm.model import Target
 from tests.builders import block_network, causal_drafter, diffusion_drafter, saved_taps_drafter
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from decode.exporting import EXPORTS
-from decode.exporting.serving import resolved_name, serve
+from decode.exporting.formats import resolved_name, serve
 from specalign.lm.model import Target
 from tests.builders import block_network
 from tests.target_models import asking_target, write_gguf
@@ -48,7 +48,7 @@ def test_lines_are_those_of_engines_that_serve_it(
 @pytest.mark.parametrize("folder", ["x 6'q \"z", "two  spaces/`tick`", "ein Ordner/é", "$HOME/a;b"])
 def test_lines_quote_names(target: Target, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = block_network(target, "taps", whole=True).config
-    monkeypatch.setattr("decode.exporting.serving.resolved_name", lambda name: folder)
+    monkeypatch.setattr("decode.exporting.formats.resolved_name", lambda name: folder)
     found = 0
     for form in EXPORTS:
         for snippet in serve(form, config, target, folder):

@@ -25,8 +25,7 @@ from decode.systems.opening import OpenDrafters, open_drafters
 from decode.systems.parsing import read_method
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
-from specalign.formats.causal import save_causal
-from specalign.formats.standalone import save_standalone
+from specalign.formats.standalone import save_causal, save_standalone
 from specalign.lm.names import DEFAULT_TARGET
 from tests.published_blocks import backbone, dflash_config, speculators_config, write
 

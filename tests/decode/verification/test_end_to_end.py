@@ -17,8 +17,7 @@ from decode.verification.cases import Case, Cases, of_methods
 from decode.verification.reference import Reference
 from decode.verification.verdict import Tally
 from specalign.formats.block import save_drafter
-from specalign.formats.causal import save_causal
-from specalign.formats.standalone import save_standalone
+from specalign.formats.standalone import save_causal, save_standalone
 from specalign.lm.debug import debug_model
 from specalign.lm.loading import load_target
 from tests.builders import block_network, causal_drafter, diffusion_drafter

@@ -11,8 +11,7 @@ import pytest
 from decode.verification import batches, cases, end_to_end, rows, rules
 from decode.verify import main
 from specalign.formats.block import save_drafter
-from specalign.formats.causal import save_causal
-from specalign.formats.standalone import save_standalone
+from specalign.formats.standalone import save_causal, save_standalone
 from specalign.lm.debug import debug_model
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from align.makers.standalone import adapt
 from specalign.common.batch import Batch
-from specalign.formats.causal import save_causal
 from specalign.formats.masked_lm import load_masked_lm, save_masked_lm
+from specalign.formats.standalone import save_causal
 from specalign.lm.inspection.parts import is_tied
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target

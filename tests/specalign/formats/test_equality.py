@@ -11,8 +11,7 @@ from align.config.drafter import DrafterConfig
 from align.makers.standalone import make_causal, make_standalone
 from specalign.common.batch import Batch
 from specalign.common.errors import UserError
-from specalign.formats.causal import save_causal
-from specalign.formats.standalone import load_standalone, save_standalone
+from specalign.formats.standalone import load_standalone, save_causal, save_standalone
 from specalign.lm.loading import load_target
 from tests.target_models import some_text, tiny_target
 

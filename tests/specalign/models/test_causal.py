@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specalign.formats.causal import save_causal
+from specalign.formats.standalone import save_causal
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import causal_drafter as drafter
