@@ -19,7 +19,7 @@ from align.writing.rows import Plan, Row, Source
 from align.writing.template import chat_template
 from specalign.common.errors import UserError
 from specalign.common.text import plural, say
-from specalign.folder.template_notes import note_readings
+from specalign.folder.chat import note_readings
 from specalign.lm.model import Target
 from specalign.rows import shards as data
 from specalign.rows.shards import Manifest

@@ -8,9 +8,8 @@ from align.config.recipe import Recipe
 from align.writing.outline import TargetInfo
 from align.writing.template import Template
 from specalign.common.text import say_once
-from specalign.folder.chat import chat_ids
+from specalign.folder.chat import chat_ids, note_ignored
 from specalign.folder.rendering import TemplateRefusal
-from specalign.folder.template_notes import note_ignored
 from specalign.rows.conversation import Conversation, Message
 
 TOO_LONG = "prompt too long"

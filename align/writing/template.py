@@ -16,9 +16,8 @@ from typing import Any
 
 from align.writing.outline import TargetInfo
 from specalign.common.errors import UserError
-from specalign.folder.chat import Chat, chat_ids
+from specalign.folder.chat import Chat, chat_ids, draws_at_random, reads_clock, today
 from specalign.folder.rendering import SEED, render
-from specalign.folder.template_notes import draws_at_random, reads_clock, today
 from specalign.folder.tokenizer import first_ids, text_ids
 from specalign.rows.conversation import Conversation
 

@@ -14,7 +14,7 @@ from transformers.utils.chat_template_utils import get_json_schema
 from specalign.common.errors import UserError, in_one_line
 from specalign.common.schema import JsonObject
 from specalign.common.text import say_once, short
-from specalign.folder.template_notes import note_ignored
+from specalign.folder.chat import note_ignored
 from specalign.lm.model import Target
 from specalign.rows.conversation import Conversation, is_message
 from specalign.rows.shapes import parse_prompt

@@ -9,7 +9,7 @@ from decode.engine.prompts import prompt_tokens
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
 from specalign.common.text import plural
-from specalign.folder.template_notes import describe_ignored
+from specalign.folder.chat import describe_ignored
 from specalign.rows.conversation import Conversation
 from specalign.suites.long import CHARACTERS, shorten
 from specalign.suites.prompt import Prompt

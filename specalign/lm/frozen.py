@@ -14,8 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
-from specalign.folder.chat import chat_ids
-from specalign.folder.template_notes import note_readings, reads_clock
+from specalign.folder.chat import chat_ids, note_readings, reads_clock
 from specalign.folder.tokenizer import opening_ids, text_ids
 from specalign.kernels.replacing import speed_up_linears
 from specalign.lm.fused import fuse_layers

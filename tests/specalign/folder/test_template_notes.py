@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from specalign.common.text import say_once
-from specalign.folder.chat import Chat
+from specalign.folder.chat import Chat, draws_at_random, note_readings, reads_clock, today
 from specalign.folder.rendering import render
-from specalign.folder.template_notes import draws_at_random, note_readings, reads_clock, today
 from specalign.lm.model import Target
 from specalign.rows.conversation import Conversation
 from tests.builders import switching_target

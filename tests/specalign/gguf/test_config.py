@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from specalign.common.errors import UserError
-from specalign.gguf.config import complete_config
+from specalign.gguf.convert import complete_config
 from specalign.gguf.header import Header
 from specalign.lm.loading import load_target
 from tests.gguf_layouts import LAYOUTS, write_layout
