@@ -47,7 +47,7 @@ def find_training(
     if method is None or config.tuning:
         return None
     saved = read_record(plan.drafters[first_kind(plan.drafters, method.needs[0])])
-    record = saved and saved.training
+    record = None if saved is None else saved.training
     found = replace(earlier or DrafterTraining(""), method=method.name, record=record)
     if config.training_data is None:
         return found

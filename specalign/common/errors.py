@@ -87,9 +87,9 @@ _WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS"}
 
 
 def wait_passively_if_busy() -> None:
-    """Before torch is imported: have waiting threads sleep if other processes take half of the cores or more. They spin
-    otherwise, which is quicker on an idle machine and up to 20 times as slow on a busy one, because
-    a thread spins on the core that it waits for."""
+    """Have waiting threads sleep if other processes take half of the cores or more; called before
+    torch is imported. They spin otherwise, which is quicker on an idle machine and up to 20 times
+    as slow on a busy one, because a thread spins on the core that it waits for."""
     cores = os.cpu_count() or 1
     load = Path("/proc/loadavg")
     if cores == 1 or _WAITING & {*os.environ} or not load.is_file():

@@ -89,7 +89,7 @@ def _load_saved(values: JsonObject, path: Path, target: Target) -> BlockDrafter:
     """What `save_drafter` wrote."""
     config = BlockConfig.from_dict(values, f"{path}/config.json")
     where, tensors = f"{path}/{SAFE}", read_folder(path, f"drafter {path}")
-    stored = {name: tensors.pop(name) for name in ("draft_vocab", "head") if name in tensors}
+    stored = {name: tensors.pop(name) for name in ["draft_vocab", "head"] if name in tensors}
     size = config.draft_vocab_size
     expected = {"draft_vocab": torch.Size([size])} if size else {}
     expected |= {"head": torch.Size([size, config.hidden_size])} if config.own_head else {}

@@ -3,46 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 from specalign.common.errors import UserError, nearest
-from specalign.suites import (
-    aime,
-    alpaca,
-    arc,
-    arena_hard,
-    bbh,
-    champ,
-    cnn_dm,
-    gpqa,
-    gsm8k,
-    humaneval,
-    ifbench,
-    livecodebench,
-    lm1b,
-    long,
-    math500,
-    mbpp,
-    mmlu_pro,
-    mtbench,
-    openwebtext,
-    own,
-    redhat,
-    specbench,
-    speedbench,
-    tools,
-)
+from specalign.suites import long, own, speedbench
 from specalign.suites.prompt import Suite
 from specalign.suites.sources import Loaded, choose, load_prompts_file, load_suite
 
 _BENCHMARKS = (
-    mtbench, humaneval, mbpp, livecodebench, gsm8k, math500, aime, champ, gpqa, arc, bbh, mmlu_pro,
-    ifbench, alpaca, arena_hard, tools, cnn_dm, openwebtext, lm1b, specbench, redhat, speedbench,
-    long,
+    "mtbench", "humaneval", "mbpp", "livecodebench", "gsm8k", "math500", "aime", "champ", "gpqa",
+    "arc", "bbh", "mmlu_pro", "ifbench", "alpaca", "arena_hard", "tools", "cnn_dm", "openwebtext",
+    "lm1b", "specbench", "redhat", "speedbench", "long",
 )  # fmt: skip
+"""Modules of this package with a `SUITE`."""
+_MODULES = [import_module(f"specalign.suites.{name}") for name in _BENCHMARKS]
 SUITES: dict[str, Suite] = {
     suite.name: suite
-    for suite in (*(one.SUITE for one in _BENCHMARKS), *speedbench.LONG, own.BUILTIN, own.TASKS)
+    for suite in (*(one.SUITE for one in _MODULES), *speedbench.LONG, own.BUILTIN, own.TASKS)
 }
 _GROUPED = ("chat", "reasoning", "coding", "math", "summarization", "continuation")
 ALL = "all"
