@@ -3,8 +3,6 @@ project's decoder does.
 
 `decode.export` checks exports by themselves, and in transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from decode.cli import Parser, parse_whole, path

@@ -1,8 +1,6 @@
 """Exports of a block drafter to one or several formats, and the parity check: an export against its
 drafter, by contents, draft logits and greedy drafts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

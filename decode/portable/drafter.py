@@ -6,8 +6,6 @@ or on keys and values made from the target's hidden states (context `taps`; DFla
 2602.06036). Embedding and head are the target's.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

@@ -7,8 +7,6 @@ processors, with the same random numbers: greedy and sampled outputs are those o
 (in half precision up to ties).
 """
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checksums of a folder's files, in a separate file that other loaders ignore."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands as they are read and printed: options and the interpreter that runs."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

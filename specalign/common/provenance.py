@@ -1,7 +1,5 @@
 """Records how a result was produced: machine, package versions, commit. Does not import torch."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

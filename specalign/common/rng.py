@@ -1,7 +1,5 @@
 """Random generators by key."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

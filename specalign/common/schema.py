@@ -1,7 +1,5 @@
 """JSON from disk, and values of any origin, as the types that the code expects."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ A key given twice and keys that are not names are errors. Plain scalars are of Y
 only: 1e-3 is a number; `yes`, `on`, 010, 1:30 and dates are text.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

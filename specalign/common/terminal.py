@@ -1,7 +1,5 @@
 """Tables and progress on the terminal, by rich."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Values and times as text, and printing."""
 
-from __future__ import annotations
-
 import functools
 import html
 import logging

@@ -1,8 +1,6 @@
 """Reads a model's config files: end-of-text tokens, quantisation, settings that change generated
 text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from specalign.common.errors import UserError, in_one_line

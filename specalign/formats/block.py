@@ -1,8 +1,6 @@
 """This project's own layout of block drafters, read and written: config.json and
 model.safetensors. Other engines' folders are read through their own layouts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path, PurePath
 

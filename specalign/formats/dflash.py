@@ -1,8 +1,6 @@
 """DFlash's own layout (arXiv 2602.06036; vLLM, SGLang, SpecForge, the `dflash` package), read and
 written: fill-in blocks, no Markov head. Settings of the drafter are in `dflash_config` or flat."""
 
-from __future__ import annotations
-
 from specalign.common.schema import JsonObject
 from specalign.formats.published import ConfigReader, Exported, check_fit, qwen3_config, taps_config
 from specalign.formats.tensors import published_tensors, vocabulary_tensors

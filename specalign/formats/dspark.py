@@ -6,8 +6,6 @@ h] + b), of W_j's rows (gate, candidate, output) the last third. The confidence 
 W1[x] if the config asks for it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Checks that a network made from a target's layers computes the same in training and decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

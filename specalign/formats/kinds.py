@@ -1,8 +1,6 @@
 """Which network a folder holds, from its small files. No torch here: commands and recipes ask
 before anything is loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Drafters made from a target (`align.makers.standalone`) have transformers' names
 config under `base_config`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from contextlib import nullcontext

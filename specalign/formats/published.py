@@ -5,8 +5,6 @@ Published definitions: DFlash, arXiv 2602.06036 and its package; DSpark, arXiv 2
 speculators package. No such layout has Markov heads unless its reader adds them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Rotary tables of other engines' drafters: `rope_parameters`, read and written."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config

@@ -8,8 +8,6 @@ written.
 | ours | `model_type` `ddit`: the fields of `DDiTConfig`, graph, noise and mask | without a prefix |
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """The layout of the speculators package, read and written: layers under `transformer_layer_config`,
 taps counted from the embedding. Written with DFlash's blocks; read with DSpark's heads too."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import torch

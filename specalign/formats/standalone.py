@@ -1,8 +1,6 @@
 """Saving and loading standalone diffusion drafters: the network's folder, plus `drafter.json` with
 what its layout lacks; autoregressive ones are ordinary causal-LM folders."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import asdict
 from pathlib import Path

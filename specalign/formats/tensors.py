@@ -1,8 +1,6 @@
 """What other engines' layouts share: the tensors of a block drafter, which DFlash and this project
 name alike, and its draft vocabulary, read and written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,8 +1,6 @@
 """The assistant model that transformers opens itself (`speculation_type="dflash"`, since 5.17),
 read and written: DFlash under other names, over the whole vocabulary, without biases."""
 
-from __future__ import annotations
-
 from specalign.common.schema import JsonObject
 from specalign.formats.kinds import ASSISTANT
 from specalign.formats.published import ConfigReader, Exported, check_fit, qwen3_config, taps_config

@@ -1,7 +1,5 @@
 """Weights in files: safetensors or pickled tensors, in one piece or in shards with their index."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Mapping
 from functools import partial

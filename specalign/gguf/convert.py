@@ -1,7 +1,5 @@
 """Converts a GGUF file into a hub-layout folder in the cache, once, with transformers' reader."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

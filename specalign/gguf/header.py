@@ -1,7 +1,5 @@
 """Finds GGUF files, and reads and checks their headers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

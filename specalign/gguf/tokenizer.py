@@ -5,8 +5,6 @@ splits SmolLM's digits wrongly, appends tokens to Llama 3's vocabulary, and miss
 special tokens.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers

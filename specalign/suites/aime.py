@@ -1,7 +1,5 @@
 """AIME 2025: 30 competition problems whose answers are whole numbers."""
 
-from __future__ import annotations
-
 from specalign.suites.prompt import REASON, Place, Prompt, Row, Suite, find_text
 
 

@@ -1,8 +1,6 @@
 """Alpaca (github.com/tatsu-lab/stanford_alpaca): 52,002 instructions, some with an input. Papers
 measure on some of them; --limit chooses how many."""
 
-from __future__ import annotations
-
 from specalign.suites.prompt import Place, Prompt, Row, Suite, find_text
 
 

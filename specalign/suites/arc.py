@@ -1,7 +1,5 @@
 """ARC-Challenge (arXiv 1803.05457): grade-school science, multiple choice."""
 
-from __future__ import annotations
-
 from specalign.suites.prompt import LETTERS, Place, Prompt, Row, Suite, find_text, list_choices
 
 

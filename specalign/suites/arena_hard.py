@@ -1,7 +1,5 @@
 """Arena-Hard (arXiv 2406.11939): 500 hard requests from users of Chatbot Arena."""
 
-from __future__ import annotations
-
 from specalign.suites.prompt import Place, Prompt, Row, Suite, find_turns
 
 

@@ -1,7 +1,5 @@
 """BIG-Bench Hard (arXiv 2210.09261): 27 tasks, asked without examples."""
 
-from __future__ import annotations
-
 from specalign.suites.prompt import PART, Place, Prompt, Row, Suite, find_text
 
 TASKS = (

@@ -1,7 +1,5 @@
 """CHAMP (arXiv 2401.06961): 270 competition problems, from their package alone."""
 
-from __future__ import annotations
-
 from specalign.suites.prompt import REASON, Place, Prompt, Row, Suite, find_text
 
 

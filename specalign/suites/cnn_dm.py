@@ -1,8 +1,6 @@
 """CNN/DailyMail (arXiv 1704.04368): summaries of news, as SpecDiff measures (arXiv 2408.05636): 1,024
 new tokens at temperature 1. Base models continue `TL;DR:` (Radford et al., 2019)."""
 
-from __future__ import annotations
-
 from specalign.suites.prompt import Place, Prompt, Row, Suite, find_text
 
 

@@ -1,7 +1,5 @@
 """GPQA Diamond (arXiv 2311.12022): graduate-level multiple choice."""
 
-from __future__ import annotations
-
 import random
 
 from specalign.suites.prompt import LETTERS, Place, Prompt, Row, Suite, find_text, list_choices

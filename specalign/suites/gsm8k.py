@@ -1,7 +1,5 @@
 """GSM8K (arXiv 2110.14168): grade-school word problems."""
 
-from __future__ import annotations
-
 from specalign.suites.prompt import REASON, Place, Prompt, Row, Suite, find_text
 
 

@@ -1,7 +1,5 @@
 """HumanEval (arXiv 2107.03374): 164 Python functions to complete, with tests."""
 
-from __future__ import annotations
-
 from specalign.suites.prompt import Place, Prompt, Row, Suite, find_text
 
 ASK = "Complete the following Python function. Answer with the whole function."

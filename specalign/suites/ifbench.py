@@ -1,7 +1,5 @@
 """IFBench (arXiv 2507.02833): 294 requests with constraints that a program can check."""
 
-from __future__ import annotations
-
 from specalign.suites.prompt import Place, Prompt, Row, Suite, find_text
 
 

@@ -1,7 +1,5 @@
 """LiveCodeBench (arXiv 2403.07974), the problems added by release 6."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pickletools

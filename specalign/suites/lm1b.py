@@ -1,8 +1,6 @@
 """LM1B (arXiv 1312.3005): sentences of news to continue, as SpecDiff measures (arXiv 2408.05636): 100
 new tokens at temperature 1."""
 
-from __future__ import annotations
-
 from specalign.suites.prompt import Place, Prompt, Row, Suite, read_prefix
 
 PREFIX = 8

@@ -1,7 +1,5 @@
 """Long inputs: the user's own documents, cut to a number of tokens, with a request for a summary."""
 
-from __future__ import annotations
-
 from itertools import cycle, islice
 from pathlib import Path
 

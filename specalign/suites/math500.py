@@ -1,7 +1,5 @@
 """MATH-500 (arXiv 2305.20050), from MATH (arXiv 2103.03874): competition problems."""
 
-from __future__ import annotations
-
 from specalign.suites.prompt import REASON, Place, Prompt, Row, Suite, find_text
 
 

@@ -1,7 +1,5 @@
 """MBPP (arXiv 2108.07732), the sanitized test split: 257 short Python programs, with tests."""
 
-from __future__ import annotations
-
 from specalign.suites.prompt import Place, Prompt, Row, Suite, find_text
 
 ASK = "Write a Python function that passes these tests. Answer with the whole function."

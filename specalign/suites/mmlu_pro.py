@@ -1,7 +1,5 @@
 """MMLU-Pro (arXiv 2406.01574): 12,032 questions of 14 subjects with up to ten choices."""
 
-from __future__ import annotations
-
 from specalign.suites.prompt import Place, Prompt, Row, Suite, find_text, list_choices
 
 

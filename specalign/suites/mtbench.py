@@ -1,7 +1,5 @@
 """MT-Bench (arXiv 2306.05685): 80 open questions of two turns in eight categories."""
 
-from __future__ import annotations
-
 from specalign.suites.prompt import Place, Prompt, Row, Suite, find_turns
 
 

@@ -1,8 +1,6 @@
 """OpenWebText (Gokaslan & Cohen, 2019): web pages to continue, as SpecDiff measures (arXiv 2408.05636):
 1,024 new tokens at temperature 1."""
 
-from __future__ import annotations
-
 from specalign.suites.prompt import Place, Prompt, Row, Suite, read_prefix
 
 PREFIX = 64

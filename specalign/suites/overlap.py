@@ -1,7 +1,5 @@
 """Decontamination: finds texts that share word n-grams with benchmarks."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Hashable, Iterable, Iterator, Mapping

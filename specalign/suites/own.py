@@ -1,7 +1,5 @@
 """The suites of prompts.jsonl, written for this project; they need no network and no licence."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

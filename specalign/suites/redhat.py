@@ -1,7 +1,5 @@
 """The prompts with which Red Hat measures its speculators: HumanEval and seven files of Spec-Bench."""
 
-from __future__ import annotations
-
 from specalign.suites.prompt import PART, Place, Prompt, Row, Suite, find_text, find_turns
 
 FILES = (

@@ -1,7 +1,5 @@
 """The suites by name, and the groups that name several at once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Loading a suite's prompts: from a file, a local copy, the Hub or a registry package."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

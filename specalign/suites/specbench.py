@@ -1,7 +1,5 @@
 """Spec-Bench (arXiv 2401.07851): 480 requests in six categories."""
 
-from __future__ import annotations
-
 from specalign.suites.prompt import Place, Prompt, Row, Suite, find_turns
 
 MTBENCH = ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]

@@ -1,8 +1,6 @@
 """SPEED-Bench (arXiv 2604.09557): 880 prompts in eleven categories, and long inputs. Its prompts may not
 be redistributed: everybody runs its preparation, whose result is read here."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from specalign.common.errors import UserError

@@ -1,8 +1,6 @@
 """Function calls: single-turn tasks of the Berkeley Function-Calling Leaderboard, with their tools
 declared to the chat template."""
 
-from __future__ import annotations
-
 import json
 
 from specalign.common.schema import JsonObject

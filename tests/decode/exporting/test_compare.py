@@ -1,7 +1,5 @@
 """Planted faults in exported folders are found."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

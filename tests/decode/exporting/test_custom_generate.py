@@ -1,7 +1,5 @@
 """A `custom_generate` folder is compared as a user runs it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """From a trained drafter to exported folders and a verdict on each."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

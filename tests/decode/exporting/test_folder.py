@@ -1,7 +1,5 @@
 """An export is written whole, in the place of an export or of nothing; its card tells how to serve it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

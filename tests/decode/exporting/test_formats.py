@@ -1,7 +1,5 @@
 """Every format holds what was trained, refuses the rest by its option, and other engines' folders draft by their definition."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`decode.parity` against a server that speaks vLLM's and llama.cpp's protocols over this project's decoder."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -1,7 +1,5 @@
 """Lines that serve an export: for engines that can, read as they were meant, with options that fit the machine."""
 
-from __future__ import annotations
-
 import ast
 import shlex
 from dataclasses import replace

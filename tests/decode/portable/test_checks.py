@@ -1,7 +1,5 @@
 """Inputs of `generate` that drafts can't honour are refused by name, and empty ones are not."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The exported network drafts what the trained one drafts, for every kind of drafter and several architectures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

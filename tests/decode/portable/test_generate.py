@@ -1,7 +1,5 @@
 """`generate` with an exported folder's drafts writes what it writes without them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A drafter's files are as they were saved, or refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """One process at a time writes into a folder; what killed processes left is removed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Commands as they are printed, and their options."""
 
-from __future__ import annotations
-
 import pytest
 
 from specalign.common import commands

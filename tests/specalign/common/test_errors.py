@@ -1,7 +1,5 @@
 """What a user sees of an error: one line, the nearest valid name, an exit code."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Where files are looked for: the hub and what a machine without it is told, the shipped drafter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Values as their types, or a line that says which value is wrong and where."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from pathlib import Path

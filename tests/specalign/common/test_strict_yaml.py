@@ -1,7 +1,5 @@
 """YAML without its traps."""
 
-from __future__ import annotations
-
 import pytest
 
 from specalign.common.errors import UserError

@@ -1,7 +1,5 @@
 """What a terminal shows of hostile text."""
 
-from __future__ import annotations
-
 import io
 
 from rich.table import Table

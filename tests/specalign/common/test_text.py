@@ -1,7 +1,5 @@
 """Values and times as text."""
 
-from __future__ import annotations
-
 import pytest
 
 from specalign.common.text import (

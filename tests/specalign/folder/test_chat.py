@@ -1,7 +1,5 @@
 """Template switches and system prompts: read, checked against what the template reads, written into titles and commands."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

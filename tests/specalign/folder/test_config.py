@@ -1,7 +1,5 @@
 """Configs that no target has are refused in one line."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path

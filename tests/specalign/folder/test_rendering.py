@@ -1,7 +1,5 @@
 """Messages as people bring them become strings, or one line says what is wrong."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Chat templates that write the date, or draw at random."""
 
-from __future__ import annotations
-
 import datetime
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Which class opens a folder's tokenizer, and what stands in front of a text."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

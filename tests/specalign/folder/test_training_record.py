@@ -1,7 +1,5 @@
 """What a drafter was trained with is in its folder, and a difference is a note."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

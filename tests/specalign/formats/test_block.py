@@ -1,7 +1,5 @@
 """The block drafter's folder: starting weights, round trip, published names; bad folders say why."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A saved autoregressive drafter is an ordinary causal LM."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

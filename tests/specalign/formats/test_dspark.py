@@ -1,7 +1,5 @@
 """DSpark's heads, read and written, compute what their formulas say; what is not computed here is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

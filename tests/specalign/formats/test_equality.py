@@ -1,7 +1,5 @@
 """Which networks can be made of a target's layers is tried, not listed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

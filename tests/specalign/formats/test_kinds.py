@@ -1,7 +1,5 @@
 """The kind of a drafter's folder, read from its small files without torch."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Folders of masked-diffusion language models: published names, mask ids, broken files."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

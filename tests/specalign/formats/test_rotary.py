@@ -1,7 +1,5 @@
 """Rotary tables: the target's own where they are the same ones, frequencies where they are not, a refusal where they change with the text's length."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Published checkpoints load into what was written, bit for bit, and what does not fit is named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

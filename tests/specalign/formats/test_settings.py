@@ -1,7 +1,5 @@
 """A config.json that does not fit is refused in one line that names the key; published defaults hold where a key is left out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

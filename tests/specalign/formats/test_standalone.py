@@ -1,7 +1,5 @@
 """Standalone drafters as files: saved, loaded, published, refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tensors that do not fit are refused by their name; vocabularies come out ascending, with their head where it is not the target's."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

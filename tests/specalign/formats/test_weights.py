@@ -1,7 +1,5 @@
 """Weights in files: whole or in shards, and what does not hold them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a GGUF file says of caps, norms, windows and rotary positions is the model's; no tensor is dropped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A GGUF file becomes the hub's model, once."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

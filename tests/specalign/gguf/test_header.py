@@ -1,7 +1,5 @@
 """GGUF headers: which files are refused before they are converted."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A GGUF file's tokenizer gives the token ids that llama.cpp gives."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Passages of the benchmarks are found in a text, whatever its case and punctuation."""
 
-from __future__ import annotations
-
 import html
 import json
 import unicodedata

@@ -1,7 +1,5 @@
 """Where prompts come from: hub, package, folder, file; what is said when one does not answer."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zipfile

@@ -1,7 +1,5 @@
 """The suites: their rows on the Hub and in packages, their names and groups."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
