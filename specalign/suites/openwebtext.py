@@ -1,22 +1,15 @@
-"""OpenWebText (Gokaslan & Cohen, 2019): web pages to continue, as SpecDiff measures (arXiv 2408.05636):
-1,024 new tokens at temperature 1."""
+"""OpenWebText (Gokaslan & Cohen, 2019): web pages, continued from their first 64 words as SpecDiff
+measures (arXiv 2408.05636): 1,024 new tokens at temperature 1."""
 
-from specalign.suites.prompt import Place, Prompt, Row, Suite, read_prefix
+from functools import partial
 
-PREFIX = 64
-"""Words of a page that the target continues."""
-
-
-def read_openwebtext(row: Row, number: int) -> Prompt | None:
-    """The beginning of a page that has more."""
-    return read_prefix("openwebtext", row, number, PREFIX, "web")
-
+from specalign.suites.prompt import Place, Suite, read_prefix
 
 SUITE = Suite(
     "openwebtext",
     "OpenWebText",
     "continuation",
-    read_openwebtext,
+    partial(read_prefix, suite="openwebtext", words=64, category="web"),
     Place("Skylion007/openwebtext", split="train[:2000]", revision="refs/convert/parquet"),
     temperature=1.0,
     excluded=False,

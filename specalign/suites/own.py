@@ -1,7 +1,6 @@
 """The suites of prompts.jsonl, written for this project; they need no network and no licence."""
 
 import json
-from collections import Counter
 from pathlib import Path
 
 from specalign.suites.prompt import Prompt, Row, Suite, find_text
@@ -13,12 +12,7 @@ def _read_own(row: Row, number: int) -> Prompt:
 
 def _own_suite(name: str, title: str) -> Suite:
     lines = Path(__file__).with_name("prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    counts = Counter[str]()
-    rows = []
-    for row in map(json.loads, lines):
-        if row["suite"] == name:
-            counts[row["category"]] += 1
-            rows.append({**row, "id": f"{name}-{row['category']}-{counts[row['category']]}"})
+    rows = [row for row in map(json.loads, lines) if row["suite"] == name]
     return Suite(name, title, "mixed", _read_own, max_new_tokens=128, rows=rows)
 
 

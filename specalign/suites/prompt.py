@@ -107,7 +107,7 @@ def find_text(row: Row, *columns: str) -> str:
     raise KeyError(columns[0])
 
 
-def read_prefix(suite: str, row: Row, number: int, words: int, category: str) -> Prompt | None:
+def read_prefix(row: Row, number: int, suite: str, words: int, category: str) -> Prompt | None:
     """A text to continue from its first words, without a chat template; None if it has no more."""
     found = find_text(row, "text").split()
     if len(found) <= words:

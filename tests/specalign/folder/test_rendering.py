@@ -12,21 +12,6 @@ from specalign.rows.conversation import Conversation
 from specalign.rows.shapes import as_conversation
 
 
-def test_contents_become_strings() -> None:
-    talk = as_conversation(
-        [
-            {"role": "user", "content": [{"type": "text", "text": "a"}, "b"], "name": None},
-            {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
-            {"role": "tool", "content": "12C", "tool_call_id": "1"},
-            {"role": "assistant"},
-        ]
-    )
-    assert [m["content"] for m in talk.messages] == ["a\nb", "", "12C", ""]
-    assert talk.messages[0].keys() == {"role", "content"}
-    assert talk.messages[2]["tool_call_id"] == "1"
-    assert as_conversation("Hi") == Conversation.from_text("Hi") and as_conversation(talk) == talk
-
-
 @pytest.mark.parametrize(
     ("value", "says"),
     [

@@ -30,7 +30,6 @@ def nested(target: Target, **changes: Any) -> dict[str, Any]:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("dflash", {"architectures": ["DFlash2DraftModel"]}, "architectures=.*DFlash2DraftModel.*this layout supports"),
     ("dflash", {"model_type": "laguna"}, "model_type='laguna'"),
     ("dflash", {"hidden_size": 72, "head_dim": 8}, "hidden_size is 72, target 'debug' has 64"),
     ("dflash", {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 9]}}, "target_layer_ids has 9"),
@@ -38,7 +37,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("dflash", {"block_size": None}, "missing key 'block_size'"),
     ("dflash", {"num_key_value_heads": 3}, "num_attention_heads=4 is not a multiple of num_key_value_heads=3"),
     ("dflash", {"is_causal": False, "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 2], "causal": True}}, " causal=True"),
-    ("dflash", {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}, "sliding_attention"),
     ("dflash", {"rope_is_neox_style": False}, "rope_is_neox_style=False is not supported; must be True"),
     ("dflash", {"dflash_config": {"mask_token_id": 3, "attention_value_scale": 0.707}}, "attention_value_scale=0.707"),
     ("dflash", {"shift_label": True}, "shift_label=true needs"),

@@ -55,10 +55,7 @@ def header(*tensors: str, **values: Any) -> Header:
     "content",
     [
         b"GGUX" + bytes(40),
-        b"GGUF",
-        b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 60),
         b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair("x", 99, b""),
-        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair("x", 8, struct.pack("<Q", 1 << 40)),
         b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair("x", 9, struct.pack("<IQ", 4, 1 << 60)),
         b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + text("w") + struct.pack("<I", 1 << 31) + bytes(90),
     ],
