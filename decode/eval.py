@@ -56,9 +56,19 @@ def run_reproduction(
         from decode.evaluation.stand_ins import make_stand_ins
 
         config = replace(config, drafters=make_stand_ins(config, folder / "stand-ins"))
-    page = reproduce(name, config, tiny, lambda own: evaluate(own, console, typed))
+    bugs = 0
+
+    def measure(own: EvalConfig) -> tuple[Summary, Path]:
+        nonlocal bugs
+        found = evaluate(own, console, typed)
+        bugs += found[0].bugs
+        return found
+
+    page = reproduce(name, config, tiny, measure)
     write_text(folder / "reproduction.md", page + "\n")
     console.say(page, wrap=False)
+    if bugs:
+        raise SystemExit(1)
 
 
 def measure_serving(servers: ServerConfig, config: EvalConfig, console: PlainConsole) -> None:

@@ -25,7 +25,7 @@ from specalign.common.errors import UserError
 from specalign.common.files import write_atomically, write_json, write_text
 from specalign.common.schema import JsonObject
 from specalign.common.terminal import PlainConsole
-from specalign.common.text import html_text, plural
+from specalign.common.text import cut, html_text, plural
 
 REPORT, CARD = "report.html", "share.png"
 _WEB = Path(__file__).with_name("web")
@@ -159,9 +159,6 @@ def _cards(summary: Summary) -> str:
     ]
     if figures_.identical is not None:
         cards.append((f"{figures_.identical}/{figures_.prompts}", "outputs identical"))
-    if figures_.score is not None:
-        plain = format_number(value_of(summary.overall[PLAIN].score), 3)
-        cards.append((f"{figures_.score.value:.3f}", f"score (plain decoding {plain})"))
     if figures_.tokens_per_s is not None:
         plain = format_number(summary.overall[PLAIN].tokens_per_s, 1)
         cards.append((f"{figures_.tokens_per_s:.1f}", f"tokens per second (plain {plain})"))
@@ -215,14 +212,9 @@ def _list(lines: Sequence[str]) -> str:
 
 
 def _losslessness(summary: Summary, records: Sequence[Record]) -> str:
-    lossy = [f"{method} ({f.verifier})" for method, f in summary.overall.items() if f.lossy]
-    warning = ""
-    if lossy:
-        which = html_text(", ".join(lossy))
-        warning = f'<p class="bug">Not lossless, because of the requested verifier: {which}.</p>'
     if not summary.greedy:
         return (
-            f"{warning}<p>Sampled outputs are random and not compared. Exact verifiers keep the "
+            "<p>Sampled outputs are random and not compared. Exact verifiers keep the "
             "target's distribution.</p>"
         )
     body = []
@@ -233,7 +225,7 @@ def _losslessness(summary: Summary, records: Sequence[Record]) -> str:
             body.append((*place, f"{d.plain_token} / {d.token}", *sizes, d.kind))
     if not body:
         return (
-            f"{warning}<p>Every greedy output of an exact verifier equals plain decoding's, token "
+            "<p>Every greedy output of an exact verifier equals plain decoding's, token "
             "for token.</p>"
         )
     style = ' class="bug"' if summary.bugs else ""
@@ -241,7 +233,7 @@ def _losslessness(summary: Summary, records: Sequence[Record]) -> str:
         f"<p{style}>{plural(len(body), 'output')} differ from plain decoding's. Where the gap is "
         "within the bound, rounding explains the difference; any other difference is a bug.</p>"
     )
-    return warning + found + render_table(_DIVERGENCE, body)
+    return found + render_table(_DIVERGENCE, body)
 
 
 def _method_notes(summary: Summary) -> list[str]:
@@ -257,14 +249,9 @@ def _method_notes(summary: Summary) -> list[str]:
 
 
 def _facts(summary: Summary) -> str:
-    facts = {
-        "settings": summary.settings,
-        "machine": summary.run.machine,
-        "load_average": summary.load_average,
-        "versions": summary.run.versions,
-        "git_commit": summary.run.git_commit,
-        "started": summary.run.started,
-    }
+    names = ("settings", "machine", "versions", "git_commit", "started")
+    facts = {name: getattr(summary.run, name) for name in names}
+    facts["load_average"] = summary.load_average
     shown = json.dumps(facts, indent=1, ensure_ascii=False)
     return f"<pre>{html_text(summary.run.command)}\n{html_text(shown)}</pre>"
 
@@ -307,7 +294,5 @@ def _find_differences(summaries: Sequence[Summary]) -> list[list[str]]:
     for key in keys:
         values = [json.dumps(s.settings.get(key), ensure_ascii=False) for s in summaries]
         if len({*values}) > 1:
-            rows.append(
-                [key, *(value if len(value) < 60 else value[:57] + "…" for value in values)]
-            )
+            rows.append([key, *(cut(value, 60) for value in values)])
     return rows

@@ -181,7 +181,7 @@ def plan_measurements(
             methods=read_methods(methods),
             sweep=read_sweep(_shorten_sweep(found.sweep, tiny)),
             max_new_tokens=config.max_new_tokens or (8 if tiny else found.max_new_tokens),
-            limit=config.limit or (2 if tiny else None),
+            limit=config.limit or (max(2, *config.batch_sizes) if tiny else None),
             out=root / f"{of_target.rpartition('/')[2]}-{suite}",
         )
         plans.append((own, members))

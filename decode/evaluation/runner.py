@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TypeVar
+from zlib import crc32
 
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
@@ -166,14 +167,15 @@ def run_tasks(
     decoders: dict[str, Decoder], tasks: Sequence[Task], settings: GenerationSettings
 ) -> list[Record]:
     """One record per task and method, in the order in which they ran. Above temperature 0 each
-    repeat has its own seed, the same for all methods. Several tasks are decoded in one batch:
+    prompt and repeat has its own seed, the same for all methods. Several tasks are decoded in one batch:
     their prompts share the times of their forward passes, and products over more rows round
     differently."""
     limit = settings.max_new_tokens
     samplings = [settings.sampling] * len(tasks)
     if not settings.sampling.greedy:
         seed = settings.sampling.fixed_seed
-        seeds = [(seed + 1_000_003 * task.repeat) % 2**63 for task in tasks]
+        names = [f"{task.suite}/{task.prompt.id}/{task.repeat}".encode() for task in tasks]
+        seeds = [(seed + crc32(name)) % 2**63 for name in names]
         samplings = [replace(settings.sampling, seed=seed) for seed in seeds]
     prompts = [list(task.tokens) for task in tasks]
     outputs: list[dict[str, Generation]] = [{} for _ in tasks]

@@ -89,7 +89,8 @@ def measure(
         skipped=[*skipped, *refused],
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
-    folder = config.out or Path("runs/eval") / name_folder(settings)
+    name = "-".join([*settings["suites"][:3], hash_json(settings)[:8]])
+    folder = config.out or Path("runs/eval") / name
     with Claim(folder, "--out"):
         run, records = open_folder(folder, run, not config.resume)
         run.training = find_training(config, plan, decoders, tokenized, run.training)
@@ -141,7 +142,6 @@ def describe_settings(
         for name, pairs in suites.items()
         for prompt, ids in pairs
     ]
-    folders = {kind: local_path(folder) for kind, folder in plan.drafters.items()}
     systems = [method.system for method in plan.methods.values()]
     corpora = {s.corpus for s in systems if isinstance(s, CorpusSystem) and s.corpus}
     found = machine()
@@ -152,7 +152,7 @@ def describe_settings(
         **config.recorded,
         "dtype": target.dtype_name,
         "drafter": dict(plan.drafters),
-        "drafter_hash": {kind: folder_hash(folder) for kind, folder in folders.items()},
+        "drafter_hash": {kind: folder_hash(local_path(f)) for kind, f in plan.drafters.items()},
         "methods": list(methods),
         "corpus_hash": {path: sha256_file(expand_path(path)) for path in sorted(corpora)},
         "sweep": list(config.sweep.words),
@@ -179,12 +179,6 @@ def choose_date(config: EvalConfig) -> str:
     return str(recorded or datetime.date.today().isoformat())
 
 
-def name_folder(settings: JsonObject) -> str:
-    """The default folder's name: suites and a hash of the settings."""
-    digest = hash_json(settings)[:8]
-    return "-".join([*settings["suites"][:3], digest])
-
-
 @dataclass
 class Measurement:
     """A measurement in its folder: the run, the records so far, and what runs the rest."""
@@ -201,12 +195,10 @@ class Measurement:
         """Run the tasks that have no records yet, and write those. Untimed rounds come first, and
         once per folder the time of transformers' own `generate`."""
         missing = runner.missing_tasks(groups, self.records)
-        done = len(groups) - len(missing)
         if self.records:
             note = "" if missing else " (--no-resume measures again)"
-            self.console.say(
-                f"resuming {self.folder}: {done} of {len(groups)} rounds are done{note}"
-            )
+            done = f"{len(groups) - len(missing)} of {len(groups)} rounds"
+            self.console.say(f"resuming {self.folder}: {done} are done{note}")
         if not missing:
             return
         first = next(task for group in groups for task in group if task.tokens)
@@ -253,9 +245,9 @@ class Measurement:
         try:
             tokens = continue_conversation(target, task.prompt.content, answers)
         except UserError as error:
-            line = f"{task.suite}: {task.prompt.id}: {error}"
-            if line not in self.run.skipped:
-                self.run.skipped.append(line)
+            name = f"{task.suite}: {task.prompt.id}: "
+            if not any(line.startswith(name) for line in self.run.skipped):
+                self.run.skipped.append(f"{name}{error}")
                 of_suite = next(one for one in self.run.suites if one["name"] == task.suite)
                 of_suite["prompts"] -= 1 + len(task.prompt.later)
                 write_run(self.folder, self.run)
@@ -300,9 +292,7 @@ def time_against_transformers(
         "transformers_tokens_per_s": stock_speed,
         "ratio": plain_speed / stock_speed,
         "identical": ours == theirs,
-        "prompts": 1,
         "repeats": repeats,
         "parameters": sum(weight.numel() for weight in stock.parameters()),
         "ratios": [b / a for a, b in zip(plain_seconds, stock_seconds, strict=True)],
-        "max_new_tokens": max_new_tokens,
     }

@@ -12,7 +12,8 @@ Definitions (c = committed tokens: those after the first one, which the prefill 
                                  accepted the k-th (unconditional), and that share among the calls
                                  that accepted the first k−1 (conditional)
 
-A prompt whose output ended with the prefill's token is left out of times and τ.
+A prompt whose output ended with the prefill's token is left out of times and τ, and one that was
+decoded in a batch that was not full out of times.
 """
 
 from __future__ import annotations
@@ -65,12 +66,14 @@ class Acceptance:
 
 def list_units(records: Iterable[Record], method: str) -> list[list[Record]]:
     """A method's records, those that were decoded together in one list: a time is measured of
-    each. Those whose outputs all ended with the prefill's token are left out."""
+    each. Batches that were not full, and those whose outputs all ended with the prefill's token,
+    are left out."""
     units: defaultdict[tuple[object, ...], list[Record]] = defaultdict(list)
     for record in records:
         if record.method == method:
             units[record.suite, record.group, record.repeat, record.batch].append(record)
-    return [unit for unit in units.values() if any(one.committed for one in unit)]
+    full = [unit for unit in units.values() if len(unit) == unit[0].batch]
+    return [unit for unit in full if any(one.committed for one in unit)]
 
 
 def decode_time(unit: Sequence[Record]) -> float:

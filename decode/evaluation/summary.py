@@ -29,19 +29,20 @@ class Figures:
         over plain decoding's.
     identical: prompts of which every repeat, at every batch size, gave plain decoding's tokens. It,
         `rounding_ties` and `bugs` (outputs, at every batch size) are None when sampling.
+    timed: prompts in full batches; all times are theirs.
     """
 
     verifier: str | None
     lossy: bool
     speedup: Estimate | None
     speedup_with_prefill: Estimate | None
-    speedup_median: float | None
     tau: Estimate | None
     tau_macro: float | None
     mean_accepted: float | None
     mean_drafted: float | None
     tokens_per_s: float | None
     prompts: int
+    timed: int
     identical: int | None
     rounding_ties: int | None
     bugs: int | None
@@ -121,8 +122,9 @@ class Summary:
 
     @property
     def titles(self) -> dict[str, str]:
-        """Suite name → its title."""
-        return {source["name"]: source["title"] for source in self.run.suites}
+        """Suite name → its title, of those with records."""
+        sources = [source for source in self.run.suites if source["name"] in self.suites]
+        return {source["name"]: source["title"] for source in sources}
 
     def as_json(self) -> JsonObject:
         """The contents of summary.json."""
@@ -208,20 +210,20 @@ def method_figures(
     records = [record for record in everything if record.batch == size]
     outputs = [record for record in everything if record.method == method]
     rows = [record for record in outputs if record.batch == size]
-    seconds = sum(r.seconds for r in rows)
-    calls = sum(r.calls for r in rows)
-    draft_seconds = sum(r.draft_seconds for r in rows)
+    timed = [r for unit in stats.list_units(rows, method) for r in unit]
+    seconds = sum(r.seconds for r in timed)
+    draft_seconds = sum(r.draft_seconds for r in timed)
     plain = stats.times(records, PLAIN)
     mine = stats.times(records, method)
     counted = stats.counts(records, method)
     scored = stats.scores(records, method)
-    ratios = [plain[key] / mine[key] for key in plain.keys() & mine.keys()]
     plain_whole = stats.times(records, PLAIN, stats.whole_time)
     prompts = {(r.suite, r.prompt) for r in rows}
     different = {(r.suite, r.prompt) for r in outputs if not r.identical}
     kinds = Counter(r.divergence.kind for r in outputs if r.divergence is not None)
 
-    def per_call(total: float) -> float | None:
+    def per_call(total: float, of: Sequence[Record] = rows) -> float | None:
+        calls = sum(r.calls for r in of)
         return total / calls if calls else None
 
     return Figures(
@@ -231,20 +233,20 @@ def method_figures(
         speedup_with_prefill=stats.paired_ratio(
             plain_whole, stats.times(records, method, stats.whole_time)
         ),
-        speedup_median=float(np.median(ratios)) if ratios else None,
         tau=stats.tau(counted),
         tau_macro=stats.tau_macro(counted),
         mean_accepted=per_call(sum(sum(r.accepted) for r in rows)),
         mean_drafted=per_call(sum(sum(r.nodes or r.drafted) for r in rows)),
         tokens_per_s=stats.throughput(rows, method),
         prompts=len(prompts),
+        timed=len({(r.suite, r.prompt) for r in timed}),
         identical=len(prompts - different) if greedy else None,
         rounding_ties=kinds.total() - kinds[BUG] if greedy else None,
         bugs=kinds[BUG] if greedy else None,
         new_tokens=sum(r.new_tokens for r in rows),
-        calls=calls,
-        draft_ms=per_call(1000 * draft_seconds),
-        verify_ms=per_call(1000 * sum(r.verify_seconds for r in rows)),
+        calls=sum(r.calls for r in rows),
+        draft_ms=per_call(1000 * draft_seconds, timed),
+        verify_ms=per_call(1000 * sum(r.verify_seconds for r in timed), timed),
         draft_share=draft_seconds / seconds if seconds > 0 else None,
         finish=dict(Counter(r.finish for r in rows)),
         acceptance=stats.acceptance(rows),

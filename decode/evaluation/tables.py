@@ -227,6 +227,8 @@ def unscored(summary: Summary) -> list[str]:
         reason = "the rows have no reference answers"
         if not source["prompts"]:
             reason = "no prompt fits this target"
+        elif not methods:
+            reason = "not measured"
         elif not source.get("metric"):
             reason = "open answers, without a metric here"
         elif source["metric"] == CODE and not summary.settings.get("execute_code"):

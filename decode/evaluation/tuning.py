@@ -85,15 +85,18 @@ def _find_fastest(
     number of prompts."""
     settings = plural(len(decoders) - 1, "setting")
     console.say(f"tuning: {settings} of {plural(len(groups), 'method')}")
+    size = config.batch_sizes[0]
+    limit = max(config.tune or 0, size)
     config = replace(
         config,
-        limit=config.tune,
+        limit=limit,
+        batch_sizes=(size,),
         repeats=1,
         out=config.out and config.out / "tuning",
         no_hf_check=True,
         tuning=True,
     )
-    suites, skipped = prompts_of(TUNING_SUITE, limit=config.tune)
+    suites, skipped = prompts_of(TUNING_SUITE, limit=limit)
     summary, records, folder = measure(config, plan, decoders, suites, skipped, console, command)
     report = folder / "report.html"
     if summary.bugs:

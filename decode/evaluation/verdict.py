@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from decode.evaluation.statistics import FEWEST, Estimate, format_estimate, format_number, value_of
+from decode.evaluation.statistics import FEWEST, format_estimate, format_number, value_of
 from decode.evaluation.summary import Figures, Summary, format_method, swept_points
 from decode.systems.registry import MAIN, PLAIN, TITLES
 from specalign.common.text import plural
 
+NOISE, EQUAL = "noise", "equal"
 _MOST_SENTENCES = 5
 """With more methods than this, only the best one has its own sentence."""
 STEADY = 2.0
@@ -40,13 +41,30 @@ def headline(summary: Summary) -> str:
         same = "another output distribution"
     elif summary.overall[best].rounding_ties:
         same = "the same output up to rounding ties"
-    if speedup.lo is None or speedup.hi is None:
+    if best != MAIN and len(summary.overall) > 2:
+        kind = "point" if summary.settings.get("sweep") else "method"
+        same += f", best of {plural(len(summary.overall) - 1, kind)}"
+    judged = _judge(summary.overall[best])
+    if not judged:
         return f"{target}: too few prompts for a verdict ({speedup.value:.2f}×), {same}"
-    if speedup.lo <= 1 <= speedup.hi:
+    if judged in (NOISE, EQUAL):
         return f"{target}: no measurable difference ({speedup.value:.2f}×), {same}"
-    word = "faster" if speedup.value > 1 else "SLOWER"
-    doubt = ", on a busy machine" if _find_busy(summary) else ""
-    return f"{target} decodes {word}: {speedup.value:.2f}×, with {same}{doubt}"
+    doubt = ", above τ" if _exceeds_tau(summary.overall[best]) else ""
+    doubt += ", on a busy machine" if _find_busy(summary) else ""
+    return f"{target} decodes {judged}: {speedup.value:.2f}×, with {same}{doubt}"
+
+
+def _judge(figures: Figures) -> str:
+    """What the speed-up's interval says: NOISE (hardly any drafts were accepted), EQUAL, `faster`,
+    `SLOWER`; "" without an interval."""
+    speedup = figures.speedup
+    if speedup is None or speedup.lo is None or speedup.hi is None:
+        return ""
+    if (figures.mean_accepted or 0.0) < 0.005 and speedup.hi >= 1:
+        return NOISE
+    if speedup.lo <= 1 <= speedup.hi:
+        return EQUAL
+    return "faster" if speedup.lo > 1 else "SLOWER"
 
 
 def list_reservations(summary: Summary) -> list[str]:
@@ -68,7 +86,7 @@ def verdict(summary: Summary) -> str:
         )
     best = find_best(summary)
     count = overall[best].prompts
-    titles = ", ".join(source["title"] for source in summary.run.suites if source["prompts"])
+    titles = ", ".join(summary.titles.values())
     where = f"{plural(count, 'prompt')} ({titles}), {summary.sampling}"
     sentences = [
         f"{_subject(best, overall[best])} {_describe_speed(overall[best])} on {where}, "
@@ -95,21 +113,20 @@ def _describe_speed(figures: Figures) -> str:
     speedup = figures.speedup
     if speedup is None:
         return "can't be compared with plain decoding (no output was longer than one token)"
-    if speedup.lo is None or speedup.hi is None:
+    judged = _judge(figures)
+    if not judged:
         return (
             f"ran at {speedup.value:.2f}× plain decoding's speed (too few prompts for an interval)"
         )
     interval = f"{speedup.value:.2f}× (95% interval {speedup.lo:.2f} to {speedup.hi:.2f})"
-    if (figures.mean_accepted or 0.0) < 0.005 and speedup.hi >= 1:
+    if judged == NOISE:
         return (
             "can't make the target faster: hardly any drafts were accepted; the difference is "
             f"noise: {interval}"
         )
-    if speedup.lo > 1:
-        return f"makes the target faster by {interval}"
-    if speedup.hi < 1:
-        return f"makes the target SLOWER: {interval}"
-    return f"makes no measurable difference: {interval}"
+    if judged == EQUAL:
+        return f"makes no measurable difference: {interval}"
+    return f"makes the target {judged}{' by' if judged == 'faster' else ':'} {interval}"
 
 
 def _name_changed(summary: Summary) -> str:
@@ -162,7 +179,7 @@ def _describe_accuracy(summary: Summary, method: str) -> Iterator[str]:
     if found:
         yield f"Scores of plain decoding and {method}: {'; '.join(found)}."
     elif suites:
-        yield f"Scores are equal on {plural(suites, 'suite')}."
+        yield f"Scores of plain decoding and {method} are equal on {plural(suites, 'suite')}."
 
 
 def _describe_lossy(method: str, figures: Figures) -> str:
@@ -181,7 +198,7 @@ def _warnings(summary: Summary) -> Iterator[str]:
     faster = [
         f"{method} {f.speedup.value:.2f}× at τ {f.tau.value:.2f}"
         for method, f in summary.overall.items()
-        if method != PLAIN and f.speedup and f.tau and _exceeds(f.speedup, f.tau)
+        if method != PLAIN and f.speedup and f.tau and _exceeds_tau(f)
     ]
     if faster:
         yield (
@@ -189,6 +206,11 @@ def _warnings(summary: Summary) -> Iterator[str]:
             "baseline is slow here, or the machine was busy while it ran; measure again before "
             "quoting it."
         )
+    for size, methods in summary.batches.items():
+        figures = next(iter(methods.values()))
+        if size > 1 and figures.timed < figures.prompts:
+            count = f"{figures.timed} of {plural(figures.prompts, 'prompt')}"
+            yield f"At batch size {size}, only full batches are timed: {count}."
     training = summary.run.training
     for suite, overlap in training.overlaps.items() if training else ():
         if overlap.found:
@@ -233,9 +255,12 @@ def find_busy(spread: float | None, load: float, threads: int, cores: int) -> li
     return reasons
 
 
-def _exceeds(speedup: Estimate, tau: Estimate) -> bool:
+def _exceeds_tau(figures: Figures) -> bool:
     """Whether a speed-up exceeds τ beyond both intervals: drafting saves at most τ − 1 of τ target
     forwards."""
+    speedup, tau = figures.speedup, figures.tau
+    if speedup is None or tau is None:
+        return False
     return (speedup.lo or speedup.value) > (tau.hi or tau.value) + 1e-9
 
 

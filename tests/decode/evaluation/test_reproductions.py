@@ -91,6 +91,23 @@ def test_options_that_are_given_win(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert "chooses suites and methods" in capsys.readouterr().err
 
 
+def test_a_changed_output_ends_with_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fill_report(tmp_path / "o", change=Divergence(4, 7, 8, "BUG", 1.0, 4e-5))
+    summary = summarise(read_run(folder), read_records(folder))
+    monkeypatch.setattr(eval, "evaluate", lambda *given: (summary, folder))
+    words = ["--reproduce", "dflash", "--drafter", "autoregressive=debug"]
+    with pytest.raises(SystemExit) as stop:
+        eval.main([*words, "--out", str(tmp_path / "p")])
+    assert stop.value.code == 1 and "OUTPUT CHANGED" in (tmp_path / "p/reproduction.md").read_text()
+
+
+def test_tiny_has_prompts_for_every_batch_size() -> None:
+    config = eval.read_config(["--reproduce", "dflash", "--batch-size", "4,1"])
+    assert {own.limit for own, _ in plan_measurements("dflash", config, True)} == {4}
+
+
 def test_the_other_suites_still_run(tmp_path: Path) -> None:
     folder = fill_report(tmp_path / "o", change=Divergence(4, 7, 8, "BUG", 1.0, 4e-5))
     summary = summarise(read_run(folder), read_records(folder))

@@ -113,6 +113,18 @@ def test_an_answer_of_one_token_has_no_decoding(target: Target) -> None:
     assert (record.calls, record.committed, record.tau, record.tokens_per_s) == (0, 0, None, 0.0)
 
 
+def test_sampled_prompts_and_repeats_have_their_own_seeds(target: Target) -> None:
+    decoders = {"plain": decode.load(target, None)}
+    settings = measure.GenerationSettings(Sampling(1.0, seed=0), 8)
+
+    def sample(suite: str, prompt: str, repeat: int) -> list[int]:
+        task = measure.Task(suite, Prompt(prompt, "x"), (5, 6), repeat, ("plain",))
+        return measure.run_tasks(decoders, [task], settings)[0].tokens
+
+    found = [sample(*key) for key in (("s", "1", 0), ("s", "2", 0), ("t", "1", 0), ("s", "1", 1))]
+    assert len({tuple(tokens) for tokens in found}) == 4 and sample("s", "1", 0) == found[0]
+
+
 def test_prompts_are_grouped_by_batches_and_later_turns_follow() -> None:
     talk = Prompt("t", "one", later=("two", "three"))
     suites = {"s": [(talk, [1]), (Prompt("u", "x"), [1]), (Prompt("v", "x"), [1])]}
@@ -163,6 +175,8 @@ def test_batch_sizes_without_enough_prompts_are_skipped(
     assert capsys.readouterr().out.count(f"skipped: {line}") == 1 and line in summary.run.skipped
     assert set(summary.batches) == {2, 1} and summary.batch == 2
     assert "UNFINISHED" not in summary.verdict
+    assert "At batch size 2, only full batches are timed: 2 of 3 prompts." in summary.verdict
+    assert "batch size 1, only" not in summary.verdict and summary.overall["plain"].prompts == 3
     records = read_records(folder)
     assert Counter(r.batch for r in records) == {2: 6, 1: 6}
     orders = {(r.batch, r.prompt, r.method): r.position for r in records}
@@ -177,9 +191,18 @@ def test_batch_sizes_without_enough_prompts_are_skipped(
         run(*words[:-1], tmp_path / "other", "--batch-size", "4")
 
 
-def copy_of_mtbench(folder: Path) -> Path:
+def test_turns_that_never_fit_are_counted_once(tmp_path: Path) -> None:
+    summary, _ = run(
+        "--suite", "mtbench", "--data-dir", copy_of_mtbench(tmp_path, "x" * 600), "--methods",
+        "plain,lookup", "--temperature", 1, "--repeats", 4, "--out", tmp_path / "o",
+    )  # fmt: skip
+    assert [line.split(": ")[1] for line in summary.run.skipped] == ["mtbench-1#2", "mtbench-2#2"]
+    assert summary.run.suites[0]["prompts"] == 2 and "UNFINISHED" not in summary.verdict
+
+
+def copy_of_mtbench(folder: Path, second: str = "And again?") -> Path:
     rows = [
-        {"question_id": i, "category": "writing", "turns": [f"Say {i} one one.", "And again?"]}
+        {"question_id": i, "category": "writing", "turns": [f"Say {i} one one.", second]}
         for i in (1, 2)
     ]
     (folder / "mtbench.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -198,4 +221,4 @@ def test_answers_are_scored_alike(tmp_path: Path) -> None:
     found = summary.suites["gsm8k"]["lookup"]
     assert found.score == summary.suites["gsm8k"]["plain"].score
     assert found.score_difference.value == 0.0
-    assert "Scores are equal on 1 suite." in summary.verdict
+    assert "Scores of plain decoding and lookup are equal on 1 suite." in summary.verdict

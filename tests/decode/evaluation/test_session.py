@@ -112,7 +112,7 @@ def test_plain_decoding_time_against_transformers(target: Target) -> None:
         max_new_tokens=8,
         repeats=1,
     )
-    assert found["identical"] is True and found["plain_tokens_per_s"] > 0 and found["prompts"] == 1
+    assert found["identical"] is True and found["plain_tokens_per_s"] > 0
     assert found["ratio"] == pytest.approx(
         found["plain_tokens_per_s"] / found["transformers_tokens_per_s"]
     )

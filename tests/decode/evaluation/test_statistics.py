@@ -169,6 +169,8 @@ def test_prompts_decoded_together_share_one_time() -> None:
     ]
     assert times(rows, "plain") == {("s", "a"): pytest.approx(3.0 / 30)}
     assert throughput(rows, "drafter") == pytest.approx(20.0)
+    rows += [record(name, "c", 9.0, 10, batch=2) for name in ("plain", "drafter")]  # not full
+    assert times(rows, "plain").keys() == {("s", "a")} and throughput(rows, "drafter") == 20.0
     assert paired_ratio(times(rows, "plain"), times(rows, "drafter")).value == pytest.approx(2.0)
 
 

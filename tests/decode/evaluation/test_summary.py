@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from plotly.offline import get_plotlyjs
 
+from decode.evaluation import tables
 from decode.evaluation.page import make_report
 from decode.evaluation.records import (
     Divergence,
@@ -64,7 +65,38 @@ def test_a_speed_up_above_tau_is_flagged(tmp_path: Path) -> None:
     note = "a speed-up above τ (drafter 3.00× at τ 2.00)"
     for gain, flagged in ((1.5, False), (2.0, False), (3.0, True)):
         summary, _ = make_report(fill(tmp_path / str(gain), gain=gain))
-        assert (note in summary.verdict) == flagged
+        assert (note in summary.verdict) == flagged == headline(summary).endswith(", above τ")
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_headline_and_verdict_agree_on_noise(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "o", gain=1.2)
+    rows = [replace(r, accepted=[0] * r.calls, tau=1.0) for r in read_records(folder)]
+    summary = summarise(read_run(folder), rows)
+    assert "can't make the target faster" in verdict(summary)
+    assert headline(summary) == "<model>: no measurable difference (1.20×), the same output"
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_the_headline_of_a_choice_says_so(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "o")
+    run, rows = read_run(folder), read_records(folder)
+    rows = [replace(r, method=r.method.replace("drafter", "block:steps=2")) for r in rows]
+    run.settings["methods"] = ["plain", "lookup", "block:steps=2"]
+    assert headline(summarise(run, rows)).endswith("with the same output, best of 2 methods")
+    run.settings["sweep"] = ["steps=1,2"]
+    assert headline(summarise(run, rows)).endswith(", best of 2 points")
+
+
+def test_only_measured_suites_are_named(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "o")
+    run = read_run(folder)
+    skipped = {"name": "aime", "title": "AIME", "batch_sizes": [], "metric": "exact match"}
+    run.suites.append({**run.suites[0], **skipped})
+    write_run(folder, run)
+    summary, _ = make_report(folder)
+    assert "AIME" not in verdict(summary) + tables.markdown(summary) + tables.headline(summary)
+    assert tables.unscored(summary)[1:] == ["not scored: aime (not measured)"]
 
 
 @pytest.mark.usefixtures("no_plots")

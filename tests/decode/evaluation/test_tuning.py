@@ -95,6 +95,13 @@ def test_the_command_tunes(prompts: Path, tmp_path: Path, monkeypatch: pytest.Mo
         run(*words, prompts, "--seed", 1)
 
 
+def test_tuning_has_one_batch_size_and_prompts_for_it(prompts: Path, tmp_path: Path) -> None:
+    words = ("--methods", "lookup", "--tune", 5, "--out", tmp_path / "o", "--prompts", prompts)
+    summary, folder = run(*words, "--batch-size", "8,1")
+    assert {r.batch for r in read_records(folder / "tuning")} == {8} and summary.batch == 1
+    assert len({r.prompt for r in read_records(folder / "tuning")}) == 8
+
+
 def test_a_bug_ends_tuning(prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(r: Record) -> None:
         if r.method == "lookup:draft_tokens=8":
