@@ -195,6 +195,8 @@ def load_prompts(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
 
 def suggest_next(summary: Summary, config: EvalConfig) -> str:
     """The next command."""
+    from decode.evaluation.verdict import NOISE, judge
+
     if summary.bugs:
         return f"Next: the report lists each difference; {command('decode.verify')} checks further"
     target = ("--target", config.target) if config.target else ()
@@ -210,7 +212,7 @@ def suggest_next(summary: Summary, config: EvalConfig) -> str:
         return f"Next: train a drafter for this target:  {train}\n      then measure it:  {measure}"
     default = (DRAFTER, COMBINED)  # what decode.generate uses by default
     best = max(gains, key=lambda name: (name in default, gains[name]))
-    if gains[best] <= 1:
+    if gains[best] <= 1 or judge(summary.overall[best]) == NOISE:
         return "Next: train it further (align.train with more trainer.max_steps)"
     drafter = ("--drafter", ",".join(map(str, config.drafters))) if config.drafters else ()
     method = () if best in default else ("--method", best)

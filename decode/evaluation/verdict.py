@@ -44,7 +44,7 @@ def headline(summary: Summary) -> str:
     if best != MAIN and len(summary.overall) > 2:
         kind = "point" if summary.settings.get("sweep") else "method"
         same += f", best of {plural(len(summary.overall) - 1, kind)}"
-    judged = _judge(summary.overall[best])
+    judged = judge(summary.overall[best])
     if not judged:
         return f"{target}: too few prompts for a verdict ({speedup.value:.2f}×), {same}"
     if judged in (NOISE, EQUAL):
@@ -54,7 +54,7 @@ def headline(summary: Summary) -> str:
     return f"{target} decodes {judged}: {speedup.value:.2f}×, with {same}{doubt}"
 
 
-def _judge(figures: Figures) -> str:
+def judge(figures: Figures) -> str:
     """What the speed-up's interval says: NOISE (hardly any drafts were accepted), EQUAL, `faster`,
     `SLOWER`; "" without an interval."""
     speedup = figures.speedup
@@ -113,7 +113,7 @@ def _describe_speed(figures: Figures) -> str:
     speedup = figures.speedup
     if speedup is None:
         return "can't be compared with plain decoding (no output was longer than one token)"
-    judged = _judge(figures)
+    judged = judge(figures)
     if not judged:
         return (
             f"ran at {speedup.value:.2f}× plain decoding's speed (too few prompts for an interval)"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from plotly.offline import get_plotlyjs
 
+from decode import eval
 from decode.evaluation import tables
 from decode.evaluation.page import make_report
 from decode.evaluation.records import (
@@ -75,6 +76,7 @@ def test_headline_and_verdict_agree_on_noise(tmp_path: Path) -> None:
     summary = summarise(read_run(folder), rows)
     assert "can't make the target faster" in verdict(summary)
     assert headline(summary) == "<model>: no measurable difference (1.20×), the same output"
+    assert "train it further" in eval.suggest_next(summary, eval.read_config([]))
 
 
 @pytest.mark.usefixtures("no_plots")
