@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Iterator, Sequence
 from dataclasses import replace
-from time import perf_counter
 
 from decode.captured.acceptance import BY_RULE, BY_TARGET
 from decode.captured.block import BestPaths, BlockChain, DrawnTree
@@ -16,7 +15,7 @@ from decode.captured.drafting import Drafting, Unsupported
 from decode.captured.graph import Backend, WaitsForDevice
 from decode.captured.rows import PendingResults, Rows
 from decode.captured.state import Shape
-from decode.engine import loop
+from decode.engine.loop import PacedEngine, read_chunks
 from decode.engine.pace import DraftPace, Trials
 from decode.engine.request import Prefill, RequestRunner
 from decode.proposers.autoregressive import AutoregressiveProposer
@@ -93,6 +92,7 @@ class CapturedEngine:
     ) -> None:
         self.target, self.proposer = target, proposer
         self.pace = DraftPace((None, 0)) if paced else None
+        self._eager = PacedEngine(paced)
         self.backend: Backend = backend or ("cuda" if target.device.type == "cuda" else "eager")
         self._rows: dict[RowsKey, Rows] = {}
 
@@ -113,9 +113,13 @@ class CapturedEngine:
                 rows = self._take(key, group)
             except Unsupported as error:
                 say_once(f"note: engine=captured does not run this: {error}; using engine=eager")
-                yield from loop.run_rounds(group, most)
+                yield from self._eager.run_rounds(group, most)
                 continue
-            yield from GroupRun(rows, group, self.pace).run()
+            try:
+                yield from GroupRun(rows, group, self.pace).run()
+            except GeneratorExit:  # a stream that was closed
+                self._keep(key, rows)
+                raise
             self._keep(key, rows)
 
     def _keep(self, key: RowsKey, rows: Rows) -> None:
@@ -132,7 +136,8 @@ class CapturedEngine:
         drafting = make_drafting(self.proposer, sampling, verifier)
         longest = max(len(runner.prompt) + runner.limit for runner in group)
         drafting.check(longest)
-        capacity = _round_up(longest + drafting.nodes + 1)
+        most = self.target.context_limit + drafting.nodes + 1
+        capacity = min(_round_up(longest + drafting.nodes + 1), most)
         new_tokens = _round_up(max(runner.limit for runner in group))
         rows = self._rows.pop(key, None)
         if rows is not None:
@@ -141,6 +146,7 @@ class CapturedEngine:
         shape = Shape(count, capacity, new_tokens, drafting.nodes)
         if rows is not None and rows.state.shape == shape:
             return rows
+        rows = None  # its memory is free
         rows = Rows(self.target, drafting, verifier, sampling, shape, self.backend)
         try:
             rows.run(max(len(runner.prompt) for runner in group))
@@ -172,7 +178,6 @@ class GroupRun:
         self.trials: Trials | None = None
         if pace is not None and self.adapts and rows.state.shape.rows > 1:
             self.trials = pace.of(rows.state.shape.rows)
-        self._read_at = 0.0
 
     def run(self) -> Iterator[None]:
         """Run all requests; pauses after chunks of prompts and after every round."""
@@ -193,8 +198,7 @@ class GroupRun:
             self.joining[runner] = self.rows.join(self.free_rows.pop(), runner)
         if not self.joining:
             return
-        self._read_at = 0.0  # the next interval is longer than a round
-        for runner, row in loop.read_chunks(self.joining).items():
+        for runner, row in read_chunks(self.joining).items():
             if runner.out.finish:
                 self._leave(row, runner)
             else:
@@ -206,11 +210,7 @@ class GroupRun:
         ahead = 0 if self.pending is None else self.rows.state.shape.nodes + 1
         longest = max(runner.length for runner in self.running.values()) + ahead
         skip = self.trials is not None and self.trials.choose() == 0
-        graphs = self.rows.graphs
-        results = self.rows.run(longest, skip)
-        if self.rows.graphs > graphs:
-            self._read_at = 0.0  # the capture took most of the interval
-        return results, dict(self.running)
+        return self.rows.run(longest, skip), dict(self.running)
 
     def _leave(self, row: int, runner: RequestRunner) -> None:
         self.rows.leave(row)
@@ -232,8 +232,6 @@ class GroupRun:
             if runner.out.finish:
                 del self.running[row]
                 self._leave(row, runner)
-        now = perf_counter()
-        if self.trials is not None and self._read_at:
+        if self.trials is not None:
             size = None if self.pending[0].nodes else 0
-            self.trials.observe(size, tokens, now - self._read_at)
-        self._read_at = now if self.running else 0.0
+            self.trials.observe(size, tokens, self.pending[0].seconds)

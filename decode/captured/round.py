@@ -79,7 +79,7 @@ def _commit(
     count_B = count_B * active_B
     last_B = new_BM.gather(1, (count_B - 1).clamp(min=0)[:, None])[:, 0]
     state.append(new_BM, count_B)
-    numbers_B2 = torch.stack((count_B, torch.minimum(accepted_B, count_B)), 1)
+    numbers_B2 = torch.stack((count_B, accepted_B * active_B), 1)
     result = (numbers_B2, new_BM, path_BM, draft.tokens_BN, draft.above_BN, draft.depth_BN)
     numbers_BX = torch.cat(result, 1)  # as `read_result` takes it apart
     state.result_BX[:, : numbers_BX.shape[1]].copy_(numbers_BX)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import perf_counter
+
 import torch
 from torch import Tensor
 
@@ -42,12 +44,23 @@ class Rows:
     def run(self, longest: int, skip: bool = False) -> PendingResults:
         """Run a round; no row has more than `longest` cache entries before it. skip: without
         drafts."""
+        nodes = 0 if skip else self.drafting.nodes
         needed, capacity = longest + self.state.shape.nodes + 1, self.state.shape.capacity
         end = min(next((size for size in BUCKETS if size >= needed), capacity), capacity)
         if (end, skip) not in self._graphs:
             self._graphs[end, skip] = self._capture(end, skip)
+        if self.state.result_BX.device.type != "cuda":
+            started = perf_counter()
+            self._graphs[end, skip].replay()
+            results_BX = self.state.result_BX.cpu().clone()
+            return PendingResults(results_BX, nodes, perf_counter() - started)
+        begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begun.record()
         self._graphs[end, skip].replay()
-        return self._read(skip)
+        copy_BX = torch.empty_like(self.state.result_BX, device="cpu", pin_memory=True)
+        copy_BX.copy_(self.state.result_BX, non_blocking=True)
+        done.record()
+        return PendingResults(copy_BX, nodes, events=(begun, done))
 
     def _capture(self, end: int, skip: bool) -> Graph:
         state, drafting = self.state, self.skipped if skip else self.drafting
@@ -63,11 +76,6 @@ class Rows:
             )
         finally:
             state.counter("active").copy_(running)
-
-    @property
-    def graphs(self) -> int:
-        """How many were captured."""
-        return len(self._graphs)
 
     def join(self, row: int, runner: RequestRunner) -> Prefill[int]:
         """Read a request's prompt into a row, with pauses between chunks, and choose its first
@@ -104,28 +112,25 @@ class Rows:
         """Stop a row, whose memory the next request takes."""
         self.state.stop_row(row)
 
-    def _read(self, skip: bool) -> PendingResults:
-        """Begin to copy the results of the round that ran last."""
-        nodes = 0 if skip else self.drafting.nodes
-        if self.state.result_BX.device.type != "cuda":
-            return PendingResults(self.state.result_BX.cpu().clone(), nodes)
-        copy = torch.empty_like(self.state.result_BX, device="cpu", pin_memory=True)
-        copy.copy_(self.state.result_BX, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
-        return PendingResults(copy, nodes, done)
-
 
 class PendingResults:
-    """Results of a round on their way to the host. nodes: drafted tokens of each row."""
+    """Results of a round on their way to the host. nodes: drafted tokens of each row. seconds: of
+    the round, known after `wait`. events: around it, on a GPU."""
 
     def __init__(
-        self, numbers_BX: Tensor, nodes: int, done: torch.cuda.Event | None = None
+        self,
+        numbers_BX: Tensor,
+        nodes: int,
+        seconds: float = 0.0,
+        events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None,
     ) -> None:
-        self.nodes, self._numbers_BX, self._done = nodes, numbers_BX, done
+        self.nodes, self.seconds = nodes, seconds
+        self._numbers_BX, self._events = numbers_BX, events
 
     def wait(self) -> list[RoundResult]:
         """The results of all rows."""
-        if self._done is not None:
-            self._done.synchronize()
+        if self._events is not None:
+            begun, done = self._events
+            done.synchronize()
+            self.seconds = begun.elapsed_time(done) / 1000
         return [read_result(row, self.nodes) for row in self._numbers_BX.tolist()]

@@ -58,8 +58,8 @@ def run_rounds(
 class PacedEngine:
     """The loop, in which batches draft as many tokens as pay off at their size, down to none."""
 
-    def __init__(self) -> None:
-        self.pace = DraftPace()
+    def __init__(self, paced: bool = True) -> None:
+        self.pace = DraftPace() if paced else None
 
     def run_rounds(
         self, runners: Sequence[RequestRunner], most: int = 1

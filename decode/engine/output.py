@@ -74,7 +74,7 @@ class Generation:
     trace: list[RoundTrace] = field(default_factory=list)
     """With `trace=True`, every round."""
     seed: int | None = None
-    """None for greedy decoding."""
+    """None for greedy decoding. It reproduces the output unless a batch adapted drawn drafts."""
 
     def __str__(self) -> str:
         return self.text

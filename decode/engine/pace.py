@@ -16,9 +16,9 @@ SIZES: tuple[int | None, ...] = (None, 0, 2, 1)
 """Drafted tokens of a request in a round; None = all that its drafter proposes."""
 KEEP = 0.9
 """The weight of a round in the next one's average."""
-TRY_AGAIN, LOSS = 32, 0.005
-"""A size that is not the fastest is tried again after that many rounds at the earliest, and so that
-it costs at most this share of the time."""
+TRY_AGAIN, LATEST, LOSS = 32, 512, 0.005
+"""A size that is not the fastest is tried again after `TRY_AGAIN` to `LATEST` rounds, so that it
+costs about this share of the time."""
 
 
 @dataclass
@@ -39,13 +39,17 @@ class Trials:
         speed = {size: self.tokens[size] / self.seconds[size] for size in self.sizes}
         best = max(speed, key=lambda size: speed[size])
         for size in self.sizes:
-            wait = max(TRY_AGAIN, (speed[best] / max(speed[size], 1e-9) - 1) / LOSS)
+            wait = (speed[best] / max(speed[size], 1e-9) - 1) / LOSS
+            wait = min(max(TRY_AGAIN, wait), LATEST)
             if size != best and self.rounds - self.tried[size] >= wait:
                 return size
         return best
 
     def observe(self, size: int | None, tokens: int, seconds: float) -> None:
+        first = size not in self.tried
         self.tried[size] = self.rounds
+        if first:  # a warm-up
+            return
         self.tokens[size] = KEEP * self.tokens.get(size, 0.0) + tokens
         self.seconds[size] = KEEP * self.seconds.get(size, 0.0) + seconds
 

@@ -168,12 +168,11 @@ class RequestRunner:
     def adapts(self) -> bool:
         """Whether the clock may decide how much it drafts."""
         free = self._by_target if self.adapt is None else self.adapt
-        return free and self.drafter is not None
+        return free and self.drafter is not None and not find(self.verifier).lossy
 
     @property
     def _by_target(self) -> bool:
-        """Whether drafts are compared with the target's own tokens, so that they do not decide the
-        text."""
+        """Whether drafts are compared with the target's own tokens, and do not decide the text."""
         own = self.sampling.greedy or self.verifier in OWN_TOKENS
         return own and not find(self.verifier).lossy
 
@@ -181,10 +180,7 @@ class RequestRunner:
         """Begin a round: draft, and return what the target has to run over. size: the most drafts,
         or levels of drafts where a rule decides."""
         started, device = perf_counter(), self.target.device
-        self.proposal = NO_DRAFTS if size == 0 else self._propose()
-        if size is not None:
-            proposal = self.proposal
-            self.proposal = proposal.first(size) if self._by_target else proposal.cut(size)
+        self.proposal = self._propose(size)
         self.drafted = perf_counter()
         self.out.draft_seconds += self.drafted - started
         last_1, see_LL = _place(self.request.tokens[-1], self.proposal.parents, device)
@@ -215,7 +211,7 @@ class RequestRunner:
     def commit_result(self, result: RoundResult, chains: bool) -> None:
         """Commit a round of the captured engine."""
         before = len(self.out.tokens)
-        tree = None if chains else Tree(result.parents, result.path)
+        tree = None if chains or not result.drafts else Tree(result.parents, result.path)
         self._append(result.tokens)
         self._record_round(result.depth, tree, result.accepted, before)
         if self.tracing:
@@ -246,15 +242,18 @@ class RequestRunner:
         """The tokens of the text so far."""
         return len(self.prompt) + len(self.out.tokens)
 
-    def _propose(self) -> Proposal:
+    def _propose(self, size: int | None) -> Proposal:
         """Propose no more drafts than still fit; this limit is known before anything is drawn."""
         if self.session is None or self.drafter is None:
             return NO_DRAFTS
         room = min(self.drafter.draft_tokens, self.limit - len(self.out.tokens) - 1)
+        room = room if size is None else min(room, size)
         proposal = self.session.propose(room) if room > 0 else None
         if proposal is not None and self.target.chains_only and proposal.branches:
             raise self.target.branch_error()
-        return NO_DRAFTS if proposal is None else proposal.cut(room)
+        if proposal is None:
+            return NO_DRAFTS
+        return proposal.cut(room).first(size if self._by_target else None)
 
     def _round(self, logits_MV: Tensor, proposal: Proposal) -> Round:
         request, sampling, place = self.request, self.sampling, len(self.request.tokens)

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from specalign.common.errors import UserError, nearest
 
@@ -130,13 +130,14 @@ def sparse_mask(see_B1LS: Tensor) -> BlockMask:
     padded = F.pad(see_B1LS, (0, -size % BLOCK))
     used_B11N = padded.unflatten(-1, (-1, BLOCK)).any(-1).any(2, keepdim=True).int()
     order_B11N = used_B11N.sort(dim=-1, descending=True, stable=True).indices.int()
+    blocks = -(-see_B1LS.shape[2] // BLOCK)  # of queries
 
     def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return see_B1LS[row % len(see_B1LS), 0, query, key]
 
     return BlockMask.from_kv_blocks(
-        used_B11N.sum(-1).int(),
-        order_B11N,
+        used_B11N.sum(-1).int().repeat(1, 1, blocks),
+        order_B11N.repeat(1, 1, blocks, 1),
         BLOCK_SIZE=BLOCK,
         mask_mod=sees,
         seq_lengths=(see_B1LS.shape[2], size),
@@ -159,12 +160,12 @@ def sparse_attention(
         return score if cap is None else cap * torch.tanh(score / cap)
 
     grouped = query.shape[1] != key.shape[1]
-    out, sum_BHL = flex_attention(
-        query, key, value, cap_score, mask, scale, enable_gqa=grouped, return_lse=True
-    )
-    if sinks_H is not None:
-        out = out * torch.sigmoid(sum_BHL - sinks_H[:, None])[..., None].to(out.dtype)
-    return out
+    inputs = (query, key, value, cap_score, mask, scale, grouped)
+    if sinks_H is None:
+        return flex_attention(*inputs)
+    out, aux = flex_attention(*inputs, return_aux=AuxRequest(lse=True))
+    assert aux.lse is not None
+    return out * torch.sigmoid(aux.lse - sinks_H[:, None])[..., None].to(out.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

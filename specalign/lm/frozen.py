@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from threading import RLock
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +89,7 @@ class FrozenModel:
         self.eos_ids = eos_ids(config, model.generation_config, tokenizer)
         self.placeholder_ids = placeholder_ids(model)
         self.fast = fast
+        self.lock = RLock()  # for a forward pass: taps hook the layers, which threads share
         self._read_past = read_past
         if fast:
             speed_up_linears(model, self.dtype, self.device, None, read_past)

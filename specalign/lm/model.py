@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,13 +145,11 @@ class Target(FrozenModel):
         if cache is not None and fused is not None and fused.takes(tokens_BL, layout, cache):
             return fused(tokens_BL, layout, positions_BL, cache, taps)
         found: dict[int, Tensor] = {}
-        hooks = [self.layers[i].register_forward_hook(_tap(found, i)) for i in taps]
-        try:
-            with use_layout(layout):
-                output = self.body(**self.anatomy.arguments(tokens_BL, positions_BL, cache))
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with self.lock, use_layout(layout), ExitStack() as hooks:
+            for i in taps:
+                hook = self.layers[i].register_forward_hook(_tap(found, i))
+                hooks.callback(hook.remove)
+            output = self.body(**self.anatomy.arguments(tokens_BL, positions_BL, cache))
         taps_BLFD = torch.stack([found[i] for i in taps], dim=2).to(self.dtype) if taps else None
         # Mamba's residuals are always fp32
         return output.last_hidden_state.to(self.dtype), taps_BLFD

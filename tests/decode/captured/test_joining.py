@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -78,3 +79,28 @@ def test_short_prompts_share_a_chunk_and_long_ones_are_not_cut_to_fill_it(
     seen = dict(unread_and_written(target, [3, 4, 2, 16, 1], captured))
     left = [(0, 0, 2, 16, 1), (0, 0, 0, 16, 1), (0, 0, 0, 8, 1), (0, 0, 0, 0, 1), (0, 0, 0, 0, 0)]
     assert list(seen) == left
+
+
+def test_closed_streams_leave_their_rows(target: Target) -> None:
+    engine = CapturedEngine(target, None)
+    decoder = Decoder(target, None, engine=engine)
+    kept = []
+    for _ in range(3):
+        with decoder.stream(prompt(6), 20) as stream:
+            next(stream)
+        kept += [*engine._rows.values()]
+    assert len(kept) == 3 and len({*kept}) == 1
+
+
+@pytest.mark.slow
+def test_threads_share_a_decoder(target: Target) -> None:
+    """Their drafters read the outputs of layers, by hooks of the one model."""
+    decoder = Decoder(target, make(target, "taps 8 5"))
+
+    def run(length: int) -> tuple[list[int], list[int]]:
+        out = decoder.generate(prompt(length), 8)
+        return out.tokens, out.accepted
+
+    wanted = [*map(run, range(6, 10))]
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(run, range(6, 10))] == wanted

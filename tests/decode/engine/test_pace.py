@@ -11,6 +11,7 @@ from decode.captured.engine import CapturedEngine
 from decode.engine.decoder import Decoder
 from decode.engine.loop import PacedEngine
 from decode.engine.pace import SIZES, TRY_AGAIN, DraftPace, Trials
+from decode.proposers.base import DraftSession
 from decode.proposers.block import BlockProposer
 from decode.speculation.proposal import Proposal
 from decode.speculation.settings import Sampling
@@ -74,6 +75,66 @@ def test_drawn_drafts_and_single_requests_are_whole(monkeypatch: pytest.MonkeyPa
         decoder = Decoder(target, proposer, engine=engine)
         decoder.generate_batch(PROMPTS, 6, temperature=1.0, seed=1)
         decoder.generate(PROMPTS[0], 6)
+
+
+def test_a_slow_first_round_does_not_condemn_a_size() -> None:
+    """It may compile, or allocate."""
+    trials, chosen = Trials((None, 0)), Counter[int | None]()
+    for _ in range(1000):
+        size = trials.choose()
+        chosen[size] += 1
+        fast = 0.005 if size is None else 0.010
+        trials.observe(size, 3, fast if chosen[size] > 1 else 0.3)
+    assert chosen[None] > 900
+
+
+def test_every_round_is_measured_and_drafts_no_more_than_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also of requests that join while others run, and of those that fall back to the eager engine."""
+    target = shallow_target(3, fast=False)
+    proposer = BlockProposer(block_network(target, "taps", 8), 4, 0)
+    sizes: list[int | None] = []
+    asked: list[int] = []
+
+    def choose(trials: Trials) -> int | None:
+        sizes.append(trials.sizes[len(sizes) % len(trials.sizes)])
+        return sizes[-1]
+
+    measured: list[int | None] = []
+    monkeypatch.setattr(Trials, "choose", choose)
+    monkeypatch.setattr(Trials, "observe", lambda _, size, *more: measured.append(size))
+    session = type(proposer).session
+    propose = session.propose
+
+    def propose_and_note(self: DraftSession, most: int) -> Proposal | None:
+        asked.append(most)
+        return propose(self, most)
+
+    monkeypatch.setattr(session, "propose", propose_and_note)
+    for verifier, engine in (
+        ("block", PacedEngine()),
+        ("block", CapturedEngine(target, proposer, paced=True)),
+        ("gumbel", CapturedEngine(target, proposer, paced=True)),
+    ):
+        sizes.clear()
+        measured.clear()
+        asked.clear()
+        decoder = Decoder(target, proposer, verifier, engine)
+        decoder.generate_batch(PROMPTS * 2, 9, batch_size=2, temperature=1.0)
+        # the captured engine begins a round before it sees that all requests have ended
+        assert len(sizes) > 8 and len(sizes) - len(measured) <= (verifier == "block")
+        assert len(asked) == 0 or {1, 2} <= {*asked}
+
+
+def test_lossy_drafts_are_whole() -> None:
+    target = shallow_target(3, fast=False)
+    proposer = BlockProposer(block_network(target, "taps", 8), 4, 0)
+    for verifier, adapts in (("lossy_typical", False), ("block", True)):
+        [runner] = Decoder(target, proposer, verifier)._make_runners(
+            [PROMPTS[0]], 4, None, {"temperature": 1.0, "adapt": True}
+        )
+        assert runner.adapts is adapts
 
 
 def test_the_first_nodes_of_a_tree_are_a_tree() -> None:

@@ -81,6 +81,8 @@ def test_blocks_that_a_token_sees_are_read() -> None:
     see[0, 0, 2, BLOCK + 1] = see[0, 0, 5, -1] = see[1, 0, 0, 0] = True
     read = sparse_mask(see).to_dense()
     assert read[:, 0, 0].tolist() == [[0, 1, 1], [1, 0, 0]]
+    wide = sparse_mask(see[:, :, :1].expand(-1, -1, BLOCK + 1, -1)).to_dense()
+    assert wide.shape[2] == 2 and wide[:, 0, 0].equal(wide[:, 0, 1])
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_oss"])  # plain, capped, with sinks
