@@ -166,10 +166,7 @@ class ScriptedDrafter:
             self.hidden.append(output.hidden_BLD[0, :kept])
 
         return SimpleNamespace(
-            taps=(),
-            observe=observe,
-            propose=lambda k: self.script(request, k),
-            close=lambda: None,
+            taps=(), observe=observe, propose=lambda k: self.script(request, k), close=lambda: None
         )
 
 

@@ -43,10 +43,7 @@ def fork_server() -> ForkServerContext:
 
 
 def train_in_forks(
-    words: Sequence[str],
-    cwd: Path,
-    processes: int = 1,
-    plant: str = "",
+    words: Sequence[str], cwd: Path, processes: int = 1, plant: str = ""
 ) -> CompletedProcess[str]:
     """`python -m align.train` with these words, as a launcher starts it: one process for each rank. What rank 0 did.
 

@@ -41,12 +41,7 @@ class Case:
     def statistics(self, chunk_rows: int = 1024) -> RowStatistics:
         """With a confidence head that sums hidden states."""
         found = row_statistics(
-            self.rows,
-            self.places,
-            self.head_VdD,
-            self.draft_vocab,
-            self.shape,
-            chunk_rows,
+            self.rows, self.places, self.head_VdD, self.draft_vocab, self.shape, chunk_rows
         )
         return replace(found, confidence=self.rows.hidden_RD.sum(-1).view(self.shape))
 

@@ -57,10 +57,7 @@ class Taus:
 
 @torch.no_grad()
 def compare(
-    drafter: BlockDrafter | DiffusionDrafter,
-    samples: data.Samples,
-    longest: int,
-    prefixes: int,
+    drafter: BlockDrafter | DiffusionDrafter, samples: data.Samples, longest: int, prefixes: int
 ) -> Taus:
     """Compare at `prefixes` anchors spread over samples written at temperature 1 with answers of at most `longest`
     tokens."""

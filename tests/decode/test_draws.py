@@ -84,11 +84,7 @@ def test_what_is_drawn_is_distributed_as_q_says(
 @pytest.mark.parametrize("verifier", ["block", "recursive", "k_seq"])
 @pytest.mark.parametrize("kind", [*BLOCK_VARIANTS, "another engine's", "ddit"])
 def test_drafters_of_all_shapes(
-    target: Target,
-    kind: str,
-    verifier: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    target: Target, kind: str, verifier: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Chains, and trees whose siblings are drawn with and without replacement."""
     if kind == "another engine's":  # with a head of its own

@@ -26,9 +26,7 @@ def test_every_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_command_runs_as_its_module_does(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for module in ("specalign.__main__", "decode.report"):  # as in a new process
         monkeypatch.delitem(sys.modules, module, raising=False)

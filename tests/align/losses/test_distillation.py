@@ -11,12 +11,7 @@ import torch
 from torch import Tensor
 
 from align.config.drafter import LOSS_NAMES
-from align.losses.distillation import (
-    Objective,
-    after_prefix,
-    d_pace_weights,
-    streak,
-)
+from align.losses.distillation import Objective, after_prefix, d_pace_weights, streak
 from align.losses.divergence_gradients import target_places
 from specalign.diffusion.noise import LOG_ZERO
 from tests.logits import Case, make

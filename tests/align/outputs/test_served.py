@@ -57,8 +57,7 @@ def words(output: Path, debug_data: Path, *more: str, recipe: str = "debug_taps"
 
 
 @pytest.mark.parametrize(
-    "recipe",
-    ["debug_taps", *(pytest.param(x, marks=pytest.mark.slow) for x in [*LAYERS][1:])],
+    "recipe", ["debug_taps", *(pytest.param(x, marks=pytest.mark.slow) for x in [*LAYERS][1:])]
 )
 def test_losses_are_those_of_the_target_itself(
     server: Loopback,

@@ -15,14 +15,7 @@ import pytest
 
 from decode.evaluation import statistics as stats
 from decode.evaluation.page import compare_runs, make_report
-from decode.evaluation.records import (
-    Run,
-    append,
-    read_records,
-    read_run,
-    write_replays,
-    write_run,
-)
+from decode.evaluation.records import Run, append, read_records, read_run, write_replays, write_run
 from decode.evaluation.replay import split_text
 from tests.measurements import fill_report, page_data, record
 

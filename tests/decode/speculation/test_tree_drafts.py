@@ -7,12 +7,7 @@ import torch
 
 from decode.speculation.proposal import DraftProbs, Proposal, Siblings
 from decode.speculation.sampling import draw
-from decode.speculation.tree_drafts import (
-    draw_tree,
-    drawn_tree_parents,
-    merge_chains,
-    prefix_tree,
-)
+from decode.speculation.tree_drafts import draw_tree, drawn_tree_parents, merge_chains, prefix_tree
 
 CPU = torch.device("cpu")
 

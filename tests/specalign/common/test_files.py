@@ -14,11 +14,7 @@ from safetensors.torch import save_file
 
 from specalign.common import files
 from specalign.common.errors import UserError
-from specalign.common.files import (
-    expand_path,
-    naming,
-    write_atomically,
-)
+from specalign.common.files import expand_path, naming, write_atomically
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:

@@ -2,12 +2,7 @@
 
 import pytest
 
-from specalign.common.text import (
-    html_text,
-    markdown_text,
-    printable,
-    say,
-)
+from specalign.common.text import html_text, markdown_text, printable, say
 
 
 def test_control_characters_become_escapes() -> None:

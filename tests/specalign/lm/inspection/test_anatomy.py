@@ -33,10 +33,7 @@ def test_layers_and_what_they_keep(kind: str, attends: int, recurrent: bool) -> 
         assert found.ours and found.groups == 2 and found.heads() == (2, 16)
 
 
-@pytest.mark.parametrize(
-    ("kind", "layers", "kept"),
-    [("opt", 4, 4), ("longcat_flash", 4, 8)],
-)
+@pytest.mark.parametrize(("kind", "layers", "kept"), [("opt", 4, 4), ("longcat_flash", 4, 8)])
 def test_layers_are_found_where_they_lie(kind: str, layers: int, kept: int) -> None:
     """In a decoder within the model, and where each is counted twice."""
     model = tiny_model(kind, 260)
