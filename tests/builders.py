@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -324,11 +325,12 @@ def causal_drafter(target: Target, init: str | None = None) -> CausalDrafter:
     return made.eval()
 
 
-def train_debug_block(output: Path, debug_data: Path, *words: str) -> DrafterModule:
-    return train(
-        load_recipe(["recipe=debug_block", f"output={output}", f"data.path={debug_data}", *words]),
-        quiet=True,
-    )
+def train_debug(recipe: str, output: Path, debug_data: Path, *words: str) -> DrafterModule:
+    given = [f"recipe={recipe}", f"output={output}", f"data.path={debug_data}", *words]
+    return train(load_recipe(given), quiet=True)
+
+
+train_debug_block = partial(train_debug, "debug_block")
 
 
 def shallow_target(layers: int, fast: bool = True) -> Target:

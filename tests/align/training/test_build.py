@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -49,13 +50,8 @@ def test_a_published_checkpoint_by_its_recipe(tmp_path: Path, written: dict[str,
     config = DDiTConfig(gpt2.vocab_size + 1, 32, 2, 2, 16, scale_by_sigma=True, attention="full")
     sizes = {"hidden_size": 32, "n_blocks": 2, "n_heads": 2, "cond_dim": 16, "scale_by_sigma": True}
     noise = {"type": "geometric", "sigma_min": 1e-3, "sigma_max": 7.0}
-    values = {
-        "tokens": gpt2.vocab_size,
-        "graph": {"type": "absorb"},
-        "noise": noise,
-        "model": sizes,
-    }
-    write_hub(tmp_path / "sedd", values, state(DDiT(config)))
+    values = {"tokens": gpt2.vocab_size, "graph": {"type": "absorb"}}
+    write_hub(tmp_path / "sedd", {**values, "noise": noise, "model": sizes}, state(DDiT(config)))
     words = (f"drafter.init={tmp_path / 'sedd'}", f"output={tmp_path / 'run'}", "drafter.window=16")
     recipe = load_recipe(["recipe=debug_gpt2xl_calib", *words, FEW])
     with_data(recipe, written)
@@ -65,18 +61,6 @@ def test_a_published_checkpoint_by_its_recipe(tmp_path: Path, written: dict[str,
     again = load_standalone(tmp_path / "run/drafter", gpt2)
     assert isinstance(again.network, DDiT) and again.network.config == config
     assert again.config.schedule["sigma_max"] == 7.0
-
-
-WIRING = (
-    "debug_block",
-    "debug_sedd",
-    "debug_mdlm",
-    "debug_autoregressive",
-    "debug_variable_prefix",
-    "debug_confidence",
-    "debug_taps",
-    "debug_adapt_taps",
-)
 
 
 def test_unfit_folders_are_refused_first(tmp_path: Path, target: Target) -> None:
@@ -90,9 +74,8 @@ def test_unfit_folders_are_refused_first(tmp_path: Path, target: Target) -> None
 
 def test_published_drafter_is_calibrated(tmp_path: Path, debug_data: Path, target: Target) -> None:
     """All of it; its architecture and its own head stay."""
-    theirs = write(
-        tmp_path / "theirs", speculators_config(target), backbone(target) | pruned(target, 0.3)
-    )
+    tensors = backbone(target) | pruned(target, 0.3)
+    theirs = write(tmp_path / "theirs", speculators_config(target), tensors)
     words = (f"drafter.init={theirs}", f"output={tmp_path / 'run'}", f"data.path={debug_data}")
     recipe = load_recipe(["recipe=debug_adapt_taps", *words, "trainer.learning_rate=1e-2"])
     module = train(recipe, quiet=True)
@@ -104,18 +87,17 @@ def test_published_drafter_is_calibrated(tmp_path: Path, debug_data: Path, targe
     made = {"target": "debug", "target_sha256": target.hash}
     assert after.config == replace(before.config, **made) and after.head is not None
     assert before.head is not None and torch.equal(after.head, before.head.bfloat16().float())
-    now = dict(after.named_parameters())
-    changed = {
-        n for n, p in before.named_parameters() if not torch.equal(p.bfloat16().float(), now[n])
-    }
-    assert changed == now.keys()
+    now, was = dict(after.named_parameters()), dict(before.named_parameters())
+    assert not any(torch.equal(was[n].bfloat16().float(), now[n]) for n in now)
 
 
 TWINS = sorted(p.stem for p in (Path(__file__).parents[3] / "recipes").glob("debug_*.yaml"))
+ELSEWHERE = "block|sedd|mdlm|autoregressive|variable_prefix|confidence|taps|adapt_taps"
+"""Trained by other tests."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("twin", [t for t in TWINS if t not in WIRING])
+@pytest.mark.parametrize("twin", [t for t in TWINS if not re.fullmatch(f"debug_({ELSEWHERE})", t)])
 def test_published_recipes_run_tiny(twin: str, tmp_path: Path, written: dict[str, Path]) -> None:
     recipe = load_recipe([f"recipe={twin}", f"output={tmp_path}", FEW])
     if recipe.drafter.lora_rank:
@@ -124,9 +106,8 @@ def test_published_recipes_run_tiny(twin: str, tmp_path: Path, written: dict[str
     module = train(recipe, quiet=True)
     assert module.validation_numbers["bound"] > 0
     name = twin.removeprefix("debug_")
-    kind = [f"drafter.kind={recipe.drafter.kind}"] * (
-        name == "adapt"
-    )  # which follows from drafter.init
+    # which follows from drafter.init
+    kind = [f"drafter.kind={recipe.drafter.kind}"] if name == "adapt" else []
     published = load_recipe([f"recipe={name}", *needed_words(name), *kind])
     assert (published.stage, published.drafter.kind) == (recipe.stage, recipe.drafter.kind)
     assert published.objective.terms == recipe.objective.terms

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from align.config.recipe import Recipe
 from align.training import checkpoints
@@ -31,8 +30,6 @@ def test_bad_files(tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixtu
     run(tmp_path, debug_data)
     folder = tmp_path / "checkpoints"
     last = folder / "step-12.ckpt"
-    names = torch.load(last, weights_only=True)["state_dict"]
-    assert not any("embed" in name or "lm_head" in name for name in names)  # without the target
     sha = json.loads((folder / "step-12.json").read_text())["target_sha256"]
     flipped = bytearray(last.read_bytes())
     flipped[len(flipped) // 2] ^= 1
