@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from decode.speculation import drafts as drafts_module
 from decode.speculation import rules, tree
@@ -23,6 +25,7 @@ from decode.speculation.settings import Sampling
 from decode.speculation.tree import chain
 from decode.speculation.verifiers import Verifier
 from decode.verification.enumeration import (
+    Parents,
     RuleCase,
     Toy,
     case,
@@ -36,6 +39,7 @@ from decode.verification.enumeration import (
 from specalign.common.text import say
 
 TWO, CHAIN = (-1, -1), (-1, 0)
+APART = "without_replacement"
 Make = Callable[[Toy], RuleCase]
 
 
@@ -90,29 +94,18 @@ def surest_first(toy: Toy) -> RuleCase:
     values drawn."""
     again = [rows(toy.V, toy.V, toy.generator) for _ in range(2)]
     draws = every(toy.V, 3)  # both, and the second draw
+    q0, q1 = toy.q_KV[:2]
     weights, tokens, qs, steps = [], [], [], []
     for x0, x1, y in draws.tolist():
-        q0, q1 = toy.q_KV[0], toy.q_KV[1]
-        weight = float(q0[x0] * q1[x1])
-        if q0[x0] >= q1[x1]:
-            weight *= float(again[1][x0, y])
-            tokens.append((x0, y))
-            qs.append(torch.stack([q0, again[1][x0]]))
-            steps.append((0, 1))
-        else:
-            weight *= float(again[0][x1, y])
-            tokens.append((y, x1))
-            qs.append(torch.stack([again[0][x1], q1]))
-            steps.append((1, 0))
-        weights.append(weight)
-    return case(
-        toy,
-        CHAIN,
-        torch.tensor(weights, dtype=torch.float64),
-        torch.tensor(tokens),
-        torch.stack(qs),
-        steps_BN=torch.tensor(steps),
-    )
+        first = q0[x0] >= q1[x1]
+        second_q = again[1][x0] if first else again[0][x1]
+        weights.append(float(q0[x0] * q1[x1] * second_q[y]))
+        tokens.append((x0, y) if first else (y, x1))
+        qs.append(torch.stack([q0, second_q] if first else [second_q, q1]))
+        steps.append((0, 1) if first else (1, 0))
+    weight_B = torch.tensor(weights, dtype=torch.float64)
+    drafted = (torch.tensor(tokens), torch.stack(qs))
+    return case(toy, CHAIN, weight_B, *drafted, steps_BN=torch.tensor(steps))
 
 
 def sorted_by_id(siblings: str) -> Make:
@@ -122,25 +115,20 @@ def sorted_by_id(siblings: str) -> Make:
         out = drawn(toy, TWO, False, siblings)
         tokens = out.drafts.tokens_BN.sort(dim=1).values
         q_BNV = toy.q_KV[:1].expand(len(tokens), 2, toy.V)
-        return case(toy, TWO, out.weight_B, tokens, q_BNV, siblings == "without_replacement")
+        return case(toy, TWO, out.weight_B, tokens, q_BNV, siblings == APART)
 
     return make
 
 
-def said_to_be(without_replacement: bool, siblings: str) -> Make:
-    def make(toy: Toy) -> RuleCase:
-        out = drawn(toy, TWO, False, siblings)
-        tokens = out.drafts.tokens_BN
-        return case(
-            toy,
-            TWO,
-            out.weight_B,
-            tokens,
-            toy.q_KV[:1].expand(len(tokens), 2, toy.V),
-            without_replacement,
-        )
+def said_to_be(without_replacement: bool, siblings: str, toy: Toy) -> RuleCase:
+    out = drawn(toy, TWO, False, siblings)
+    tokens = out.drafts.tokens_BN
+    q_BNV = toy.q_KV[:1].expand(len(tokens), 2, toy.V)
+    return case(toy, TWO, out.weight_B, tokens, q_BNV, without_replacement)
 
-    return make
+
+iid_of_apart = partial(said_to_be, False, APART)
+apart_of_iid = partial(said_to_be, True, "iid")
 
 
 def causal_as_independent(toy: Toy) -> RuleCase:
@@ -177,6 +165,29 @@ def always_in_order(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     return rules.hybrid(p_BMV, fooled)
 
 
+def one_hot_p(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
+    return rules.point(F.one_hot(p_BMV.argmax(-1), p_BMV.shape[-1]).double(), drafts)
+
+
+def inverse_ratio(p: Tensor, q: Tensor) -> Tensor:
+    return torch.where(q < p, q / p, 1.0)
+
+
+def not_inflated(p: Tensor, q: Tensor, siblings: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.ones_like(siblings), torch.minimum(p, q).sum(-1)
+
+
+def visit_backwards(*args: Any) -> Any:
+    """`visit_together` of walks that visit siblings in reverse."""
+    visits = tree.visits
+
+    def backwards(parents: Parents) -> tuple[tuple[int, bool], ...]:
+        return tuple((len(parents) - 1 - i, leaving) for i, leaving in visits(parents))
+
+    with mock.patch.object(tree, "visits", backwards):
+        return tree.visit_together.__wrapped__(*args)
+
+
 def slip(rule: Callable[[Tensor, Drafts], Outcomes]) -> Verifier:
     return Verifier("mutant", rule, frozenset())
 
@@ -202,91 +213,58 @@ class Mutant:
                 yield distance(self.make(Toy(self.V, self.K, seed)), self.verifier)
 
 
-def tree_of(parents: tuple[int, ...], siblings: str = "iid", causal: bool = False) -> Make:
+def tree_of(parents: Parents, siblings: str = "iid", causal: bool = False) -> Make:
     return lambda toy: drawn(toy, parents, causal, siblings)
 
 
-BUSHY = (-1, 0, 0, -1)
+def by_choice(parents: Parents) -> Make:
+    return lambda toy: chosen(toy, parents)
+
+
+def in_steps(parents: Parents) -> Make:
+    return lambda toy: unmasked(toy, parents)
+
+
 MUTANTS: dict[str, Mutant] = {
     "argmax draft against the full q": Mutant(argmax, "token"),
     "raw q, drawn from the top-k-processed one": Mutant(sharpened, "token"),
     "best of two chosen by p, then the ratio test": Mutant(best_of_two, "token"),
     "unmasked out of order, ratio with the q of its step": Mutant(
-        lambda toy: unmasked(toy, CHAIN), "token", toys=60
+        in_steps(CHAIN), "token", toys=60
     ),
     "order by the confidence of sampled tokens, hybrid": Mutant(surest_first, "hybrid"),
     "a draft cut before a token that turned out poor": Mutant(cut_at_a_poor_draw, "token"),
     "causal drafts with independent q": Mutant(causal_as_independent, "token"),
     "siblings sorted by id": Mutant(sorted_by_id("iid"), "recursive"),
-    "siblings without replacement sorted by id": Mutant(
-        sorted_by_id("without_replacement"), "recursive"
-    ),
-    "siblings without replacement under the i.i.d. rule": Mutant(
-        said_to_be(False, "without_replacement"), "recursive"
-    ),
+    "siblings without replacement sorted by id": Mutant(sorted_by_id(APART), "recursive"),
+    "siblings without replacement under the i.i.d. rule": Mutant(iid_of_apart, "recursive"),
     "siblings of several q under K-SEQ": Mutant(tree_of(TWO, "independent", causal=True), "k_seq"),
-    "i.i.d. siblings under the rule without replacement": Mutant(
-        said_to_be(True, "iid"), "recursive"
-    ),
-    "greedy rule on a sampled target": Mutant(
-        lambda toy: chosen(toy, CHAIN),
-        slip(
-            lambda p, d: rules.point(
-                torch.nn.functional.one_hot(p.argmax(-1), p.shape[-1]).double(), d
-            )
-        ),
-    ),
-    "typical acceptance": Mutant(lambda toy: drawn(toy, CHAIN, False), "lossy_typical"),
-    "point mass, the rejected token not taken out": Mutant(
-        lambda toy: chosen(toy, CHAIN), slip(keep_rejected)
-    ),
+    "i.i.d. siblings under the rule without replacement": Mutant(apart_of_iid, "recursive"),
+    "greedy rule on a sampled target": Mutant(by_choice(CHAIN), slip(one_hot_p)),
+    "typical acceptance": Mutant(tree_of(CHAIN), "lossy_typical"),
+    "point mass, the rejected token not taken out": Mutant(by_choice(CHAIN), slip(keep_rejected)),
     "self-selection, tokens of the paths left aside taken out": Mutant(
-        lambda toy: chosen(toy, (-1, -1, 0, 1)), slip(all_taken_out)
+        by_choice((-1, -1, 0, 1)), slip(all_taken_out)
     ),
     "residual without subtracting q": Mutant(
         tree_of(CHAIN), slip(rules.recursive), patched("residual", lambda p, q: p)
     ),
-    "q/p for p/q": Mutant(
-        tree_of(CHAIN),
-        "token",
-        patched("accept_probability", lambda p, q: torch.where(q < p, q / p, 1.0)),
-    ),
+    "q/p for p/q": Mutant(tree_of(CHAIN), "token", patched("accept_probability", inverse_ratio)),
     "residual of the next node": Mutant(tree_of(CHAIN, causal=True), slip(shifted)),
     "siblings' residual not normalised": Mutant(
-        tree_of(BUSHY), "recursive", patched("normalise", lambda w: w)
+        tree_of((-1, 0, 0, -1)), "recursive", patched("normalise", lambda w: w)
     ),
     "q not normalised without replacement": Mutant(
-        tree_of(TWO, "without_replacement"),
-        "recursive",
-        patched("normalise", lambda w: w, drafts_module),
-        V=4,
+        tree_of(TWO, APART), "recursive", patched("normalise", lambda w: w, drafts_module), V=4
     ),
     "K-SEQ that takes rho for 1": Mutant(
-        tree_of(TWO),
-        "k_seq",
-        patched("_inflation", lambda p, q, s: (torch.ones_like(s), torch.minimum(p, q).sum(-1))),
+        tree_of(TWO), "k_seq", patched("_inflation", not_inflated)
     ),
     "traversal, last leaf first, without replacement": Mutant(
-        tree_of(TWO, "without_replacement"),
-        "traversal",
-        patched("visit_together", lambda *args: _visit_backwards(*args)),
-        V=4,
+        tree_of(TWO, APART), "traversal", patched("visit_together", visit_backwards), V=4
     ),
-    "hybrid that forgets the latest step": Mutant(
-        lambda toy: unmasked(toy, chain(3)), slip(always_in_order), K=3
-    ),
+    "hybrid that forgets the latest step": Mutant(in_steps(chain(3)), slip(always_in_order), K=3),
 }
-
-
-def _visit_backwards(*args: Any) -> Any:
-    """`visit_together` of walks that visit siblings in reverse."""
-    visits = tree.visits
-
-    def backwards(parents: tuple[int, ...]) -> tuple[tuple[int, bool], ...]:
-        return tuple((len(parents) - 1 - i, leaving) for i, leaving in visits(parents))
-
-    with mock.patch.object(tree, "visits", backwards):
-        return tree.visit_together.__wrapped__(*args)
 
 
 def table() -> str:
