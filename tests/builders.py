@@ -67,14 +67,19 @@ DIFFUSION_KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+def shaken(network: Any, scale: float, seed: int) -> Any:
+    """Away from the symmetric start, so that a slip can't hide."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
+    return network
+
+
 def diffusion_drafter(target: Target, kind: str, seed: int = 0) -> DiffusionDrafter:
     """With weights that are nowhere zero, so that every path counts."""
     made = make_standalone(target, DrafterConfig(block_size=3, **DIFFUSION_KINDS[kind]), seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in made.parameters():
-            p.add_(torch.randn(p.shape, generator=generator) * 0.08)
-    return made.eval()
+    return shaken(made, 0.08, seed).eval()
 
 
 def switching_target() -> Target:
@@ -110,16 +115,8 @@ TRAINED_BLOCKS = [
 
 
 def trained_block(target: Target, samples: data.Samples, **changes: Any) -> BlockDrafter:
-    drafter = from_target(
-        target,
-        block_options(**changes),
-        frequent_tokens(data.ShardSamples.of([samples]), target, 64),
-    )
-    with torch.no_grad():  # away from the symmetric start, so that a slip can't hide
-        generator = torch.Generator().manual_seed(1)
-        for parameter in drafter.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
-    return drafter
+    vocab = frequent_tokens(data.ShardSamples.of([samples]), target, 64)
+    return shaken(from_target(target, block_options(**changes), vocab), 0.05, seed=1)
 
 
 def ddit_config(**changes: Any) -> DDiTConfig:
@@ -145,6 +142,7 @@ def random_tokens(*shape: int, seed: int = 1, vocab: int = 11) -> Tensor:
 _SHARED: dict[str, Any] = {"context": "shared_kv"}
 _TAPS: dict[str, Any] = {"context": "taps"}
 _MARKOV = {"markov_rank": 8}
+_FILL_IN, _CONVOLVED = {"block_layout": "fill_in"}, {"convolution": True}
 BLOCK_VARIANTS: dict[str, dict[str, Any]] = {
     "shared": _SHARED,
     "taps": _TAPS,
@@ -153,25 +151,13 @@ BLOCK_VARIANTS: dict[str, dict[str, Any]] = {
     "confidence": {**_SHARED, "confidence": True},
     "markov confidence": {**_SHARED, **_MARKOV, "confidence": True},
     "markov whole vocabulary": {**_SHARED, **_MARKOV, "whole": True},
-    "vanilla convolution": {
-        **_SHARED,
-        **_MARKOV,
-        "options": {"markov": "vanilla", "convolution": True},
-    },
+    "vanilla convolution": {**_SHARED, **_MARKOV, "options": {"markov": "vanilla", **_CONVOLVED}},
     "gated": {**_TAPS, **_MARKOV, "options": {"markov": "gated"}},
-    "fill-in": {**_TAPS, **_MARKOV, "options": {"block_layout": "fill_in"}},
-    "fill-in tanh": {
-        **_SHARED,
-        **_MARKOV,
-        "options": {"markov": "tanh", "block_layout": "fill_in"},
-    },
+    "fill-in": {**_TAPS, **_MARKOV, "options": _FILL_IN},
+    "fill-in tanh": {**_SHARED, **_MARKOV, "options": {"markov": "tanh", **_FILL_IN}},
     "linear": {**_TAPS, **_MARKOV, "options": {"markov": "linear"}},
     "rnn": {**_TAPS, **_MARKOV, "options": {"markov": "rnn"}},
-    "fill-in convolution": {
-        **_SHARED,
-        "confidence": True,
-        "options": {"block_layout": "fill_in", "convolution": True},
-    },
+    "fill-in convolution": {**_SHARED, "confidence": True, "options": {**_FILL_IN, **_CONVOLVED}},
 }
 
 
@@ -185,15 +171,10 @@ def block_network(
 ) -> BlockDrafter:
     sizes: dict[str, Any] = {"context": context, "taps": 2, "markov_rank": markov_rank}
     sizes |= {"confidence_head": confidence}
-    drafter = from_target(
-        target, DrafterConfig(**{**sizes, **(options or {})}), None if whole else DRAFT_IDS
-    )
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
-        if drafter.confidence is not None:  # embeddings are small; so that it is sometimes sure
-            drafter.confidence.out.weight[:, drafter.config.hidden_size :].mul_(40)
+    config = DrafterConfig(**{**sizes, **(options or {})})
+    drafter = shaken(from_target(target, config, None if whole else DRAFT_IDS), 0.05, seed=1)
+    if drafter.confidence is not None:  # embeddings are small; so that it is sometimes sure
+        drafter.confidence.out.weight.data[:, drafter.config.hidden_size :].mul_(40)
     return drafter
 
 
@@ -210,9 +191,8 @@ def overfit_block_network(target: Target, prompt: list[int], steps: int = 14) ->
     drafter = block_network(
         target, "taps", whole=True, options={"block_layout": "fill_in", "block_size": 4}
     )
-    text = torch.tensor(
-        [[*prompt, *Decoder(target).generate(prompt, max_new_tokens=28).tokens, *prompt]]
-    )
+    answer = Decoder(target).generate(prompt, max_new_tokens=28).tokens
+    text = torch.tensor([[*prompt, *answer, *prompt]])
     places = torch.arange(text.shape[1])[None]
     batch = Batch(text, places, torch.zeros_like(text), torch.ones_like(text, dtype=torch.bool))
     index = torch.arange(len(prompt), text.shape[1] - len(prompt) - 1)[None]
@@ -235,12 +215,8 @@ def sharp_block_network(
     ids, whole = more.pop("ids", DRAFT_IDS), more.pop("whole", False)
     sizes = {"taps": taps, "block_size": size, "markov_rank": 0, "mask_token_id": 0}
     options = DrafterConfig(**{"context": context, **sizes, **more})
-    drafter = from_target(target, options, None if whole else ids)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-        drafter.norm.weight.mul_(6)  # confidences of all sizes
+    drafter = shaken(from_target(target, options, None if whole else ids), 0.1, seed)
+    drafter.norm.weight.data.mul_(6)  # confidences of all sizes
     return drafter
 
 
@@ -261,10 +237,7 @@ def smaller_model(
     config.num_hidden_layers = layers
     model = type(target.model)(config)
     model.load_state_dict(target.model.state_dict(), strict=False)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn(weight.shape, generator=generator) * noise)
+    shaken(model, noise, seed=1)
     if vocab_size is not None:
         model.resize_token_embeddings(vocab_size)
     return Target(model, target.tokenizer, ModelSource("smaller"), fast=False)
@@ -315,14 +288,8 @@ def write_recipe(folder: Path, name: str, text: str) -> str:
 
 def causal_drafter(target: Target, init: str | None = None) -> CausalDrafter:
     """Changed a little, so that q is not p."""
-    made = make_causal(
-        target, DrafterConfig(kind="autoregressive", block_size=3, layers=2, init=init)
-    )
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in made.parameters():
-            weight.add_(torch.randn(weight.shape, generator=generator) * 0.05)
-    return made.eval()
+    options = DrafterConfig(kind="autoregressive", block_size=3, layers=2, init=init)
+    return shaken(make_causal(target, options), 0.05, seed=0).eval()
 
 
 def train_debug(recipe: str, output: Path, debug_data: Path, *words: str) -> DrafterModule:

@@ -39,21 +39,16 @@ class Plain:
     def output(self, index: int) -> list[int]:
         if index not in self._outputs:
             if self.decoder.target.fused:
-                several = [self.sampling] * len(
-                    self.prompts
-                )  # one alone would give each a seed of its own
-                outs = self.decoder.generate_batch(
-                    self.prompts, max_new_tokens=self.new, sampling=several
-                )
+                # one alone would give each a seed of its own
+                several = [self.sampling] * len(self.prompts)
+                outs = self.decoder.generate_batch(self.prompts, self.new, sampling=several)
                 self._outputs = dict(enumerate(out.tokens for out in outs))
             else:
                 self._outputs[index] = self.answer(self.decoder, index).tokens
         return self._outputs[index]
 
     def answer(self, decoder: Decoder, index: int) -> Generation:
-        return decoder.generate(
-            self.prompts[index], max_new_tokens=self.new, sampling=self.sampling
-        )
+        return decoder.generate(self.prompts[index], self.new, sampling=self.sampling)
 
 
 def same(plain: Plain, other: Decoder) -> Same:
@@ -71,16 +66,8 @@ def same(plain: Plain, other: Decoder) -> Same:
                 noise_V = position_noise(seed, start + index, z_V.shape[-1], z_V.device)
                 return probs(z_V, sampling).double().log() + noise_V
 
-        judged = explain_divergence(
-            plain.decoder.target,
-            prompt,
-            expected,
-            out.tokens,
-            out.drafted,
-            out.accepted,
-            out.trees,
-            score,
-        )
+        outputs = (expected, out.tokens, out.drafted, out.accepted, out.trees)
+        judged = explain_divergence(plain.decoder.target, prompt, *outputs, score)
         if judged is not None:
             found.append(judged)
     bugs = [d for d in found if d.kind == BUG]

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from decode.engine.decoder import Decoder
-from decode.engine.output import Generation
 from decode.proposers.base import Request
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
 from decode.speculation.sampling import best, draw, probs
@@ -110,11 +109,10 @@ class TableTarget:
             if len(done) == length or (done and done[-1] in self.eos_ids):
                 out[done] = out.get(done, 0.0) + mass
                 return
-            pair = [self.vocab_size, *prefix][-2:]
-            row = self.table[pair[0], pair[1]].tolist()
-            for token, probability in enumerate(
-                plain_probs(row, sampling, set(prefix), done, self.eos_ids)
-            ):
+            first, second = [self.vocab_size, *prefix][-2:]
+            row = self.table[first, second].tolist()
+            p = plain_probs(row, sampling, set(prefix), done, self.eos_ids)
+            for token, probability in enumerate(p):
                 if probability > 0:
                     walk([*prefix, token], mass * probability)
 
@@ -127,13 +125,13 @@ def plain_probs(
     sampling: Sampling,
     seen: set[int],
     written: Sequence[int],
-    eos_ids: Sequence[int],
+    ends: Sequence[int],
 ) -> list[float]:
     """Penalties, what is barred, temperature, top-k and min-p, by their definitions."""
     penalty = sampling.repetition_penalty
     row = [(x / penalty if x > 0 else x * penalty) if i in seen else x for i, x in enumerate(row)]
     row = [x - sampling.presence_penalty * (i in written) for i, x in enumerate(row)]
-    barred = {*sampling.banned, *(eos_ids if len(written) < sampling.min_new_tokens else ())}
+    barred = {*sampling.banned, *(ends if len(written) < sampling.min_new_tokens else ())}
     row = [-math.inf if i in barred else x for i, x in enumerate(row)]
     order = sorted(range(len(row)), key=lambda i: (-row[i], i))
     kept = set(order[: sampling.top_k] if sampling.top_k else order)
@@ -177,9 +175,8 @@ def _rows(request: Request, k: int, V: int) -> Tensor:
 
 
 def independent(request: Request, k: int) -> Proposal:
-    q = probs(
-        _rows(request, k, request.target.vocab_size), request.sampling, request.history.ahead(0, k)
-    )
+    logits = _rows(request, k, request.target.vocab_size)
+    q = probs(logits, request.sampling, request.history.ahead(0, k))
     return Proposal(draw(q, request.generator), "independent", DraftProbs(q))
 
 
@@ -254,9 +251,8 @@ def sprouting(siblings: Siblings, law: Law = "causal") -> Callable[[Request, int
                 q = left if left.sum() > 0 else q
             tokens.append(int(draw(q, request.generator)))
         kind = siblings if len(set(parents)) < len(parents) else None
-        return Proposal(
-            torch.tensor(tokens), law, DraftProbs(torch.stack(rows)), parents=parents, siblings=kind
-        )
+        q = DraftProbs(torch.stack(rows))
+        return Proposal(torch.tensor(tokens), law, q, parents=parents, siblings=kind)
 
     return propose
 
@@ -268,10 +264,8 @@ def right_to_left(request: Request, k: int) -> Proposal:
         row = logits[i] + (0 if not tokens else torch.roll(logits[0], int(tokens[0])))
         rows.insert(0, probs(row, request.sampling))
         tokens.insert(0, draw(rows[0], request.generator))
-    steps = torch.arange(k, 0, -1)
-    return Proposal(
-        torch.stack(tokens), "unmasked", DraftProbs(torch.stack(rows)), steps, state_only=True
-    )
+    q, steps = DraftProbs(torch.stack(rows)), torch.arange(k, 0, -1)
+    return Proposal(torch.stack(tokens), "unmasked", q, steps, state_only=True)
 
 
 DRAFTERS: dict[str, tuple[Law, Callable[[Request, int], Proposal | None]]] = {
@@ -302,23 +296,9 @@ def plausible(
     found: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float], runs: int
 ) -> bool:
     """Whether a correct engine would come so far from the law once in ten thousand times."""
-    assert set(found) <= {x for x, mass in law.items() if mass > 0}, (
-        "an outcome that the target never gives"
-    )
+    never = set(found) - {x for x, mass in law.items() if mass > 0}
+    assert not never, "outcomes that the target never gives"
     return chi_square_tail(*chi_square(found, law, runs)) > 1e-4
-
-
-def sampled(
-    decoder: Decoder,
-    sampling: Sampling,
-    runs: int = RUNS,
-    prompt: list[int] = LETTERS,
-    length: int = LENGTH,
-) -> list[Generation]:
-    """Outputs of at most `length` tokens, one a seed, fifty side by side (alone they say the same: tests/decode/engine/test_decoder.py)."""
-    settings = [replace(sampling, seed=seed) for seed in range(runs)]
-    prompts = [prompt] * runs
-    return decoder.generate_batch(prompts, batch_size=50, max_new_tokens=length, sampling=settings)
 
 
 def frequencies(
@@ -328,8 +308,11 @@ def frequencies(
     prompt: list[int] = LETTERS,
     length: int = LENGTH,
 ) -> Counter[tuple[int, ...]]:
-    """How often each output of `sampled` came."""
-    return Counter(tuple(out.tokens) for out in sampled(decoder, sampling, runs, prompt, length))
+    """How often each output of at most `length` tokens came, one a seed, fifty side by side (alone they say the same:
+    tests/decode/engine/test_decoder.py)."""
+    settings = [replace(sampling, seed=seed) for seed in range(runs)]
+    outs = decoder.generate_batch([prompt] * runs, length, sampling=settings, batch_size=50)
+    return Counter(tuple(out.tokens) for out in outs)
 
 
 class Streamer:

@@ -27,11 +27,8 @@ class Case:
 
     @property
     def head_VdD(self) -> Tensor:
-        return (
-            self.head_VD
-            if self.draft_vocab is None
-            else self.head_VD[self.draft_vocab].contiguous()
-        )
+        ids = self.draft_vocab
+        return self.head_VD if ids is None else self.head_VD[ids].contiguous()
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -92,14 +89,15 @@ def make(
     following = torch.randint(0, vocabulary, (positions,), generator=g)
     draft_vocab = torch.randperm(vocabulary, generator=g)[:kept].sort().values if kept else None
     bias = torch.linspace(-1, 1, vocabulary) if biased else 0.0
-    places = target_places(
-        hidden_p,
-        following,
-        lambda x: x.float() @ head.float().t() + bias,
-        temperature=temperature,
-        chunk=4,
-        finish=(lambda x, ids: x + (bias if ids is None else bias[ids])) if biased else None,
-    )
+
+    def logits(x: Tensor) -> Tensor:
+        return x.float() @ head.float().t() + bias
+
+    def finish(x: Tensor, ids: Tensor | None) -> Tensor:
+        return x + (bias if ids is None else bias[ids])
+
+    options = {"temperature": temperature, "finish": finish if biased else None}
+    places = target_places(hidden_p, following, logits, chunk=4, **options)
     hidden = torch.randn(rows, width, generator=g).to(dtype).requires_grad_()
     where = torch.randint(0, positions, (rows,), generator=g)
     draft = DraftRows(hidden, where, where.numpy())

@@ -31,13 +31,21 @@ TEXT = [
     "Der Entwurf geht über die Wörter hinweg, größer als nötig. Là où l'été dure, ça va très bien.",
     "日本語の文章は空白を使わない。日本語の文章。 😀😀 naïve café, I'm sure they're here.",
 ]
+SPACES = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 BYTES = [f"<0x{b:02X}>" for b in range(256)]
 
 
-def wrap(core: Tokenizer, specials: list[str], **roles: str) -> Any:
-    core.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in specials])
+def wrap(core: Tokenizer, *more: str, **roles: str) -> Any:
+    """With special tokens: those of roles, and more."""
+    names = dict.fromkeys((*more, *roles.values()))
+    core.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     return PreTrainedTokenizerFast(tokenizer_object=core, **roles)
+
+
+def train(core: Tokenizer, texts: list[str], size: int, **options: Any) -> None:
+    trainer = trainers.BpeTrainer(vocab_size=size, show_progress=False, **options)
+    core.train_from_iterator(texts, trainer)
 
 
 @cache
@@ -46,12 +54,9 @@ def byte_level(size: int = 500, texts: int = 7, prefix: bool = False) -> Any:
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     core.decoder = decoders.ByteLevel()
-    core.train_from_iterator(
-        TEXT[:texts],
-        trainers.BpeTrainer(vocab_size=size, initial_alphabet=ALPHABET, show_progress=False),
-    )
+    train(core, TEXT[:texts], size, initial_alphabet=ALPHABET)
     return wrap(
-        core, ["<|end|>", "<|begin|>", "<|turn|>"], eos_token="<|end|>", bos_token="<|begin|>"
+        core, "<|end|>", "<|begin|>", "<|turn|>", eos_token="<|end|>", bos_token="<|begin|>"
     )
 
 
@@ -66,8 +71,8 @@ def digits() -> Any:
     core.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     core.normalizer = normalizers.NFC()
     core.decoder = decoders.ByteLevel()
-    core.train_from_iterator(TEXT[2:], trainers.BpeTrainer(vocab_size=350, show_progress=False))
-    return wrap(core, ["<eos>"], eos_token="<eos>")
+    train(core, TEXT[2:], 350)
+    return wrap(core, eos_token="<eos>")
 
 
 @cache
@@ -75,7 +80,7 @@ def sentencepiece(legacy: bool = False) -> Any:
     """Llama's kind: ▁ for spaces, bytes for what it has no character for."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    core.train_from_iterator(TEXT[:6], trainers.BpeTrainer(vocab_size=400, show_progress=False))
+    train(core, TEXT[:6], 400)
     model = json.loads(core.to_str())["model"]
     names = ["<unk>", "<s>", "</s>", *BYTES, *model["vocab"]]
     merges = [tuple(pair) for pair in model["merges"]]
@@ -84,29 +89,21 @@ def sentencepiece(legacy: bool = False) -> Any:
     )  # fmt: skip
     if legacy:
         core.pre_tokenizer = None
-        core.normalizer = normalizers.Sequence(
-            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-        )
-    core.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    return wrap(
-        core, ["<unk>", "<s>", "</s>"], eos_token="</s>", bos_token="<s>", unk_token="<unk>"
-    )
+        core.normalizer = normalizers.Sequence(SPACES)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    core.decoder = decoders.Sequence(steps)
+    return wrap(core, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
 @cache
 def unigram() -> Any:
     """Scored pieces of `sentencepiece` (training would score them otherwise in every process)."""
     names = sorted(name for name in sentencepiece().get_vocab() if len(name) < 4)
-    vocab = [(name, -12.0 - i % 7) for i, name in enumerate(names)]
-    core = Tokenizer(
-        models.Unigram(
-            [("<unk>", 0.0), ("</s>", 0.0), *vocab, *((b, -30.0) for b in BYTES)], 0, True
-        )
-    )
+    vocab = [("<unk>", 0.0), ("</s>", 0.0)]
+    vocab += [(name, -12.0 - i % 7) for i, name in enumerate(names)]
+    core = Tokenizer(models.Unigram([*vocab, *((b, -30.0) for b in BYTES)], 0, True))
     core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    return wrap(core, ["<unk>", "</s>"], eos_token="</s>", unk_token="<unk>")
+    return wrap(core, unk_token="<unk>", eos_token="</s>")
 
 
 @cache
