@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from align.config.parser import load_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -51,6 +54,15 @@ def headings(text: str) -> set[str]:
 )
 def test_what_a_page_names_is_there(page: Path) -> None:
     assert faults(page.read_text(encoding="utf-8"), page) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_of_every_training_command_are_valid(page: Path) -> None:
+    """Those of the launchers start at tiny size in tests/align/training/parallel/test_launchers.py."""
+    text = page.read_text(encoding="utf-8")
+    for line in re.findall(r"^    .*align\.(?:train|synthesize|features) .*", text, re.MULTILINE):
+        words = shlex.split(line.partition("  #")[0].removesuffix(" &").partition("align.")[2])
+        load_recipe([word for word in words if "=" in word])
 
 
 def test_the_api_page_names_what_can_be_imported() -> None:

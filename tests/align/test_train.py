@@ -1,4 +1,4 @@
-"""The command `align.train`: exit codes, and what it says."""
+"""The commands `align.train` and `align.synthesize`: exit codes, and what they say."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from align import synthesize
 from align.train import main
 
 
@@ -21,6 +22,16 @@ def test_a_non_finite_loss_stops_the_run(
         main(words)
     assert stop.value.code == 2
     assert "is not finite" in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, and nothing written that would keep the settings of a first try."""
+    words = ["recipe=debug_block", f"output={tmp_path}/out"]
+    with pytest.raises(SystemExit) as stop:
+        synthesize.main([*words, "data.writer=openai:http://127.0.0.1:9"])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 WORDS = ["recipe=debug_block", "trainer.max_steps=1", "trainer.warmup_steps=0"]

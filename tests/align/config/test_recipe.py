@@ -14,6 +14,9 @@ from specalign.common.strict_yaml import dump_yaml
 from tests.builders import needed_words as needed
 from tests.builders import write_recipe as write
 
+MUON, VLLM = "trainer.optimizer=muon", "trainer.features_writer=vllm:http://a"
+PARTS = "target.parallel=fsdp launch.devices=2"
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -21,34 +24,19 @@ from tests.builders import write_recipe as write
         ("stage=finetune", "stage=finetune: drafter.kind=block needs stage=calibrate"),
         ("drafter.kind=masked_lm drafter.convolution=true", "needs drafter.kind=block"),
         ("drafter.kind=ddit drafter.lora_rank=4", "drafter.lora_rank needs drafter.kind=masked_lm"),
-        (
-            "trainer.optimizer=muon launch.strategy=fsdp",
-            "muon does not support launch.strategy=fsdp",
-        ),
-        (
-            "trainer.optimizer=muon drafter.kind=masked_lm drafter.lora_rank=4",
-            "drafter.lora_rank=0",
-        ),
+        (f"{MUON} launch.strategy=fsdp", "muon does not support launch.strategy=fsdp"),
+        (f"{MUON} drafter.kind=masked_lm drafter.lora_rank=4", "drafter.lora_rank=0"),
         ("launch.offload=true", "needs launch.strategy=deepspeed_N, not auto"),
         ("target.parallel=fsdp", r"needs several processes \(launch.devices\)"),
-        (
-            "target.parallel=fsdp launch.devices=2 trainer.compile_target=true",
-            "trainer.compile_target=true needs target.parallel=replicate",
-        ),
+        (f"{PARTS} trainer.compile_target=true", "compile_target=true needs .*parallel=replicate"),
         ("target.device=cuda:1 launch.devices=2", "target.device=cuda:1 is one GPU"),
         ("data.writer=vllm", "data.writer must be target or openai:URL"),
         ("data.writer=openai:localhost:8000", "URL .openai:http://127.0.0.1:8000."),
         ("data.writer=openai:http://[::1", "must be target or openai:URL"),
-        (
-            "data.writer=openai:http://me:secret@a",
-            "environment variable SPECALIGN_API_KEY has the key$",
-        ),
+        ("data.writer=openai:http://me:secret@a", "variable SPECALIGN_API_KEY has the key$"),
         ("drafter.kind=autoregressive objective.prefix_decay=0.9", "needs drafter.kind=block"),
         ("trainer.features_writer=openai:http://a", "features_writer must be target or vllm:URL"),
-        (
-            "trainer.features_writer=vllm:http://a trainer.keep_features_gb=4",
-            "vllm:URL needs .*, trainer.keep_features_gb=0$",
-        ),
+        (f"{VLLM} trainer.keep_features_gb=4", "vllm:URL needs .*, trainer.keep_features_gb=0$"),
     ],
 )
 def test_contradictions(arguments: str, message: str) -> None:
@@ -58,20 +46,12 @@ def test_contradictions(arguments: str, message: str) -> None:
 
 @pytest.mark.parametrize("name", list_recipes())
 def test_a_resolved_recipe_gives_the_same_recipe_again(name: str, tmp_path: Path) -> None:
-    recipe = load_recipe(
-        [
-            f"recipe={name}",
-            *needed(name),
-            "objective.terms.streak=1e-5",
-            "output=1e3",
-            "target.revision=010",
-        ]
-    )
+    given = ["objective.terms.streak=1e-5", "output=1e3", "target.revision=010"]
+    recipe = load_recipe([f"recipe={name}", *needed(name), *given])
     again = load_recipe([write(tmp_path, "again.yaml", dump_yaml(resolve(recipe)))])
     assert again == recipe
-    assert {f"{g}.{k}" for g, v in resolve(recipe).items() if isinstance(v, dict) for k in v} < set(
-        keys()
-    )
+    groups = {group: part for group, part in resolve(recipe).items() if isinstance(part, dict)}
+    assert {f"{group}.{key}" for group, part in groups.items() for key in part} < set(keys())
 
 
 def test_a_run_goes_on_with_the_keys_that_it_began_with(tmp_path: Path) -> None:

@@ -22,9 +22,8 @@ class Toy:
 
     def __init__(self, seed: int, causal: bool, outside: int | None = None) -> None:
         self.generator = torch.Generator().manual_seed(seed)
-        self.p = {
-            path: self._law() for k in range(K) for path in itertools.product(range(V), repeat=k)
-        }
+        paths = [path for k in range(K) for path in itertools.product(range(V), repeat=k)]
+        self.p = {path: self._law() for path in paths}
         by_position = [self._law() for _ in range(K)]
         self.q = {path: self._law() if causal else by_position[len(path)] for path in self.p}
         if outside is not None:
@@ -48,9 +47,8 @@ class Toy:
         """log_q_label, p_label, acceptance, valid along one text, (1, 1, K)."""
         q = torch.tensor([[[self.q[path[:k]][path[k]] for k in range(K)]]])
         p = torch.tensor([[[self.p[path[:k]][path[k]] for k in range(K)]]])
-        beta = torch.tensor(
-            [[[torch.minimum(self.p[path[:k]], self.q[path[:k]]).sum() for k in range(K)]]]
-        )
+        least = [torch.minimum(self.p[path[:k]], self.q[path[:k]]).sum() for k in range(K)]
+        beta = torch.tensor([[least]])
         log_q = torch.where(q > 0, q.log(), LOG_ZERO)
         return log_q.float(), p.float(), beta.float(), torch.ones(1, 1, K, dtype=torch.bool)
 
@@ -66,12 +64,7 @@ class Toy:
         return total
 
 
-TOYS = [
-    Toy(seed, causal, outside)
-    for seed in (0, 1)
-    for causal in (False, True)
-    for outside in (None, 2)
-]
+TOYS = [Toy(*case) for case in itertools.product((0, 1), (False, True), (None, 2))]
 
 
 @pytest.mark.parametrize("toy", TOYS)
@@ -86,9 +79,8 @@ def test_positions_past_the_end_are_cut() -> None:
     log_q, p, beta, _ = TOYS[0].statistics((0, 1, 2))
     valid = torch.tensor([[[True, True, False]]])
     cut = expected_accepted_token(log_q, p, beta, valid)
-    torch.testing.assert_close(
-        cut, expected_accepted_token(*(x[..., :2] for x in (log_q, p, beta, valid)))
-    )
+    shorter = expected_accepted_token(*(x[..., :2] for x in (log_q, p, beta, valid)))
+    torch.testing.assert_close(cut, shorter)
     assert float(expected_accepted_token(log_q, p, beta, torch.zeros(1, 1, 3).bool())) == 0.0
     assert float(kept_token(log_q, p, beta, valid)[0, 0, 2]) == 0.0
 
@@ -121,7 +113,6 @@ def test_greedy_is_exact_on_greedy_text_and_a_lower_bound_elsewhere(seed: int) -
     for path, _ in toy.paths():
         best = torch.tensor([[[int(toy.p[path[:k]].argmax()) for k in range(K)]]])
         match = torch.tensor([[[int(toy.q[path[:k]].argmax()) for k in range(K)]]]) == best
-        got = kept_greedy(
-            match.float(), (best == torch.tensor([[path]])).float(), torch.ones(1, 1, K).bool()
-        )
+        on_path = (best == torch.tensor([[path]])).float()
+        got = kept_greedy(match.float(), on_path, torch.ones(1, 1, K).bool())
         assert float(got.sum()) == exact if path == greedy else float(got.sum()) <= exact

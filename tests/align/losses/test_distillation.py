@@ -49,18 +49,16 @@ def test_extreme_logits_stay_finite() -> None:
 
 
 def random_log_q(seed: int = 0, shape: tuple[int, ...] = (5, 4)) -> Tensor:
-    return (
-        -torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3
-    )
+    generator = torch.Generator().manual_seed(seed)
+    return -torch.rand(shape, generator=generator, dtype=torch.float64) * 3
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_d_pace_weights_follow_their_definition(alpha: float) -> None:
     log_q = random_log_q(1)
     smooth = (1 - alpha) * log_q.exp() + alpha
-    want = torch.stack(
-        [sum(smooth[:, : m + 1].prod(-1) for m in range(k, 4)) for k in range(4)], dim=-1
-    )
+    products = [smooth[:, : m + 1].prod(-1) for m in range(4)]
+    want = torch.stack([sum(products[k:]) for k in range(4)], dim=-1)
     got = d_pace_weights(log_q.requires_grad_(), alpha, torch.ones(5, 4))
     torch.testing.assert_close(got, want)
     assert not got.requires_grad
@@ -119,10 +117,9 @@ def test_objective_sums_its_terms(weighting: str) -> None:
         if weighting == "uniform":
             return torch.ones_like(log_q)
         decayed = torch.exp(-torch.arange(log_q.shape[-1]) / 0.5).expand_as(log_q)
-        sums = (
-            (decayed * valid).sum(-1, keepdim=True) if weighting == "normalised" else torch.ones(1)
-        )
-        return decayed / sums.clamp_min(1e-9)
+        if weighting == "exponential":
+            return decayed
+        return decayed / (decayed * valid).sum(-1, keepdim=True).clamp_min(1e-9)
 
     objective = Objective(terms, weighting, decay=0.5, alpha=0.3)
     assert not objective.weights(case.statistics(), valid).requires_grad
@@ -157,9 +154,7 @@ def test_what_a_block_shows_is_shifted_out() -> None:
     valid = torch.ones(2, 2, 3, dtype=torch.bool)
     valid[0, 1, 2] = False
     shifted, inside = after_prefix(got, valid, torch.tensor([[0, 1], [3, 2]]))
-    assert inside.tolist() == [
-        [[True] * 3, [True, False, False]],
-        [[False] * 3, [True, False, False]],
-    ]
+    alone = [True, False, False]
+    assert inside.tolist() == [[[True] * 3, alone], [[False] * 3, alone]]
     shown = torch.cat((got.p_label[0, 0], got.p_label[0, 1, 1:2], got.p_label[1, 1, 2:]))
     assert torch.equal(shifted.p_label[inside], shown)

@@ -132,9 +132,7 @@ def test_memory_does_not_grow_with_rows_times_vocabulary() -> None:
     few, many = (make(anchors=a, block=4, vocabulary=2000, kept=1500) for a in (16, 160))
     grown = saved_bytes(many, 16) - saved_bytes(few, 16)
     assert grown < 576 * 200, "a few numbers a row, not a row of the vocabulary"
-    assert saved_bytes(many, 10**6) > 640 * 1500 * 4, (
-        "the measurement sees what one large chunk keeps"
-    )
+    assert saved_bytes(many, 10**6) > 640 * 1500 * 4  # the measurement sees one large chunk
 
 
 @pytest.mark.parametrize(("temperature", "chunk"), [(None, 256), (2.0, 3)])

@@ -32,6 +32,14 @@ def test_starting_weights_are_the_targets(target: Target, samples: data.Samples)
     assert torch.equal(fresh.fc.weight, again.fc.weight)
 
 
+def test_convolutions_change_no_other_weight(target: Target) -> None:
+    """They start as the identity."""
+    state = from_target(target, options(markov_rank=8, convolution=True), None).state_dict()
+    without = from_target(target, options(markov_rank=8), None).state_dict()
+    assert all(torch.equal(state[name], value) for name, value in without.items())
+    assert not any(value.any() for name, value in state.items() if "_conv." in name)
+
+
 def test_what_a_trained_drafter_keeps_and_gets(
     target: Target, samples: data.Samples, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,9 +72,8 @@ def test_what_a_trained_drafter_keeps_and_gets(
 
 def test_a_target_whose_embedding_is_narrower_has_no_block_drafter() -> None:
     narrow = tiny_target("opt", word_embed_proj_dim=32, do_layer_norm_before=False)
-    with pytest.raises(
-        UserError, match="embeddings of width 32 and layers of width 64; use drafter.kind"
-    ):
+    says = "embeddings of width 32 and layers of width 64; use drafter.kind"
+    with pytest.raises(UserError, match=says):
         from_target(narrow, options(context="taps", layers=1), None)
 
 

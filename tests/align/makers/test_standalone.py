@@ -60,23 +60,12 @@ def other_target(kind: str, target: Target) -> Target:
     """A tiny target of another architecture."""
     torch.manual_seed(1)
     if kind == "gpt2":
-        config: Any = transformers.GPT2Config(
-            n_embd=32,
-            n_layer=3,
-            n_head=4,
-            n_positions=80,
-            vocab_size=64,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
+        sizes = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 80, "vocab_size": 64}
+        config: Any = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
     else:
-        sizes = {
-            k: v
-            for k, v in QWEN.items()
-            if k not in ("rope_scaling", "vocab_size", "num_hidden_layers")
-        }
+        sizes = {k: v for k, v in QWEN.items() if k != "rope_scaling"}
         cls: Any = transformers.Qwen2Config if kind == "qwen2" else transformers.Qwen3Config
-        config = cls(**sizes, vocab_size=64, num_hidden_layers=3, head_dim=8)
+        config = cls(**{**sizes, "vocab_size": 64, "num_hidden_layers": 3, "head_dim": 8})
     config._attn_implementation = register()
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=register())
     with torch.no_grad():

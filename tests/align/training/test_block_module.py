@@ -41,9 +41,8 @@ def batch(samples: data.Samples) -> Batch:
 def test_prefixes_have_their_law(decay: float) -> None:
     """Pr(j) ∝ decay^j over the j that leave something to predict."""
     rows, count = 20, 500
-    valid = (torch.arange(K) < torch.arange(count)[:, None] % (K + 1)).expand(
-        rows, -1, -1
-    )  # 0 to K of them
+    sizes = torch.arange(count)[:, None] % (K + 1)
+    valid = (torch.arange(K) < sizes).expand(rows, -1, -1)
     anchors = Anchors(torch.arange(count).expand(rows, -1), valid)
     drawn = clean_prefixes(anchors, decay, count, [keyed_generator(7, row) for row in range(rows)])
     for size in range(K + 1):

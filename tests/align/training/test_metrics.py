@@ -16,10 +16,8 @@ def test_the_sums_of_two_processes_are_those_of_one() -> None:
     whole, parts = ValidationSums(3), [ValidationSums(3), ValidationSums(3)]
     for part in parts:
         kept = torch.rand(4, 3, generator=generator).sort(-1, descending=True).values
-        beta, valid = (
-            torch.rand(4, 3, generator=generator),
-            torch.rand(4, 3, generator=generator) > 0.3,
-        )
+        beta = torch.rand(4, 3, generator=generator)
+        valid = torch.rand(4, 3, generator=generator) > 0.3
         nats, tokens = torch.rand(4, generator=generator), torch.tensor([1.0, 2.0, 3.0, 0.0])
         for sums in (part, whole):
             sums.add_loss(kept.sum(), torch.tensor(4))

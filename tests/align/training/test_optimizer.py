@@ -31,24 +31,17 @@ def test_muon_moves_matrices_adamw_the_rest(fast: bool, monkeypatch: pytest.Monk
 
     def fresh() -> dict[str, torch.nn.Parameter]:
         start = torch.Generator().manual_seed(1)
-        return {
-            n: torch.nn.Parameter(torch.randn(shape, generator=start))
-            for n, shape in shapes.items()
-        }
+        made = {name: torch.randn(shape, generator=start) for name, shape in shapes.items()}
+        return {name: torch.nn.Parameter(weight) for name, weight in made.items()}
 
     mine, theirs = fresh(), fresh()
     own = make_optimizer(mine, t)
     set_rate(own, t, t.learning_rate)
     matrices = ["layers.0.q.weight", "layers.0.mlp.weight"]
-    muon = torch.optim.Muon(
-        [theirs[n] for n in matrices],
-        lr=t.muon_learning_rate,
-        weight_decay=0.1,
-        adjust_lr_fn="match_rms_adamw",
-    )
-    options: dict[str, Any] = {"betas": (0.9, 0.98), "weight_decay": 0.1}
+    options: dict[str, Any] = {"lr": t.muon_learning_rate, "adjust_lr_fn": "match_rms_adamw"}
+    muon = torch.optim.Muon([theirs[n] for n in matrices], weight_decay=0.1, **options)
     rest = [p for n, p in theirs.items() if n not in matrices]
-    adamw = torch.optim.AdamW(rest, lr=1e-2, **options)
+    adamw = torch.optim.AdamW(rest, lr=1e-2, betas=(0.9, 0.98), weight_decay=0.1)
     for step in range(4):
         for name, shape in shapes.items():
             mine[name].grad = torch.randn(shape, generator=generator)
@@ -92,9 +85,8 @@ def test_stacked_matrices_move_as_each_alone(dtype: torch.dtype) -> None:
 
 
 def test_the_learning_rate_rises_falls_and_stays_at_its_least() -> None:
-    t = TrainerConfig(
-        max_steps=110, warmup_steps=10, learning_rate=1.0, min_learning_rate_ratio=0.2
-    )
+    t = TrainerConfig(max_steps=110, warmup_steps=10, learning_rate=1.0)
+    t.min_learning_rate_ratio = 0.2
     assert [learning_rate(t, step, 0.0) for step in (0, 4, 9)] == [0.1, 0.5, 1.0]
     assert learning_rate(t, 60, 0.0) == pytest.approx(0.6)  # half of the cosine
     assert learning_rate(t, 110, 0.0) == learning_rate(t, 500, 0.0) == pytest.approx(0.2)

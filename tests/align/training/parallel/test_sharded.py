@@ -49,9 +49,8 @@ KINDS = {
 def test_kinds_train_like_one(tmp_path: Path, debug_data: Path, recipe: str, strategy: str) -> None:
     words = [*KINDS[recipe], "trainer.max_steps=4", f"data.path={debug_data}", "trainer.ema=0.9"]
     alone = train(tmp_path / "one", recipe, 1, *words)
-    assert train(
-        tmp_path / "two", recipe, 2, *words, f"launch.strategy={strategy}"
-    ) == pytest.approx(alone, rel=1e-5)
+    two = train(tmp_path / "two", recipe, 2, *words, f"launch.strategy={strategy}")
+    assert two == pytest.approx(alone, rel=1e-5)
     assert same_drafter(tmp_path / "two", tmp_path / "one")
 
 
@@ -107,9 +106,8 @@ def test_another_number_of_processes_goes_on(tmp_path: Path, debug_data: Path) -
     words.append(f"data.path={debug_data}")
     whole_run = train(tmp_path / "one", "debug_block", 1, *words, "trainer.max_steps=6")
     train(tmp_path / "two", "debug_block", 2, *words, "trainer.max_steps=3")
-    assert train(
-        tmp_path / "two", "debug_block", 1, *words, "trainer.max_steps=6"
-    ) == pytest.approx(whole_run, rel=1e-5)
+    rest = train(tmp_path / "two", "debug_block", 1, *words, "trainer.max_steps=6")
+    assert rest == pytest.approx(whole_run, rel=1e-5)
     assert same_drafter(tmp_path / "two", tmp_path / "one")
 
 
