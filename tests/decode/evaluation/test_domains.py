@@ -29,11 +29,7 @@ KNOWN = "Find the sum of all whole numbers from one to ninety that can be divide
 RECORD = TrainingRecord(
     draft_tokens=3,
     expected_tau={"greedy": ExpectedTau(9.5, 0.1, 1234), "sampling": ExpectedTau(8.5, 0.1, 99)},
-    samples=10,
-    tokens=500,
-    prompts=None,
-    text=["docs"],
-    removed={"math500": 2},
+    **{"samples": 10, "tokens": 500, "prompts": None, "text": ["docs"], "removed": {"math500": 2}},
 )
 
 
@@ -81,9 +77,8 @@ def test_contaminated_and_clean_suites(
 
     tokens = target.tokenizer(KNOWN)["input_ids"]
     for name in ("written", "other"):
-        sha256 = data.write_shard(
-            tmp_path / name, 0, data.from_lists([[1], tokens], [1, 1], [0, 0])
-        )
+        samples = data.from_lists([[1], tokens], [1, 1], [0, 0])
+        sha256 = data.write_shard(tmp_path / name, 0, samples)
         manifest = {"shards": 1, "samples": 2, "tokens": 9, "sha256": [sha256], "target": name}
         manifest["target_sha256"] = target.hash if name == "written" else "another"
         data.write_manifest(tmp_path / name, manifest)
@@ -101,11 +96,8 @@ def test_contaminated_and_clean_suites(
     (drafter / "specalign.json").unlink()
     row = recorded.domains[0]
     assert row.tau == Estimate(9.5, pytest.approx(9.304), pytest.approx(9.696), 1234)
-    assert row.cells({})[:3] == [
-        "in-domain: training's held-out rows, 3 draft tokens",
-        "9.50 [9.30, 9.70]",
-        "1,234 positions",
-    ]
+    where = "in-domain: training's held-out rows, 3 draft tokens"
+    assert row.cells({})[:3] == [where, "9.50 [9.30, 9.70]", "1,234 positions"]
 
 
 @pytest.mark.parametrize(
@@ -127,10 +119,8 @@ def test_decontaminated_text_is_shown_by_suite() -> None:
     training = DrafterTraining("drafter", RECORD)
     _, *rows = compare_domains(training, {"temperature": 0}, {"gsm8k": None, "math500": None})
     unchecked = "not checked (--training-data PATH)"
-    assert [row.contamination for row in rows] == [
-        unchecked,
-        f"other text: 2 documents removed; generated text: {unchecked}",
-    ]
+    cut = f"other text: 2 documents removed; generated text: {unchecked}"
+    assert [row.contamination for row in rows] == [unchecked, cut]
 
 
 def test_what_this_project_asks_is_no_overlap() -> None:
@@ -140,11 +130,8 @@ def test_what_this_project_asks_is_no_overlap() -> None:
         "gsm8k": {"question": CLEAN, "answer": "#### 30"},
         "mbpp": {"prompt": "Square it.", "test_list": ["assert f(3) == 9"]},
         "humaneval": {"task_id": "a/1", "prompt": "from typing import List\n\n\ndef f(x):\n"},
-        "livecodebench": {
-            "question_content": "Square it.",
-            "public_test_cases": "[]",
-            "private_test_cases": "[]",
-        },
+        "livecodebench": {"question_content": "Square it."}
+        | dict.fromkeys(("public_test_cases", "private_test_cases"), "[]"),
     }
     prompts = {name: SUITES[name].read(row, 0) for name, row in rows.items()}
     suites = {name: [(prompt, [1])] for name, prompt in prompts.items() if prompt}

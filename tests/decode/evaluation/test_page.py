@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from itertools import product
 from pathlib import Path
+from statistics import mean
 from types import SimpleNamespace
 
 import pytest
@@ -26,10 +27,8 @@ LAST = {"seconds": 0.6, "tokens": 2, "accepted": ["e", "f"], "own": "", "rejecte
 
 def test_the_charts_show_what_the_records_say(tmp_path: Path) -> None:
     folder = fill_report(tmp_path / "o")
-    write_replays(
-        folder,
-        [{"title": "s: p", "prompt": "<blink>", "lanes": [{"method": "plain", "rounds": [ROUND]}]}],
-    )
+    lanes = [{"method": "plain", "rounds": [ROUND]}]
+    write_replays(folder, [{"title": "s: p", "prompt": "<blink>", "lanes": lanes}])
     summary, _ = make_report(folder)
     records = read_records(folder)
     text = (folder / "report.html").read_text()
@@ -79,13 +78,8 @@ def fill_sweep(folder: Path) -> Path:
         for size, repeat, (method, (k, t)) in product(
             (1, 2), (0, 1), {"plain": (0, 0), **methods}.items()
         ):
-            where = {
-                "suite": "sz"[i // 6],
-                "category": "xy"[i % 2],
-                "repeat": repeat,
-                "batch": size,
-            }
-            group = f"p{i - i % size}"
+            where = {"suite": "sz"[i // 6], "category": "xy"[i % 2], "group": f"p{i - i % size}"}
+            where |= {"repeat": repeat, "batch": size, "identical": True}
             slow = (1 + 0.1 * i + 0.05 * repeat) * (1.5 if size == 2 else 1)
             if method == "plain":
                 counts = (20, 20, [0] * 20, [0] * 20)
@@ -95,11 +89,7 @@ def fill_sweep(folder: Path) -> Path:
                 counts = (rounds + sum(accepted), rounds, accepted, [k] * rounds)
             seconds = slow if method == "plain" else slow * (1 + i % 3) / (k - 0.3 * t)
             parts = {"draft_seconds": 0.1 * t * slow / k, "verify_seconds": 0.2 * slow} if k else {}
-            rows.append(
-                record(
-                    method, f"p{i}", seconds, *counts, **where, group=group, identical=True, **parts
-                )
-            )
+            rows.append(record(method, f"p{i}", seconds, *counts, **where, **parts))
     append(folder, rows)
     return folder
 
@@ -111,15 +101,12 @@ def time_per_token(rows: list[dict], method: str, whole: bool = False) -> dict[t
         if row["method"] == method:
             repeats = units.setdefault((row["suite"], row["group"]), {})
             repeats.setdefault(row["repeat"], []).append(row)
-    return {
-        key: sum(
-            max(one["seconds"] + whole * one["prefill_seconds"] for one in unit)
-            / sum(one["committed"] + whole for one in unit)
-            for unit in repeats.values()
-        )
-        / len(repeats)
-        for key, repeats in units.items()
-    }
+
+    def per_token(unit: list[dict]) -> float:
+        seconds = max(one["seconds"] + whole * one["prefill_seconds"] for one in unit)
+        return seconds / sum(one["committed"] + whole for one in unit)
+
+    return {key: mean(map(per_token, repeats.values())) for key, repeats in units.items()}
 
 
 def expected(rows: list[dict], method: str) -> dict[str, str]:
@@ -204,11 +191,10 @@ def test_tables_and_the_charts_of_categories_batches_and_sweeps(tmp_path: Path) 
             assert (value + above, value - below) == pytest.approx((interval.hi, interval.lo))
     (heat,) = charts["sweep-0"]["traces"]
     for a, b in POINTS:
-        found = heat["z"][heat["y"].index(a)][heat["x"].index(b)]
+        row, column = heat["y"].index(a), heat["x"].index(b)
         wanted = expected(first, f"specdiff:{a}:{b}")["speed-up [95%]"]
-        assert f"{found:.2f}×" == wanted and heat["text"][heat["y"].index(a)][
-            heat["x"].index(b)
-        ] == wanted.removesuffix("×")
+        assert f"{heat['z'][row][column]:.2f}×" == wanted
+        assert heat["text"][row][column] == wanted.removesuffix("×")
     time = {trace["name"]: trace for trace in charts["time"]["traces"]}
     for i, method in enumerate(time["drafting"]["y"]):
         parts = [f"{time[name]['x'][i]:.1f}" for name in ("drafting", "target and verification")]

@@ -50,17 +50,17 @@ def test_orders_are_balanced_in_each_suite_and_shared_by_a_batch(batch: int) -> 
     assert len({method for _, method in first[:2]}) == 2  # also over suites of one prompt
 
 
+SIZES = {"a": 80, "b": 20}
+
+
 def test_every_beginning_is_spread_over_every_suite() -> None:
-    suites = {
-        s: [(Prompt(f"{s}{i}", "x"), [1]) for i in range(n)] for s, n in (("a", 80), ("b", 20))
-    }
+    suites = {s: [(Prompt(f"{s}{i}", "x"), [1]) for i in range(n)] for s, n in SIZES.items()}
     tasks = [task for (task,) in measure.plan_tasks(suites, ["plain", "lookup"], 1, seed=1)]
     assert len({t.prompt.id for t in tasks}) == 100
     for done in (10, 25, 50):
         assert sum(t.suite == "b" for t in tasks[:done]) == pytest.approx(done / 5, abs=1)
-        of_a = [
-            int(t.prompt.id[1:]) // 20 for t in tasks[:done] if t.suite == "a"
-        ]  # four categories in blocks
+        # four categories in blocks
+        of_a = [int(t.prompt.id[1:]) // 20 for t in tasks[:done] if t.suite == "a"]
         assert max(Counter(of_a).values()) - min(Counter(of_a).values()) <= 3
 
 
@@ -107,9 +107,8 @@ def test_an_interrupt_loses_the_task_in_hand_alone(
 def test_an_answer_of_one_token_has_no_decoding(target: Target) -> None:
     decoder = decode.load(target, None)
     task = measure.Task("s", Prompt("1", "x"), (5, 6), 0, ("plain",))
-    (record,) = measure.run_tasks(
-        {"plain": decoder}, [task], measure.GenerationSettings(Sampling(), 1)
-    )
+    settings = measure.GenerationSettings(Sampling(), 1)
+    (record,) = measure.run_tasks({"plain": decoder}, [task], settings)
     assert (record.calls, record.committed, record.tau, record.tokens_per_s) == (0, 0, None, 0.0)
 
 
@@ -138,10 +137,9 @@ def test_prompts_are_grouped_by_batches_and_later_turns_follow() -> None:
 
 
 def test_second_turns_batches_and_replays(tmp_path: Path) -> None:
-    summary, folder = run(
-        "--suite", "mtbench", "--data-dir", copy_of_mtbench(tmp_path), "--batch-size", "1,2",
-        "--methods", "plain,lookup", "--out", tmp_path / "o",
-    )  # fmt: skip
+    words = ["--suite", "mtbench", "--data-dir", copy_of_mtbench(tmp_path), "--batch-size", "1,2"]
+    words += ["--methods", "plain,lookup", "--out", tmp_path / "o"]
+    summary, folder = run(*words)
     records = read_records(folder)
     assert {(r.prompt, r.batch) for r in records} == {
         (f"mtbench-{i}{turn}", size) for i in (1, 2) for turn in ("", "#2") for size in (1, 2)
@@ -155,13 +153,9 @@ def test_second_turns_batches_and_replays(tmp_path: Path) -> None:
         text = "".join("".join(r["accepted"]) + r["own"] for r in lane["rounds"])
         assert text == decode.load("debug", None).target.detokenize(first.tokens)
         assert sum(r["tokens"] for r in lane["rounds"]) == len(first.tokens)
-        assert [r["seconds"] for r in lane["rounds"]] == sorted(
-            r["seconds"] for r in lane["rounds"]
-        )
-    again, _ = run(
-        "--suite", "mtbench", "--data-dir", tmp_path, "--batch-size", "1,2", "--methods",
-        "plain,lookup", "--out", tmp_path / "o",
-    )  # fmt: skip
+        seconds = [r["seconds"] for r in lane["rounds"]]
+        assert seconds == sorted(seconds)
+    again, _ = run(*words)
     assert read_records(folder) == records and again.records == summary.records
 
 
@@ -213,10 +207,8 @@ def test_answers_are_scored_alike(tmp_path: Path) -> None:
     rows = [{"question": f"{i} + {i}?", "answer": f"so #### {2 * i}"} for i in range(1, 4)]
     path = tmp_path / "gsm8k.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    summary, folder = run(
-        "--suite", "gsm8k", "--data-dir", tmp_path, "--methods", "plain,lookup", "--out",
-        tmp_path / "o",
-    )  # fmt: skip
+    words = ["--suite", "gsm8k", "--data-dir", tmp_path, "--methods", "plain,lookup"]
+    summary, folder = run(*words, "--out", tmp_path / "o")
     assert all(record.score is not None for record in read_records(folder))
     found = summary.suites["gsm8k"]["lookup"]
     assert found.score == summary.suites["gsm8k"]["plain"].score

@@ -96,14 +96,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _event(self, values: dict[str, Any]) -> None:
-        whole = {
-            "id": "1",
-            "object": "chat.completion.chunk",
-            "created": 0,
-            "model": "model",
-            **values,
-        }
-        self.wfile.write(f"data: {json.dumps(whole)}\n\n".encode())
+        whole = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "model"}
+        self.wfile.write(f"data: {json.dumps(whole | values)}\n\n".encode())
         self.wfile.flush()
 
     def log_message(self, *args: Any) -> None:
@@ -127,15 +121,8 @@ def test_servers_are_measured_in_turn_and_resumed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     plain, drafted = servers
-    words = [
-        "--server",
-        drafted.url,
-        "--baseline-server",
-        f"{plain.url}/v1",
-        "--concurrency",
-        "1,2",
-    ]
-    words += ["--prompts", str(prompts), "--out", str(tmp_path / "o")]
+    words = ["--server", drafted.url, "--baseline-server", f"{plain.url}/v1"]
+    words += ["--concurrency", "1,2", "--prompts", str(prompts), "--out", str(tmp_path / "o")]
     eval.main(words)
     rounds = read_rounds(tmp_path)
     pairs = [
@@ -189,15 +176,13 @@ def trace_page(page: str, rounds: list[ServedRound]) -> None:
             assert lines[name]["x"] == [1, 2]
             assert lines[name]["y"][n - 1] == pytest.approx(speed, abs=0.05)
             assert shown["requests"] == str(len(requests)) == "6"
-            first, per_token, gaps = (
-                np.quantile(np.array(found) * 1000, [0.5, 0.99])
-                for found in (
-                    [r.first_seconds for r in requests],
-                    [(r.seconds - r.first_seconds) / (r.tokens - 1) for r in requests],
-                    [gap for r in requests for gap in r.gaps],
-                )
-            )
-            for title, (median, late) in (("TTFT", first), ("TPOT", per_token), ("ITL", gaps)):
+            measured = {
+                "TTFT": [r.first_seconds for r in requests],
+                "TPOT": [(r.seconds - r.first_seconds) / (r.tokens - 1) for r in requests],
+                "ITL": [gap for r in requests for gap in r.gaps],
+            }
+            for title, found in measured.items():
+                median, late = np.quantile(np.array(found) * 1000, [0.5, 0.99])
                 assert shown[f"{title}, ms"] == f"{median:.1f} (p99 {late:.1f})"
     for trace in charts["tau"]["traces"]:
         assert trace["y"] == [4.5] * 6
@@ -331,13 +316,12 @@ def test_too_few_groups_and_a_busy_machine_are_noted() -> None:
 
 
 def test_wrong_servers(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = ["--server", "http://127.0.0.1:1"]
     for words, message in (
-        (["--server", "http://127.0.0.1:1"], "is the server up?"),
+        (server, "is the server up?"),
         (["--baseline-server", "http://127.0.0.1:1"], "--baseline-server needs --server"),
-        (["--server", "http://127.0.0.1:1", "--methods", "lookup"], "--methods can't be combined"),
-        (["--server", "http://127.0.0.1:1", "--seed", "3"], "--seed can't be combined"),
-        (["--server", "http://127.0.0.1:1", "--engine", "eager"], "--engine can't be combined"),
-        (["--server", "http://127.0.0.1:1", "--concurrency", "8"], "need 8 prompts, not 3; raise"),
+        ([*server, "--methods", "lookup"], "--methods can't be combined"),
+        ([*server, "--concurrency", "8"], "need 8 prompts, not 3; raise"),
     ):
         with pytest.raises(SystemExit) as exit:
             eval.main([*words, "--prompts", str(prompts)])

@@ -97,25 +97,19 @@ def test_the_drafters_that_figures_depend_on() -> None:
     plan, _ = make_plan(eval.read_config([*words, "--methods", "lookup"]), print)
     assert (list(plan.methods), plan.drafters) == (["plain", "lookup"], {})
     plan, left_out = make_plan(eval.read_config([*words, "--methods", "all"]), print)
-    assert plan.drafters == {"autoregressive": "debug"} and any(
-        "block" in line for line in left_out
-    )
+    assert plan.drafters == {"autoregressive": "debug"}
+    assert any("block" in line for line in left_out)
     plan, _ = make_plan(eval.read_config([*words, "--verifier", "token"]), print)
     assert list(plan.methods) == ["plain", "lookup", "drafter", "combined"]
     assert plan.methods["drafter"].verifier == "token" and plan.methods["lookup"].verifier == "auto"
 
 
 def test_plain_decoding_time_against_transformers(target: Target) -> None:
-    found = session.time_against_transformers(
-        decode.load(target, None),
-        target.chat_tokens("Say one one one."),
-        max_new_tokens=8,
-        repeats=1,
-    )
+    decoder, prompt = decode.load(target, None), target.chat_tokens("Say one one one.")
+    found = session.time_against_transformers(decoder, prompt, max_new_tokens=8, repeats=1)
     assert found["identical"] is True and found["plain_tokens_per_s"] > 0
-    assert found["ratio"] == pytest.approx(
-        found["plain_tokens_per_s"] / found["transformers_tokens_per_s"]
-    )
+    speeds = found["plain_tokens_per_s"], found["transformers_tokens_per_s"]
+    assert found["ratio"] == pytest.approx(speeds[0] / speeds[1])
     assert 10_000 < found["parameters"] < 10**6
     assert found["ratios"] == [pytest.approx(found["ratio"], rel=1e-3)]
-    assert session.time_against_transformers(decode.load(target, None), [])["error"]
+    assert session.time_against_transformers(decoder, [])["error"]
