@@ -21,10 +21,8 @@ class PublishedDrafter:
 
     def __init__(self, folder: Path, model: Any) -> None:
         self.model, self.config = model, read_config(folder)
-        self.tensors = {
-            name: t.float() if t.is_floating_point() else t
-            for name, t in load_safetensors(folder / "model.safetensors").items()
-        }
+        stored = load_safetensors(folder / "model.safetensors").items()
+        self.tensors = {n: t.float() if t.is_floating_point() else t for n, t in stored}
         self.inner: dict[str, Any] = self.config.get("transformer_layer_config", self.config)
         self.speculators = "speculators_model_type" in self.config
 
@@ -36,9 +34,8 @@ class PublishedDrafter:
     def logits(self, tokens: list[int]) -> Tensor:
         """Draft logits (K, Vd) of a block after the tokens, the last of which is the anchor."""
         states = self.model(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
-        ids = self.config.get("aux_hidden_state_layer_ids") or [
-            i + 1 for i in self.get("target_layer_ids")
-        ]
+        ids = self.config.get("aux_hidden_state_layer_ids")
+        ids = ids or [i + 1 for i in self.get("target_layer_ids")]
         taps = torch.cat([states[i][0] for i in ids], dim=-1)
         context = self._norm(self._linear(taps, "fc"), "hidden_norm")
         rows = int(self.get("block_size"))
@@ -58,9 +55,8 @@ class PublishedDrafter:
             return own[tokens]
         module = self.model.get_input_embeddings()
         if self.speculators or self.get("input_embedding_scale"):
-            return F.embedding(tokens, module.weight) * float(
-                self.get("input_embedding_scale") or 1
-            )
+            scale = float(self.get("input_embedding_scale") or 1)
+            return F.embedding(tokens, module.weight) * scale
         return module(tokens)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
@@ -74,11 +70,8 @@ class PublishedDrafter:
         normed, width = self._norm(x, f"{name}.input_layernorm"), int(self.inner["head_dim"])
 
         def heads(rows: Tensor, part: str) -> Tensor:  # (heads, rows, d)
-            return (
-                self._linear(rows, f"{name}.self_attn.{part}_proj")
-                .unflatten(-1, (-1, width))
-                .transpose(0, 1)
-            )
+            projected = self._linear(rows, f"{name}.self_attn.{part}_proj")
+            return projected.unflatten(-1, (-1, width)).transpose(0, 1)
 
         every = torch.cat((context, normed))
         q = self._norm(heads(normed, "q"), f"{name}.self_attn.q_norm")
@@ -86,23 +79,18 @@ class PublishedDrafter:
         q, k = _rotate(q, cos[-len(x) :], sin[-len(x) :]), _rotate(k, cos, sin)
         groups = q.shape[0] // k.shape[0]
         k, v = (t.repeat_interleave(groups, dim=0) for t in (k, heads(every, "v")))
-        weights = (q @ k.transpose(-1, -2) * width**-0.5).softmax(
-            -1
-        )  # a row sees context and block
+        # a row sees context and block
+        weights = (q @ k.transpose(-1, -2) * width**-0.5).softmax(-1)
         x = x + self._linear((weights @ v).transpose(0, 1).flatten(1), f"{name}.self_attn.o_proj")
         normed = self._norm(x, f"{name}.post_attention_layernorm")
         gate = ACT2FN[self.inner["hidden_act"]](self._linear(normed, f"{name}.mlp.gate_proj"))
-        return x + self._linear(
-            gate * self._linear(normed, f"{name}.mlp.up_proj"), f"{name}.mlp.down_proj"
-        )
+        inner = gate * self._linear(normed, f"{name}.mlp.up_proj")
+        return x + self._linear(inner, f"{name}.mlp.down_proj")
 
     def _draft(self, hidden_KD: Tensor, token: int) -> Tensor:
         offsets = self.tensors.get("d2t")
-        head = (
-            self.model.get_output_embeddings().weight
-            if offsets is None
-            else self.tensors["lm_head.weight"]
-        )
+        targets = self.model.get_output_embeddings().weight
+        head = targets if offsets is None else self.tensors["lm_head.weight"]
         rows = []
         for hidden in hidden_KD:
             row = head @ hidden
@@ -115,16 +103,13 @@ class PublishedDrafter:
 
     def _markov(self, hidden: Tensor, token: int) -> Tensor:
         """DSpark's bias by the token before."""
-        word, kind = (
-            self.tensors["markov_head.markov_w1.weight"][token],
-            self.config.get("markov_head_type"),
-        )
+        word = self.tensors["markov_head.markov_w1.weight"][token]
+        kind = self.config.get("markov_head_type")
         if kind == "gated":
             word = word * self._linear(torch.cat((hidden, word)), "markov_head.gate_proj").sigmoid()
         elif kind == "rnn":
-            joint = self._linear(
-                torch.cat((torch.zeros_like(word), word, hidden)), "markov_head.joint_proj"
-            )
+            given = torch.cat((torch.zeros_like(word), word, hidden))
+            joint = self._linear(given, "markov_head.joint_proj")
             word = joint[2 * len(word) :].tanh()
         return self.tensors["markov_head.markov_w2.weight"] @ word
 

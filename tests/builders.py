@@ -36,6 +36,7 @@ from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.lm.names import ModelSource
 from specalign.models.block import BlockDrafter
+from specalign.models.block_session import BlockSession
 from specalign.models.causal import CausalDrafter
 from specalign.models.ddit import DDiT
 from specalign.models.ddit_layers import DDiTConfig
@@ -220,6 +221,16 @@ def sharp_block_network(
     return drafter
 
 
+def fresh_session(drafter: BlockDrafter, tokens: list[int]) -> BlockSession:
+    """One that has seen all but the last of the tokens in a single forward."""
+    cache = drafter.target.new_cache(1, len(tokens))
+    session = BlockSession(drafter, cache, len(tokens))
+    given, options = torch.tensor([tokens[:-1]]), {"taps": session.taps, "logits": False}
+    output = drafter.target.forward(given, cache=cache, **options)
+    session.observe(output.hidden_BLD, output.taps_BLFD, len(tokens) - 1)
+    return session
+
+
 def session_after_prefill(target: Target, proposer: DiffusionProposer, sampling: Sampling):  # type: ignore[no-untyped-def]
     """An engine's session after the prompt's first token, and the engine."""
 
@@ -346,3 +357,10 @@ def run_batch(runners: Sequence[RequestRunner], most: int = 1) -> None:
 def run_request(runner: RequestRunner) -> Generation:
     run_batch([runner])
     return runner.out
+
+
+def same_drafter(output: Path, other: Path) -> bool:
+    """Saved in bf16, a last bit may fall the other way."""
+    mine, its = read_weights(output), read_weights(other)
+    far = [(mine[n].float() - w.float()).abs().max() > 2e-2 * w.abs().max() for n, w in its.items()]
+    return mine.keys() == its.keys() and not any(far)

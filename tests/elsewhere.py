@@ -8,7 +8,6 @@ It is a backend of torch in Python, known to the whole process: hence a command.
 from __future__ import annotations
 
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import lightning
@@ -54,14 +53,9 @@ class There(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> There:
-        return torch.Tensor._make_wrapper_subclass(
-            cls,
-            inner.size(),
-            inner.stride(),
-            inner.storage_offset(),
-            dtype=inner.dtype,
-            device=DEVICE,
-        )
+        place = (inner.size(), inner.stride(), inner.storage_offset())
+        make = torch.Tensor._make_wrapper_subclass
+        return make(cls, *place, dtype=inner.dtype, device=DEVICE)
 
     def __init__(self, inner: torch.Tensor) -> None:
         self.inner = inner
@@ -196,13 +190,10 @@ def main() -> None:
 
     with place, tempfile.TemporaryDirectory() as folder:
         check_mixing()
+        small = SMALL.format(folder).split()
         for recipe in ("debug_block", "debug_taps"):
-            train.main(
-                [f"recipe={recipe}", f"output={folder}/{recipe}", *SMALL.format(folder).split()]
-            )
-        block, taps = (
-            str(Path(folder) / f"debug_{kind}" / "drafter") for kind in ("block", "taps")
-        )
+            train.main([f"recipe={recipe}", f"output={folder}/{recipe}", *small])
+        block, taps = (f"{folder}/debug_{kind}/drafter" for kind in ("block", "taps"))
         words = ["--target", "debug", "--max-new-tokens", "5", "Tell a story"]
         for temperature, drafter in (("0", block), ("1", block), ("1", taps), ("1", "none")):
             generate.main(["--temperature", temperature, "--drafter", drafter, *words])

@@ -57,27 +57,23 @@ def train_in_forks(
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
         env = {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if processes > 1 else {}
         outputs = (str(cwd / f"stdout.{rank}"), str(cwd / f"stderr.{rank}"))
-        ranks.append(
-            fork_server().Process(target=_train, args=(list(words), str(cwd), env, outputs, plant))
-        )
+        arguments = (list(words), str(cwd), env, outputs, plant)
+        ranks.append(fork_server().Process(target=_train, args=arguments))
         ranks[-1].start()
     for rank, process in enumerate(ranks):
         planted = plant.startswith(f"{rank} ")
         process.join(0 if planted else LIMIT_S)  # one that hangs hangs until the others are gone
         if not planted and process.is_alive():
             _where(ranks)
-            raise AssertionError(
-                f"rank {rank} of {processes} has not ended after {LIMIT_S} s; what each said, and where it was:\n"
-                + "\n".join(f"-- rank {i}\n{_said(cwd, i)}" for i in range(processes))
-            )
+            said = "\n".join(f"-- rank {i}\n{_said(cwd, i)}" for i in range(processes))
+            raise AssertionError(f"rank {rank} has not ended after {LIMIT_S} s\n{said}")
     for process in ranks:
         process.join(2)
         process.kill()
         process.join()
     code = ranks[0].exitcode or next((p.exitcode for p in ranks if p.exitcode), 0)
-    return CompletedProcess(
-        list(words), code, (cwd / "stdout.0").read_text(), (cwd / "stderr.0").read_text()
-    )
+    texts = [(cwd / f"{stream}.0").read_text() for stream in ("stdout", "stderr")]
+    return CompletedProcess(list(words), code, *texts)
 
 
 def _where(ranks: Sequence[BaseProcess]) -> None:

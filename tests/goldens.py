@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from specalign.common.text import say
+from tests.forks import ONE_THREAD
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("block", "taps", "variable_prefix", "mdlm", "sedd", "autoregressive")
@@ -47,11 +48,8 @@ def main(words: Sequence[str] | None = None) -> None:
     options.out.write_text(json.dumps(found, indent=1))
     if options.against is not None:
         different = compare(json.loads(options.against.read_text()), found)
-        say(
-            f"{len(different)} of {len(found)} differ: {', '.join(different)}"
-            if different
-            else "all equal"
-        )
+        differ = f"{len(different)} of {len(found)} differ: {', '.join(different)}"
+        say(differ if different else "all equal")
         raise SystemExit(bool(different))
 
 
@@ -80,11 +78,8 @@ def record(folder: Path, real: bool) -> Iterator[tuple[str, Any]]:
     yield from decode(folder, "debug", f"--target debug --drafter {drafters}")
     if real:
         yield from decode(folder, "shipped", "")
-    out = folder / "verdict"
-    run(
-        "decode.verify",
-        f"--target debug --drafter {folder}/block/drafter --suite builtin --out {out}",
-    )
+    out, drafter = folder / "verdict", f"{folder}/block/drafter"
+    run("decode.verify", f"--target debug --drafter {drafter} --suite builtin --out {out}")
     checks = json.loads((out / "verdict.json").read_text())["checks"]
     yield "verify", {check["check"]: check["counts"] for check in checks}
 
@@ -107,19 +102,9 @@ def decode(folder: Path, name: str, pair: str) -> Iterator[tuple[str, Any]]:
 def run(module: str, words: str) -> None:
     """Run a command on one thread. Raises CalledProcessError."""
     say(f"{module} {words}"[:120])
-    env = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "PYTHONPATH": str(ROOT),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", module, *words.split()],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", module, *words.split()]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{module} {words}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
@@ -127,10 +112,8 @@ def run(module: str, words: str) -> None:
 def hash_files(folder: Path, *endings: str) -> dict[str, str]:
     """SHA-256 of each file with one of these endings."""
     files = sorted(path for path in folder.rglob("*") if path.name.endswith(endings))
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
-    }
+    hashes = (hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
+    return dict(zip((str(path.relative_to(folder)) for path in files), hashes, strict=True))
 
 
 def read_losses(path: Path) -> list[str]:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -81,12 +80,7 @@ class Loopback:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._http.shutdown()
         self._http.server_close()
 
@@ -133,12 +127,8 @@ class Loopback:
         if self.ids and body.get("return_token_ids"):
             choice |= {"token_ids": tokens, "prompt_token_ids": prompt}
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}
-        reply = {
-            "object": "text_completion",
-            "model": self.model,
-            "choices": [choice],
-            "usage": usage,
-        }
+        reply = {"object": "text_completion", "model": self.model}
+        reply |= {"choices": [choice], "usage": usage}
         if self.states is not None:
             path = str(self._store(self.states, prompt))
             reply["kv_transfer_params"] = {"hidden_states_path": path}
@@ -198,10 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.app.begin(body)
         try:
             self._complete(body, fault)
-        except (
-            BrokenPipeError,
-            ConnectionResetError,
-        ):  # a client that was killed, or waits no longer
+        except ConnectionError:  # a client that was killed, or waits no longer
             self.close_connection = True
         finally:
             self.app.end()
@@ -214,7 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _complete(self, body: dict[str, Any], fault: str | None) -> None:
         if fault in ("404", "429", "500"):
-            self._send(int(fault), {"error": {"message": "planted"}}, {"Retry-After": "0"})
+            self._send(int(fault), {"error": {"message": "planted"}}, **{"Retry-After": "0"})
             return
         if fault == "dropped":
             self.close_connection = True
@@ -227,20 +214,15 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(SLOW)
         self._send(200, reply)
 
-    def _send(
-        self, status: int, content: dict[str, Any], more: dict[str, str] | None = None
-    ) -> None:
+    def _send(self, status: int, content: dict[str, Any], **more: str) -> None:
         data = json.dumps(content).encode()
         plain = status, data
         status, data = self.app.alter(status, data)
         if (status, data) != plain:
             self.close_connection = True  # what stands behind a wrong length is no request
         self.send_response(status)
-        for name, value in {
-            "Content-Type": "application/json",
-            "Content-Length": str(len(data)),
-            **(more or {}),
-        }.items():
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(data))}
+        for name, value in (headers | more).items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)

@@ -20,13 +20,8 @@ QWEN = {
 }  # fmt: skip
 
 
-DREAM = {
-    **QWEN,
-    "model_type": "Dream",
-    "architectures": ["DreamModel"],
-    "mask_token_id": 36,
-    "use_mrope": False,
-}
+DREAM = {**QWEN, "model_type": "Dream", "architectures": ["DreamModel"]}
+DREAM |= {"mask_token_id": 36, "use_mrope": False}
 
 
 def partly_masked(rows: int = 2, length: int = 9, seed: int = 0) -> Tensor:
@@ -55,12 +50,8 @@ def masked_block_logits(
     return alone
 
 
-DIFFULLAMA = {
-    **QWEN,
-    "model_type": "llama",
-    "architectures": ["DiscreteDiffusionModel"],
-    "mask_token_id": 36,
-}
+DIFFULLAMA = {**QWEN, "model_type": "llama", "mask_token_id": 36}
+DIFFULLAMA |= {"architectures": ["DiscreteDiffusionModel"]}
 
 
 CONFIGS: dict[str, dict[str, Any]] = {

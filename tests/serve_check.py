@@ -67,9 +67,8 @@ def check(options: argparse.Namespace) -> None:
     program, folder = find_python(options), (options.out / "dflash").resolve()
     pair = ["--drafter", options.drafter, "--target", options.target, "--device", "cpu"]
     printed = run("decode.export", *pair, "--format", "dflash", "--no-check", "--out", str(folder))
-    line = next(
-        line.strip() for line in printed.splitlines() if line.strip().startswith("vllm serve")
-    )
+    lines = [line.strip() for line in printed.splitlines()]
+    line = next(line for line in lines if line.startswith("vllm serve"))
     words = shlex.split(line)
     drafting = words[words.index("--speculative-config") :][:2]
     judge = [*pair, "--export", str(folder), "--suite", options.suite]
@@ -98,23 +97,10 @@ def run(module: str, *words: str, fine: Sequence[int] = (0,)) -> str:
 def serve(program: Path, model: str, more: list[str], log: Path) -> Iterator[str]:
     """The URL of a vLLM server in fp32, without the bug that tests/vllm_processor.py describes."""
     port = find_port()
-    command = [
-        str(program),
-        "-P",
-        str(FIXED),
-        "--model",
-        model,
-        "--port",
-        str(port),
-        *SERVER,
-        *more,
-    ]
-    settings = {
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "OMP_NUM_THREADS": str(torch.get_num_threads()),
-        "OMP_WAIT_POLICY": "PASSIVE",
-    }
+    command = [str(program), "-P", str(FIXED), "--model", model, "--port", str(port)]
+    command += [*SERVER, *more]
+    settings = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    settings |= {"OMP_NUM_THREADS": str(torch.get_num_threads()), "OMP_WAIT_POLICY": "PASSIVE"}
     with start(command, settings, port, log) as url:
         yield url
 

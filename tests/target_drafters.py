@@ -40,9 +40,8 @@ def trained_drafter(
     """A block drafter that has seen some packed texts. Raises UserError where none can be made."""
     sizes = {"taps": 2, "markov_rank": 8, "block_size": BLOCK, **options}
     drafter = from_target(target, DrafterConfig(context=context, **sizes), None)  # type: ignore[arg-type]
-    samples = data.from_lists(
-        [list(text) for text in texts], [WINDOW] * len(texts), [0.0] * len(texts)
-    )
+    count = len(texts)
+    samples = data.from_lists([*map(list, texts)], [WINDOW] * count, [0.0] * count)
     batch = packing.collate(packing.pack(samples, 2 * max(map(len, texts)), seed=0)[:2])
     rows, places = batch.tokens_BL.shape[0], [WINDOW - 1, WINDOW + 4, WINDOW + 11]
     valid = torch.ones(rows, len(places), BLOCK, dtype=torch.bool)
@@ -71,9 +70,8 @@ def compared(target: Target, drafter: BlockDrafter, prompts: list[list[int]], ne
     chain = Decoder(target, BlockProposer(drafter))
     checks = {"greedy": same(plain, chain)}
     batch = [o.tokens for o in chain.generate_batch(prompts, batch_size=4, max_new_tokens=new)]
-    if batch != [plain.output(i) for i in range(len(prompts))] and batch != [
-        chain.generate(p, max_new_tokens=new).tokens for p in prompts
-    ]:
+    alone = [chain.generate(p, max_new_tokens=new).tokens for p in prompts]
+    if batch not in (alone, [plain.output(i) for i in range(len(prompts))]):
         return "wrong: batch"
     if not target.chains_only:
         tree = Decoder(target, BlockProposer(drafter, tree_nodes=6))

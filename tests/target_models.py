@@ -180,23 +180,17 @@ def tiny_target(name: str, tokenizer: Any = None, seed: int = 0, **own: Any) -> 
 
 def generated(own: Any, target: Target, tokens: list[int], new: int) -> list[int]:
     """What transformers' `generate` writes, by the model that we do not touch."""
-    given = torch.tensor([tokens])
-    out = own.generate(
-        given,
-        attention_mask=torch.ones_like(given),
-        max_new_tokens=new,
-        do_sample=False,
-        eos_token_id=list(target.eos_ids),
-        pad_token_id=2,
-    )
+    given, ends = torch.tensor([tokens]), list(target.eos_ids)
+    options: dict[str, Any] = {"do_sample": False, "eos_token_id": ends, "pad_token_id": 2}
+    mask = torch.ones_like(given)
+    out = own.generate(given, attention_mask=mask, max_new_tokens=new, **options)
     return out[0, len(tokens) :].tolist()
 
 
 def some_text(target: Target, length: int, seed: int = 0) -> torch.Tensor:
     """Random tokens, (1, length)."""
-    return torch.randint(
-        4, target.vocab_size, (1, length), generator=torch.Generator().manual_seed(seed)
-    )
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(4, target.vocab_size, (1, length), generator=generator)
 
 
 def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
@@ -255,10 +249,16 @@ def write_out(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def asking_target(folder: Path, target: Target, **asks: Any) -> str:
-    """The target in a folder whose generation config asks for this."""
+def save_target(target: Target, folder: Path) -> str:
+    """The folder that a hub would hold."""
     target.model.save_pretrained(folder)
     target.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def asking_target(folder: Path, target: Target, **asks: Any) -> str:
+    """The target in a folder whose generation config asks for this."""
+    save_target(target, folder)
     given = json.loads((path := folder / "generation_config.json").read_text())
     path.write_text(json.dumps(given | asks))
     return str(folder)

@@ -29,13 +29,8 @@ TOWER: dict[str, Any] = {
 
 def _sections(*parts: int) -> dict[str, Any]:
     """Rotary angles that three positions share."""
-    return {
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10000.0,
-            "mrope_section": list(parts),
-        }
-    }
+    angles = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(parts)}
+    return {"rope_parameters": angles}
 
 
 TEXT: dict[str, dict[str, Any]] = {
@@ -92,35 +87,24 @@ def wrapper_config(kind: str, vocab_size: int, **more: Any) -> Any:
     made = transformers.AutoConfig.for_model(kind)
     text = made.get_text_config(decoder=True)
     given = {key: value for key, value in COMMON.items() if _takes(text, key)}
-    given |= {
-        "vocab_size": vocab_size,
-        **OWN.get(text.model_type, {}),
-        **TEXT.get(kind, {}),
-        **more,
-    }
+    given |= {"vocab_size": vocab_size, **OWN.get(text.model_type, {})}
+    given |= {**TEXT.get(kind, {}), **more}
     if text is made:
         return type(made)(**given)
+    own = PARTS.get(kind, {})
+    parts = {name: getattr(made, name, None) for name in made.sub_configs}
     parts = {
-        name: type(text)(**given)
-        if part is text
-        else _tower(part, **PARTS.get(kind, {}).get(name, {}))
-        for name in made.sub_configs
-        if (part := getattr(made, name, None)) is not None
+        name: type(text)(**given) if part is text else _tower(part, **own.get(name, {}))
+        for name, part in parts.items()
+        if part is not None
     }
-    marks = (
-        "image_token_id",
-        "video_token_id",
-        "image_token_index",
-        "audio_token_id",
-        "audio_token_index",
-    )
+    marks = [
+        f"{what}_token_{end}" for what in ("image", "video", "audio") for end in ("id", "index")
+    ]
     top = {mark: 5 for mark in marks if _takes(made, mark)}
     top |= {"vocab_size": vocab_size} if _takes(made, "vocab_size") else {}
-    config = type(made)(**parts, **top | PARTS.get(kind, {}).get("", {}))
-    if kind in (
-        "qwen2_5_omni_thinker",
-        "qwen3_omni_moe_thinker",
-    ):  # which its own generate reads and its config does not have
+    config = type(made)(**parts, **top | own.get("", {}))
+    if "omni" in kind and kind.endswith("thinker"):  # read by generate, not in the config
         config.vision_start_token_id, config.audio_start_token_id = 6, 7
     return config
 
@@ -140,9 +124,8 @@ def tiny_wrapper(kind: str, vocab_size: int = 260, seed: int = 0, **more: Any) -
 
 def text_of(model: Any) -> Any:
     """What runs on text alone: the whole model, or its language model where transformers' own forward asks for an image."""
-    return (
-        model.language_model if type(model).__name__ == "Llama4ForConditionalGeneration" else model
-    )
+    is_llama4 = type(model).__name__ == "Llama4ForConditionalGeneration"
+    return model.language_model if is_llama4 else model
 
 
 def save_wrapper(model: Any, folder: Path) -> None:

@@ -31,6 +31,7 @@ from torch.nn import functional as F
 
 from decode.engine.decoder import Decoder
 from decode.proposers.lookup import LookupProposer
+from decode.speculation.tree import ancestors
 from specalign.common.errors import UserError, cli, nearest
 from specalign.common.text import say
 from specalign.lm.loading import load_target
@@ -167,9 +168,8 @@ def reported(judge: Callable[[], str], prefix: str = "") -> str:
 def refusal(error: str) -> str:
     """The reason in a few words, without names of classes and modules of one release."""
     why = error.partition("architecture ")[2].partition("' ")[2] or error
-    why = re.sub(
-        r"^\([^)]*\) |^failed the exactness check: |^is not supported: | \(it is .*", "", why
-    )
+    aside = r"^\([^)]*\) |^failed the exactness check: |^is not supported: | \(it is .*"
+    why = re.sub(aside, "", why)
     return f"refused: {why.partition(':')[0].replace('|', '/')}"
 
 
@@ -184,11 +184,8 @@ def limits(cells: list[str]) -> str:
     if "own" in result["attention"]:
         found.append("own attention")
     found += [f"{name} {result[name]}" for name in ("p", "tree") if "wrong" in result[name]]
-    found += [
-        f"{name}: {result[name]}"
-        for name in ("plain", "lookup", "batch")
-        if result[name] not in ("yes", ITS_FORWARD)
-    ]
+    outputs = {name: result[name] for name in ("plain", "lookup", "batch")}
+    found += [f"{n}: {cell}" for n, cell in outputs.items() if cell not in ("yes", ITS_FORWARD)]
     if result["plain"] == ITS_FORWARD:
         found.append("`generate` ≠ forward pass")
     drafters = COLUMNS[COLUMNS.index("taps") :]
@@ -209,33 +206,21 @@ def judged(target: Target, own: Any) -> list[str]:
     plain = [Decoder(target).generate(p, max_new_tokens=NEW).tokens for p in prompts]
     drafted = Decoder(target, LookupProposer(4))
     lookup = same(Plain(Decoder(target), prompts, NEW, None), drafted)
+    alone = [drafted.generate(p, max_new_tokens=NEW).tokens for p in prompts]
     batch = [o.tokens for o in drafted.generate_batch(prompts, batch_size=4, max_new_tokens=NEW)]
     wanted = [generated(own, target, p, NEW) for p in prompts]
-    states = (
-        "replayed, by token" if target.stepwise else "replayed" if target.anatomy.recurrent else "—"
-    )
+    states = "replayed" if target.anatomy.recurrent else "—"
     return [
         target.attention,
-        states,
+        "replayed, by token" if target.stepwise else states,
         within(in_pieces(target, own)),
         "yes" if plain == wanted else greedy(own, prompts, plain),
         cell(lookup),
-        "yes"
-        if batch in (plain, [drafted.generate(p, max_new_tokens=NEW).tokens for p in prompts])
-        else "wrong",
+        "yes" if batch in (plain, alone) else "wrong",
         "chains alone" if target.chains_only else within(in_a_tree(target, own)),
-        *drafters(target, prompts, plain),
-    ]
-
-
-def drafters(target: Target, prompts: list[list[int]], plain: list[list[int]]) -> list[str]:
-    """The cells of each kind of drafter."""
-    return [
         *(block(target, prompts, plain, context) for context in ("taps", "shared_kv")),
-        *(
-            of_own_layers(target, kind, prompts[:2], NEW // 2)
-            for kind in ("autoregressive", "masked_lm")
-        ),
+        of_own_layers(target, "autoregressive", prompts[:2], NEW // 2),
+        of_own_layers(target, "masked_lm", prompts[:2], NEW // 2),
     ]
 
 
@@ -253,12 +238,8 @@ def block(target: Target, prompts: list[list[int]], plain: list[list[int]], cont
 def greedy(own: Any, prompts: list[list[int]], written: list[list[int]]) -> str:
     """Where `generate` says something else: is it what the model's own forward gives, over the whole text without a cache?"""
     for before, after in zip(prompts, written, strict=True):
-        best = (
-            own(torch.tensor([before + after]), use_cache=False)
-            .logits[0, len(before) - 1 : -1]
-            .argmax(-1)
-        )
-        if best.tolist() != after:
+        logits = own(torch.tensor([before + after]), use_cache=False).logits[0]
+        if logits[len(before) - 1 : -1].argmax(-1).tolist() != after:
             return "wrong"
     return ITS_FORWARD
 
@@ -293,10 +274,7 @@ def in_a_tree(target: Target, own: Any) -> float:
     tokens = some_text(target, WINDOW + 20, 5)
     size, cache = tokens.shape[1], target.new_cache(1, WINDOW + 30)
     target.forward(tokens[:, :-5], cache=cache)
-    see_LL = torch.tensor(
-        [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 0, 0, 1, 0], [1, 0, 0, 1, 1]],
-        dtype=torch.bool,
-    )
+    see_LL = ancestors((-1, 0, -1, 2))
     found = target.forward(tokens[:, -5:], cache=cache, see_LL=see_LL).logits_BLV
     assert found is not None
     first = own(tokens[:, :-2]).logits[:, size - 5 :]

@@ -30,7 +30,7 @@ from specalign.formats.block import save_drafter
 from specalign.lm.loading import load_target
 from specalign.rows import hub_rows
 from tests.builders import block_network
-from tests.target_models import write_gguf
+from tests.target_models import save_target, write_gguf
 
 TEXTS = (
     "", " ", "~", "-", "--", "null", "true", "0", "-1", "1e300", "nan", "inf", "1e-300", "9" * 5000,
@@ -96,8 +96,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     parquet.write_table(pyarrow.Table.from_pylist(rows[:1]), root / "prompts/p.parquet")
     shutil.copy(Path(__file__).parents[1] / "recipes/debug_block.yaml", root / "recipe/r.yaml")
     target = load_target("debug", dtype="float32", device="cpu")
-    target.model.save_pretrained(str(root / "target"))
-    target.tokenizer.save_pretrained(str(root / "target"))
+    save_target(target, root / "target")
     write_gguf(root / "gguf/t.gguf", target)
     save_drafter(block_network(target, "shared_kv"), root / "drafter")
     synthesize.main(SYNTHESIZE.replace("=new", f"={root}").split())

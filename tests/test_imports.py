@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -19,6 +20,7 @@ FORBIDDEN = {
 WITHOUT_TORCH = ("decode.report", "decode.evaluation.statistics", "decode.evaluation.page")
 
 
+@cache
 def find_imports(source: str, lazy: bool = True) -> set[str]:
     """All imported modules; with `lazy` also those imported inside functions."""
     found: set[str] = set()
@@ -42,10 +44,8 @@ def read_tree() -> dict[str, str]:
     """The source of every module by its dotted name."""
     paths = [path for top in FORBIDDEN for path in sorted((ROOT / top).rglob("*.py"))]
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
-    return {
-        name.removesuffix(".__init__"): path.read_text()
-        for name, path in zip(names, paths, strict=True)
-    }
+    texts = [path.read_text() for path in paths]
+    return dict(zip((name.removesuffix(".__init__") for name in names), texts, strict=True))
 
 
 def find_faults(tree: Mapping[str, str]) -> list[str]:

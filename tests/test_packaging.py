@@ -13,11 +13,8 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setup
 
 
 def test_every_package_is_listed() -> None:
-    folders = {
-        path.parent
-        for room in ("specalign", "align", "decode")
-        for path in (ROOT / room).rglob("*.py")
-    }
+    packages = [ROOT / name for name in ("specalign", "align", "decode")]
+    folders = {path.parent for package in packages for path in package.rglob("*.py")}
     names = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
     included = SETUPTOOLS["packages"]["find"]["include"]
     for name in names | {"recipes"}:

@@ -4,7 +4,7 @@
     python -m tools.step_budget recipe=debug_taps trainer.optimizer=muon    # one run, and what its last step did
 
 Each step is counted from the end of the one before it, data loading and logging included; the table
-has the most of any step of the second half. `shapes`: how many of them differ in shapes.
+has the most of any step after the warm-up. `shapes`: how many of them differ in shapes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SIZES = (
     "trainer.log_every=100 trainer.validate_every=100 "
     "trainer.checkpoint_every=100 trainer.resume=never"
 )
-STEPS = 12
+STEPS, WARM_UP = 9, 6
 KINDS = ("launches", "syncs", "uploads", "asynchronous")
 
 
@@ -103,7 +103,7 @@ def count_runs(runs: dict[str, str], folder: str) -> dict[str, dict[str, int]]:
     found = {}
     for name, words in runs.items():
         counter = count_steps(words, folder)
-        later = counter.steps[STEPS // 2 :]
+        later = counter.steps[WARM_UP:]
         found[name] = {kind: max(step[kind] for step in later) for kind in KINDS}
         found[name]["shapes"] = len({step["shapes"] for step in later})
         if len(runs) == 1:
