@@ -109,9 +109,8 @@ def gains() -> str:
     """Drafted tokens accepted a call, rule against rule over the same cases, as Markdown."""
     lines = ["| rules | drafts | cases | mean accepted | never fewer |", "|---|---|---|---|---|"]
     for better, other, drafter in DOMINATES:
-        found = torch.tensor(
-            [(mean_accepted(x, other), mean_accepted(x, better)) for x in cases(better, drafter)]
-        )
+        rules, tables = (other, better), cases(better, drafter)
+        found = torch.tensor([[mean_accepted(x, rule) for rule in rules] for x in tables])
         never = int((found[:, 1] >= found[:, 0] - EXACT).sum())
         mean = found.mean(0).tolist()
         lines.append(

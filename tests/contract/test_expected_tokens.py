@@ -36,9 +36,8 @@ class ToyTarget(TableTarget):
         return torch.arange(len(paths))[:, None]
 
     def head(self, hidden: Tensor) -> Tensor:
-        return torch.stack([self._row(self.paths[int(i)][2:]) for i in hidden[0, :, 0]])[
-            None
-        ].float()
+        rows = [self._row(self.paths[int(i)][2:]) for i in hidden[0, :, 0]]
+        return torch.stack(rows)[None].float()
 
     def _row(self, done: list[int]) -> Tensor:
         if len(done) > self.toy.K:
@@ -51,19 +50,13 @@ def proposals_of(case_: RuleCase, drafter: str) -> list[Proposal]:
     drafts, (law, _, how) = case_.drafts, drafter.partition(", ")
     found = []
     for b, parents in enumerate(drafts.parents):
-        branches = law != "point" and len(set(parents)) < len(parents)
-        n = len(parents)
-        found.append(
-            Proposal(
-                drafts.tokens_BN[b, :n],
-                law,  # type: ignore[arg-type]
-                None if drafts.q_BNV is None else DraftProbs(drafts.q_BNV[b, :n].float()),
-                None if drafts.steps_BN is None else drafts.steps_BN[b, :n],
-                None if parents == chain(n) else parents,
-                KINDS.get(how, "iid") if branches else None,  # type: ignore[arg-type]
-                state_only=law == "unmasked",
-            )
-        )
+        n, branches = len(parents), law != "point" and len(set(parents)) < len(parents)
+        q = None if drafts.q_BNV is None else DraftProbs(drafts.q_BNV[b, :n].float())
+        steps_K = None if drafts.steps_BN is None else drafts.steps_BN[b, :n]
+        shape: dict[str, Any] = {"parents": None if parents == chain(n) else parents}
+        shape |= {"siblings": KINDS.get(how, "iid") if branches else None}
+        shape |= {"state_only": law == "unmasked"}
+        found.append(Proposal(drafts.tokens_BN[b, :n], law, q, steps_K, **shape))  # type: ignore[arg-type]
     return found
 
 
@@ -86,11 +79,8 @@ def counted(toy: Toy, proposal: Proposal, verifier: str, parents: Parents) -> in
 
 def cases_of(verifier: str, drafter: str) -> list[tuple[Toy, Parents, RuleCase]]:
     """Two tables for each of two shapes."""
-    shapes = [
-        x
-        for x in [(-1, 0), (-1, 0, 1), (-1, -1, 0), (-1, -1, 1)]
-        if x in trees_for(verifier, drafter)
-    ]
+    trees = trees_for(verifier, drafter)
+    shapes = [x for x in [(-1, 0), (-1, 0, 1), (-1, -1, 0), (-1, -1, 1)] if x in trees]
     found = []
     for seed, parents in enumerate([*shapes[-2:]] * 2, 1):
         toy = Toy(3, max(depths(parents)), seed, VERIFIERS[verifier].greedy_only)
@@ -116,17 +106,14 @@ def test_every_draft_through_the_engine(
     monkeypatch.setattr("decode.speculation.verifiers._chains_in_c", lambda *_: None)
     for toy, parents, case in cases_of(verifier, drafter):
         expected = 0.0
-        for weight, proposal in zip(
-            case.weight_B.tolist(), proposals_of(case, drafter), strict=True
-        ):
+        proposals = proposals_of(case, drafter)
+        for weight, proposal in zip(case.weight_B.tolist(), proposals, strict=True):
             seen.clear()
             count = counted(toy, proposal, verifier, parents)
             if VERIFIERS[verifier].greedy_only:
                 expected += weight * count
                 continue
-            depth_M = torch.tensor(
-                [0, *depths(proposal.parents or chain(len(proposal)))], dtype=torch.float64
-            )
+            depth_M = torch.tensor([0.0, *depths(proposal.tree)], dtype=torch.float64)
             stop_M, end = seen[0]
             assert count == int(depth_M[end])
             expected += weight * float(stop_M.double() @ depth_M)

@@ -87,9 +87,8 @@ def test_coupled_output_is_the_same_with_and_without_drafts(setting: str) -> Non
         different.add(tuple(expected.tokens))
         for kind, (law, propose) in DRAFTERS.items():
             drafter = ScriptedDrafter(law, propose)
-            out = Decoder(target, drafter, "gumbel").generate(
-                LETTERS, max_new_tokens=24, sampling=sampling
-            )  # type: ignore[arg-type]
+            decoder = Decoder(target, drafter, "gumbel")  # type: ignore[arg-type]
+            out = decoder.generate(LETTERS, max_new_tokens=24, sampling=sampling)
             assert out.tokens == expected.tokens, kind
     assert len(different) == 20
 
@@ -99,7 +98,6 @@ def test_a_drafter_that_lies_about_its_order_is_refused() -> None:
         return replace(right_to_left(request, k), state_only=False)
 
     drafter = ScriptedDrafter("unmasked", surest_first)
+    decoder = Decoder(TableTarget(3), drafter, "hybrid")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="looked at drawn values"):
-        Decoder(TableTarget(3), drafter, "hybrid").generate(  # type: ignore[arg-type]
-            LETTERS, max_new_tokens=5, sampling=Sampling(1.0)
-        )
+        decoder.generate(LETTERS, max_new_tokens=5, sampling=Sampling(1.0))

@@ -23,9 +23,8 @@ Follow = Callable[[Tensor, tuple[int, ...], Tensor], tuple[Tensor, Tensor]]
 
 def follow(tokens_N: Tensor, parents: tuple[int, ...], said_M: Tensor) -> tuple[Tensor, Tensor]:
     """`walk` for one request: which drafts are on the path, and the token after it."""
-    ((path, following),) = walk(
-        [tokens_N.tolist()], [parents], lambda at: [int(said_M[i]) for _, i in at]
-    )
+    said = said_M.tolist()
+    ((path, following),) = walk([tokens_N.tolist()], [parents], lambda at: [said[i] for _, i in at])
     path_N = torch.zeros(len(parents), dtype=torch.bool)
     path_N[torch.tensor(path, dtype=torch.int64)] = True
     return path_N, torch.tensor(following)
@@ -71,9 +70,8 @@ def test_the_output_law_of_every_small_tree(greedy: bool) -> None:
         cases += 1
     for size in (5, 6):
         for _ in range(60 if greedy else 25):
-            parents = tuple(
-                int(torch.randint(-1, i, (), generator=generator)) if i else -1 for i in range(size)
-            )
+            above = [int(torch.randint(-1, i, (), generator=generator)) for i in range(1, size)]
+            parents = (-1, *above)
             toy = Toy(2, max(depths(parents)), cases, greedy)
             worst = max(worst, distance(toy, random_tokens(size, 2, generator), parents))
             cases += 1

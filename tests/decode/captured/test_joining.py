@@ -29,7 +29,10 @@ def prompt(length: int) -> list[int]:
     return [4 + (i * 37 + length * 11) % 220 for i in range(length)]
 
 
-ENGINES = [(True, name) for name in DRAFTERS] + [(False, name) for name in ("plain", "taps 8 5")]
+FAST = ["plain", "lookup", "taps 8 5", "copy shared_kv 8 5", "autoregressive", "ddit 2 confidence"]
+FAST += ["ddit_full 2 left_to_right", "masked_lm 2 left_to_right"]
+ENGINES = [pytest.param(True, x, marks=[pytest.mark.slow] * (x not in FAST)) for x in DRAFTERS]
+ENGINES += [(False, "plain"), (False, "taps 8 5")]
 
 
 @pytest.mark.parametrize(("captured", "name"), ENGINES)
@@ -39,7 +42,7 @@ def test_a_request_among_others_is_what_it_is_alone(
     """More requests than rows; prompts of up to four chunks join while another request runs. Equal
     accepted drafts: the drafter has read the same, too."""
     prompts = [prompt(length) for length in (6, 3, 29, 1)]
-    limits = [15, 4, 6, 9]
+    limits = [12, 4, 5, 6]
     proposer = make(target, name)
     engine = CapturedEngine(target, proposer) if captured else None
     decoder = Decoder(target, proposer, engine=engine)
