@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from decode.evaluation import figures
+from decode.evaluation import figures, statistics
 from decode.systems.opening import OpenDrafters
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
@@ -35,8 +35,9 @@ def prompts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/decode/evaluation/test_page.py draws them."""
+    """tests/decode/evaluation/test_page.py draws them. And intervals of few draws."""
     monkeypatch.setattr(figures, "share_card", lambda *args: b"png")
+    monkeypatch.setattr(statistics, "RESAMPLES", 500)
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +52,10 @@ def shallow_parts(shallow: Target) -> OpenDrafters:
 
 def parts_for(target: Target) -> OpenDrafters:
     """A drafter of every kind, untrained."""
-    return OpenDrafters(
-        target,
-        {
-            "block": network(target, 0, "shared_kv"),
-            "variable_prefix": network(target, 1, "shared_kv", block_layout="fill_in"),
-            "diffusion": drafter(target, "ddit"),
-            "autoregressive": load_target("debug", dtype="float32", device="cpu"),
-        },
-    )
+    drafters = {
+        "block": network(target, 0, "shared_kv"),
+        "variable_prefix": network(target, 1, "shared_kv", block_layout="fill_in"),
+        "diffusion": drafter(target, "ddit"),
+        "autoregressive": load_target("debug", dtype="float32", device="cpu"),
+    }
+    return OpenDrafters(target, drafters)

@@ -25,6 +25,7 @@ def parser() -> Parser:
     [
         (["--limt=3"], "'--limt=3' .did you mean '--limit'"),
         (["--lim", "3"], "'--lim'"),  # no abbreviations
+        (["--limit"], "expected one argument.*--help lists the options"),
         (["--limit", "0"], "--limit: '0' is not an integer >= 1"),
         (["--temperature", "nan"], "--temperature: 'nan' is not a number"),
         (["--limit", "99999999999"], "'99999999999' is more than 2147483647"),

@@ -47,9 +47,8 @@ def test_wrong_words_are_refused_before_torch(tmp_path: Path) -> None:
     for name in ("generate", "eval", "verify"):
         for words, said in [*decoding, *(chosen if name != "verify" else [])]:
             words = [w.replace("@", "" if name == "generate" else "s") for w in words]
-            cases.append(
-                (f"decode.{name}", [*(["hi"] if name == "generate" else []), *words], said)
-            )
+            prompt = ["hi"] if name == "generate" else []
+            cases.append((f"decode.{name}", [*prompt, *words], said))
     for name in ("train", "synthesize", "features"):
         cases += [(f"align.{name}", [*recipe, *words], said) for words, said in aligning]
     text = [*recipe, "target.device=cpu", "data.text=no/such/folder"]

@@ -49,9 +49,8 @@ def test_a_changed_output_ends_with_exit_code_1(
 
     monkeypatch.setattr(measure, "explain_divergence", examine)
     with pytest.raises(SystemExit) as stop:
-        eval.main(
-            [*QUIET, "--prompts", str(prompts), "--out", str(tmp_path / "o"), "--methods", "lookup"]
-        )
+        words = ["--prompts", str(prompts), "--out", str(tmp_path / "o"), "--methods", "lookup"]
+        eval.main([*QUIET, *words])
     assert stop.value.code == 1
     output = capsys.readouterr().out
     assert "OUTPUT CHANGED" in " ".join(output.split()) and "BUG" in output
@@ -76,13 +75,10 @@ def test_groups_skip_unavailable_suites(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_methods_side_by_side(prompts: Path, drafter: Path, tmp_path: Path) -> None:
-    summary, folder = run(
-        "--prompts", prompts, "--drafter", drafter, "--out", tmp_path / "o", "--repeats", 2
-    )
-    records = read_records(folder)
-    assert Counter(r.method for r in records) == dict.fromkeys(
-        ("plain", "lookup", "drafter", "combined"), 6
-    )
+    words = ["--prompts", prompts, "--drafter", drafter, "--out", tmp_path / "o"]
+    summary, folder = run(*words, "--repeats", 2)
+    records, methods = read_records(folder), ("plain", "lookup", "drafter", "combined")
+    assert Counter(r.method for r in records) == dict.fromkeys(methods, 6)
     assert {r.repeat for r in records} == {0, 1} and len({r.key for r in records}) == 24
     for row in records:
         assert row.identical is True and row.divergence is None
@@ -92,7 +88,7 @@ def test_the_methods_side_by_side(prompts: Path, drafter: Path, tmp_path: Path) 
         assert row.tau == pytest.approx(row.committed / row.calls)
         assert row.prefill_seconds > 0 and row.seconds > 0
     assert all(r.tau == 1 and not any(r.drafted) for r in records if r.method == "plain")
-    for method in ("plain", "lookup", "drafter", "combined"):
+    for method in methods:
         figures = summary.suites["mine"][method]
         assert figures.prompts == figures.identical == 3 and figures.bugs == 0 and figures.speedup
     assert summary.suites["mine"]["plain"].speedup.value == 1.0  # type: ignore[union-attr]
@@ -139,19 +135,13 @@ def test_every_system_in_one_table(target: Target, prompts: Path, tmp_path: Path
     words = ["--prompts", prompts, "--limit", 1, "--drafter", tmp_path / "sedd", "--no-resume"]
     summary, folder = run(*words, "--methods", "all", "--out", tmp_path / "o")
     records = read_records(folder)
-    here = [
-        name
-        for name, system in SYSTEMS.items()
-        if system.in_all and set(system.needs) <= {"diffusion"}
-    ]
+    here = [n for n, s in SYSTEMS.items() if s.in_all and set(s.needs) <= {"diffusion"}]
     assert {r.method for r in records} == {"plain", *here}
     assert all(r.identical for r in records if not r.lossy) and summary.bugs == 0
     assert {r.method for r in records if r.lossy} == {"specdec_lossy"}
     assert {r.verifier for r in records if not r.lossy} == {"", "greedy"}  # what ran
     assert any("d2sd: no drafter of kind block" in line for line in summary.run.skipped)
-    sweep = ["--sweep", "candidates=2,3,200"]
-    summary, _ = run(
-        *words, "--methods", "specdiff2:draft_tokens=4", *sweep, "--out", tmp_path / "q"
-    )
+    sweep = ["--methods", "specdiff2:draft_tokens=4", "--sweep", "candidates=2,3,200"]
+    summary, _ = run(*words, *sweep, "--out", tmp_path / "q")
     assert len(summary.overall) == 1 + 2  # plain; one is too large
     assert any("candidates=200: at most" in line for line in summary.run.skipped)

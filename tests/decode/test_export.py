@@ -38,9 +38,8 @@ def test_a_difference_is_an_exit_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     drafter = saved_taps_drafter(tmp_path / "drafter", target, "fill_in")
-    found = ExportVerdict(
-        "dflash", tmp_path, files, engine_same=False, lines=["generate: DIFFERENT"]
-    )
+    lines = ["generate: DIFFERENT"]
+    found = ExportVerdict("dflash", tmp_path, files, engine_same=False, lines=lines)
     monkeypatch.setattr("decode.exporting.exports.export_drafter", lambda *a, **k: [found])
     with pytest.raises(SystemExit) as ended:
         export.main(["--drafter", drafter, "--format", "dflash", "--out", str(tmp_path / "out")])
@@ -70,15 +69,11 @@ def save_kind(kind: str, target: Target, folder: Path) -> None:
     elif kind in ("masked_lm", "ddit"):
         save_standalone(diffusion_drafter(target, kind), folder)
     else:
-        options: dict[str, Any] = {
-            "taps, tanh Markov head": {"markov_rank": 4, "markov": "tanh"}
-        }.get(kind, {})
-        if kind == "taps, fill-in":
-            options = {"block_layout": "fill_in"}
+        own = {"taps, tanh Markov head": {"markov_rank": 4, "markov": "tanh"}}
+        own["taps, fill-in"] = {"block_layout": "fill_in"}
         context = "shared_kv" if kind in ("shared_kv", "variable prefix") else "taps"
-        network = block_network(
-            target, context, whole=True, confidence=kind == "confidence head", options=options
-        )
+        more: dict[str, Any] = {"confidence": kind == "confidence head", "options": own.get(kind)}
+        network = block_network(target, context, whole=True, **more)
         network.config.target = "debug"
         network.config.extra |= {"prefix_decay": 0.9} if kind == "variable prefix" else {}
         save_drafter(network, folder)

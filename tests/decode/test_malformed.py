@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,17 +47,14 @@ EVAL = [
     (["--suite", "mtbnch"], "unknown suite 'mtbnch' (did you mean 'mtbench'?)"),
     (["--suite", "gsm8k", "--data-dir", "nowhere"], "--data-dir='nowhere': no such folder"),
     (["--suite", "mtbench", "--data-dir", "data"], "expected data/HuggingFaceH4/mt_bench_prompts"),
-    (["--suite", "gsm8k", "--data-dir", "data"], "row 1 has no 'question'; it has answer"),
     (["--suite", "gsm8k", "--data-dir", "hub"], "contains no .parquet, .jsonl, .json or .csv"),
     (["--suite", "math500"], "is unavailable from HuggingFaceH4/MATH-500 on the Hub"),
     (["--prompts", "empty.jsonl"], "--prompts='empty.jsonl' contains no rows"),
-    (["--prompts", "object.json"], "no prompt among its columns (a) (--prompts-column chooses"),
     (["--prompts", "ok.txt", "--data-dir", "data"], "mutually exclusive"),
     (["--prompts", "long.txt"], "every prompt was rejected"),
     (["--prompts", "ok.txt", "--suite", "a,b"], "--suite takes a single name"),
     (["--methods", "drafter"], "method 'drafter' needs a drafter, and none is shipped"),
     (["--drafter", "lookup"], "must be a folder"),
-    (["--drafter", "runs/nowhere"], "drafter 'runs/nowhere': no such folder: runs/nowhere"),
     (["mtbench"], "unrecognized argument 'mtbench' (suites follow --suite, methods --methods)"),
     (["--out", "file"], "--out=file is a file"),
     (["--out", "empty_run"], "contains other files (notes.txt): choose another folder"),
@@ -72,12 +70,7 @@ REPORT = [
 ]
 
 
-def check(
-    main: Callable[..., None],
-    arguments: list[str],
-    expected: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def check(main: Callable[..., None], arguments: list[str], expected: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     error = capsys.readouterr().err

@@ -22,42 +22,28 @@ PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6][: 2 + i % 7] + [i] for i in range(9)]
 LIMITS = [1, 2, 3, 15, 7, 12, 5, 1, 20]
 
 
-DECODERS = {
-    "plain": lambda target: Decoder(target),
-    "lookup": lambda target: Decoder(target, LookupProposer()),
-    "shared_kv": lambda target: Decoder(
-        target, BlockProposer(network(target, "shared_kv"), tree_nodes=None)
-    ),
-    "taps": lambda target: Decoder(target, BlockProposer(network(target, "taps"), tree_nodes=None)),
-    "copies": lambda target: Decoder(
-        target,
-        CopyingProposer(
-            BlockProposer(network(target, "shared_kv", markov_rank=8), tree_nodes=None)
-        ),
-    ),
+PROPOSERS = {
+    "plain": lambda target: None,
+    "lookup": lambda target: LookupProposer(),
+    "shared_kv": lambda target: BlockProposer(network(target, "shared_kv"), tree_nodes=None),
+    "taps": lambda target: BlockProposer(network(target, "taps"), tree_nodes=None),
+    "copies": lambda target: CopyingProposer(BlockProposer(network(target, "shared_kv", 8))),
 }
 
 
-@pytest.mark.parametrize(
-    "size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 32)), 5]
-)
-@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (2, 32)), 5])
+@pytest.mark.parametrize("kind", PROPOSERS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_outputs_are_those_alone(target: Target, size: int, kind: str, temperature: float) -> None:
     """Prompts and limits of many lengths, some over before the first round."""
-    decoder = DECODERS[kind](target)
+    decoder = Decoder(target, PROPOSERS[kind](target))
     sampling = [Sampling(temperature, top_k=40, seed=i) for i in range(len(PROMPTS))]
-    together = decoder.generate_batch(
-        PROMPTS, batch_size=size, max_new_tokens=LIMITS, sampling=sampling
-    )
+    together = decoder.generate_batch(PROMPTS, LIMITS, batch_size=size, sampling=sampling)
     for prompt, limit, own, out in zip(PROMPTS, LIMITS, sampling, together, strict=True):
         alone = decoder.generate(prompt, max_new_tokens=limit, sampling=own)
         assert out.tokens == alone.tokens and out.finish == alone.finish and out.text == alone.text
-        assert (out.drafted, out.accepted, out.calls) == (
-            alone.drafted,
-            alone.accepted,
-            alone.calls,
-        )
+        assert (out.drafted, out.accepted) == (alone.drafted, alone.accepted)
+        assert out.calls == alone.calls
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
@@ -72,9 +58,7 @@ def test_ends_of_sequence_and_stop_strings_in_a_batch(kind: str) -> None:
         decoder.verifier = "traversal"
     prompts = [[i % 3, (i + 1) % 3] for i in range(9)]
     settings = Sampling(1.0, seed=4)
-    together = decoder.generate_batch(
-        prompts, batch_size=4, max_new_tokens=20, sampling=settings, stop="bb"
-    )  # type: ignore[arg-type]
+    together = decoder.generate_batch(prompts, 20, batch_size=4, sampling=settings, stop="bb")
     for i, (prompt, out) in enumerate(zip(prompts, together, strict=True)):
         own = Sampling(1.0, seed=4 + i)
         alone = decoder.generate(prompt, max_new_tokens=20, sampling=own, stop="bb")
@@ -141,9 +125,8 @@ def test_prompts_of_every_kind(endless: Target) -> None:
     text = decoder.generate("hello", max_new_tokens=5)
     messages = decoder.generate([{"role": "user", "content": "hello"}], max_new_tokens=5)
     silent = [{"role": "system", "content": ""}, {"role": "user", "content": "hello"}]
-    assert decoder.generate(silent, max_new_tokens=1).prompt_tokens == len(
-        endless.chat_tokens(silent)
-    )
+    count = len(endless.chat_tokens(silent))
+    assert decoder.generate(silent, max_new_tokens=1).prompt_tokens == count
     tokens = decoder.generate(endless.chat_tokens("hello"), max_new_tokens=5)
     raw = decoder.generate("hello", max_new_tokens=5, raw=True)
     assert text.tokens == messages.tokens == tokens.tokens
@@ -177,10 +160,7 @@ def test_malformed_prompts(endless: Target, prompt: Any, line: str) -> None:
         ({"temprature": 0.7}, "unknown option 'temprature' .did you mean 'temperature'"),
         ({"temperature": -1}, "temperature=-1"),
         ({"banned": [3, 260]}, "banned: token 260 is not within 0..259"),
-        (
-            {"min_new_tokens": 3, "max_new_tokens": 2},
-            "min_new_tokens=3: more than max_new_tokens=2",
-        ),
+        ({"min_new_tokens": 3, "max_new_tokens": 2}, "=3: more than max_new_tokens=2"),
         ({"temperature": 1, "sampling": Sampling()}, "pass a decode.Sampling, or its fields"),
     ],
 )
@@ -214,8 +194,7 @@ def test_a_new_seed_unless_one_is_given(endless: Target, sampling: dict[str, Any
     for out in (*outs, *batch):
         again = decoder.generate(PROMPT, max_new_tokens=12, temperature=1.0, seed=out.seed)
         assert again.tokens == out.tokens and again.seed == out.seed
-    each = decoder.generate_batch(
-        [PROMPT] * 2, max_new_tokens=12, sampling=[Sampling(1.0), Sampling(1.0, seed=7)]
-    )
+    settings = [Sampling(1.0), Sampling(1.0, seed=7)]
+    each = decoder.generate_batch([PROMPT] * 2, max_new_tokens=12, sampling=settings)
     assert each[1].seed == 7 != each[0].seed
     assert decoder.generate(PROMPT, max_new_tokens=2).seed is None

@@ -65,9 +65,11 @@ def test_what_may_become_a_stop_string_is_held_back() -> None:
 
 def test_a_stop_inside_the_token_that_begins_a_character() -> None:
     table = {0: b"END\xe2", 1: b"\x82\xac", 2: b"x"}
-    stream = TextStream(
-        lambda tokens: b"".join(table[t] for t in tokens).decode(errors="replace"), ("END",)
-    )
+
+    def decode_table(tokens: list[int]) -> str:
+        return b"".join(table[t] for t in tokens).decode(errors="replace")
+
+    stream = TextStream(decode_table, ("END",))
     assert not stream.push(2)
     assert stream.push(0)
     assert stream.finish() == "x"

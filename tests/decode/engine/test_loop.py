@@ -64,13 +64,8 @@ def check_counts(out: Generation) -> None:
 
 def test_plain_greedy_is_what_transformers_generates(target: Target) -> None:
     for penalty in (1.0, 1.4):
-        theirs = target.model.generate(
-            torch.tensor([PROMPT]),
-            max_new_tokens=40,
-            do_sample=False,
-            repetition_penalty=penalty,
-            eos_token_id=None,
-        )
+        options = {"do_sample": False, "repetition_penalty": penalty, "eos_token_id": None}
+        theirs = target.model.generate(torch.tensor([PROMPT]), max_new_tokens=40, **options)
         ours = plain(target, 40, Sampling(repetition_penalty=penalty))
         assert ours.tokens == theirs[0, len(PROMPT) :].tolist()
         assert (ours.calls, ours.tau, ours.finish) == (39, 1.0, "length")
@@ -160,11 +155,8 @@ def test_special_tokens_stop_a_text(target: Target) -> None:
 def test_stop_strings_across_blocks(target: Target) -> None:
     out = plain(target, 24)
     full, script = out.text, out.tokens
-    stops = {
-        full[i : i + n]
-        for i, n in itertools.product(range(0, len(full), 2), (1, 2, 4))
-        if "\ufffd" not in full[i : i + n]
-    }
+    parts = itertools.product(range(0, len(full), 2), (1, 2, 4))
+    stops = {full[i : i + n] for i, n in parts if "\ufffd" not in full[i : i + n]}
     assert len(stops) > 10
     for stop in sorted(stops):
         expected = plain(target, 24, stop=stop)
@@ -174,13 +166,8 @@ def test_stop_strings_across_blocks(target: Target) -> None:
         for name in ("oracle", "wrong third", "guessed"):
             pieces: list[str] = []
             decoder = Decoder(target, drafters(script)[name])
-            found = decoder.generate(
-                PROMPT,
-                max_new_tokens=24,
-                sampling=VARIED,
-                stop=[stop, "never"],
-                stream=pieces.append,
-            )
+            options = {"stop": [stop, "never"], "stream": pieces.append}
+            found = decoder.generate(PROMPT, 24, sampling=VARIED, **options)
             assert (found.tokens, found.text) == (expected.tokens, expected.text), (name, stop)
             assert "".join(pieces) == found.text
             check_counts(found)
@@ -189,8 +176,7 @@ def test_stop_strings_across_blocks(target: Target) -> None:
 def test_the_cache_after_rollbacks_is_that_of_a_fresh_forward(target: Target) -> None:
     script = plain(target, 25).tokens
     for name, drafter in drafters(script).items():
-        verifier = "greedy"
-        runner = RequestRunner(target, PROMPT, 25, VARIED, drafter, verifier)
+        runner = RequestRunner(target, PROMPT, 25, VARIED, drafter, "greedy")
         out = run_request(runner)
         used, cache = runner.request.tokens, runner.request.cache
         assert used == PROMPT + out.tokens

@@ -29,15 +29,9 @@ def test_the_stock_model_writes_by_the_models_own_p(tmp_path: Path, target: Targ
     """Whatever its generation config asks for; texts end where it says."""
     tokens = Decoder(target).generate(PROMPT, max_new_tokens=12).tokens
     end = next(i for i, token in enumerate(tokens) if i > 3 and token not in tokens[:i])
-    asks = {
-        "repetition_penalty": 1.8,
-        "no_repeat_ngram_size": 2,
-        "suppress_tokens": tokens[:1],
-        "num_beams": 2,
-    }
-    folder = asking_target(
-        tmp_path, target, eos_token_id=[tokens[end], 3], min_new_tokens=12, **asks
-    )
+    asks = {"repetition_penalty": 1.8, "no_repeat_ngram_size": 2, "num_beams": 2}
+    asks |= {"suppress_tokens": tokens[:1], "min_new_tokens": 12}
+    folder = asking_target(tmp_path, target, eos_token_id=[tokens[end], 3], **asks)
     ids = torch.tensor([PROMPT])
     for words in ({"do_sample": False}, {"generation_config": GenerationConfig(do_sample=False)}):
         model = stock_model(load_target(folder, "float32", "cpu"))

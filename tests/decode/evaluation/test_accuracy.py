@@ -41,11 +41,9 @@ FUNCTION = {"head": 'import math\n\n\ndef f(x):\n    """Double."""\n', "tests": 
         (EXACT, "18", "so \\boxed{18}.", 1.0),
         (EXACT, "\\frac{1}{2}", "the answer is \\boxed{0.5}", 1.0),
         (EXACT, "18", "\\boxed{19}", 0.0),
-        (EXACT, "18", "no idea", 0.0),
         (CHOICE, "B", "A is wrong. The answer is (B).", 1.0),
         (CHOICE, "B", "**Answer: B**", 1.0),
         (CHOICE, "B", "\\boxed{C}", 0.0),
-        (CHOICE, "B", "The answer is: **(B)**", 1.0),
         (CHOICE, "B", "The answer is $B$.", 1.0),
         (CHOICE, "B", "\\boxed{\\textbf{(B)}}", 1.0),
         (CHOICE, "B", "So:\n\nB) 3 kg", 1.0),
@@ -126,7 +124,12 @@ def test_a_math_worker_that_was_killed_is_replaced() -> None:
     assert score(EXACT, "5", "5") == 1.0
 
 
-@pytest.mark.parametrize("answer", ["9^{9^{9}}", "100000000!", "\\sum_{n=1}^{10000000} \\frac1n"])
+SUM = "\\sum_{n=1}^{10000000} \\frac1n"
+
+
+@pytest.mark.parametrize(
+    "answer", ["9^{9^{9}}", *(pytest.param(x, marks=pytest.mark.slow) for x in ("100000000!", SUM))]
+)
 def test_an_answer_that_math_verify_can_not_compare_scores_0(
     answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,13 +148,11 @@ LISTED = "   def f(x):\n       return 2 * x"
     "text",
     [
         f"```python3\n{DOUBLE}\n```",
-        f"```Python\n{DOUBLE}\n```",
         f"``` py3\n{DOUBLE}\n```",
         f"```bash\npip install x\n```\n```python\n{DOUBLE}\n```",
         f"```python\n{DOUBLE}\n```\nOutput:\n```\n4\n```",
         f"```python\n{DOUBLE}\n```\nUsage:\n```python\nprint(f(input()))\n```",
         f"```\n{DOUBLE}\n```\nOutput:\n```text\n4\n```\nThis works.",
-        f"1. So:\n   ```python\n{LISTED}\n   ```",
         f"1. ```python\n{LISTED}\n   ```",
         f"```python\n{DOUBLE}\n\nif __name__ == '__main__':\n    print(f(input()))\n```",
         f"```python\n{DOUBLE}\n\nimport unittest\nif __name__ == '__main__':\n    unittest.main()\n```",
@@ -168,11 +169,8 @@ def test_code_is_found(text: str) -> None:
 
 def test_humaneval_calls_helpers_of_the_prompt() -> None:
     helper = "def twice(x):\n    return 2 * x\n\n\n"
-    row = {
-        "task_id": "x/1",
-        "prompt": f'{helper}def f(x):\n    """Double."""\n',
-        "entry_point": "f",
-    }
+    prompt = f'{helper}def f(x):\n    """Double."""\n'
+    row = {"task_id": "x/1", "prompt": prompt, "entry_point": "f"}
     row["test"] = "def check(f):\n    assert f(2) == twice(2)"
     reference = read_humaneval(row, 0).reference
     assert score(CODE, reference, f"```python\n{DOUBLE}\n```") == 1.0
@@ -200,22 +198,18 @@ def test_livecodebench_programs() -> None:
     count = "def g(n): return n and 1 + g(n - 1)\nif __name__ == '__main__': print(g(int(input())))"
     assert score(CODE, depth, f"```\ndraft\n```\n```\n{count}\n```") == 1.0
     solution = f"{SOLUTION}return {{x: [x] * n}}\nif __name__ == '__main__':\n  input()\n  input()"
-    assert (
-        score(CODE, METHOD, f"```python3\nfrom __future__ import annotations\n{solution}\n```")
-        == 1.0
-    )
+    text = f"```python3\nfrom __future__ import annotations\n{solution}\n```"
+    assert score(CODE, METHOD, text) == 1.0
 
 
-@pytest.mark.parametrize(
-    "leave", ["raise SystemExit", "import sys; sys.exit(0)", "import os; os._exit(0)"]
-)
-@pytest.mark.parametrize(
-    "when", ["{}", "def f(*args): {}", "class Solution:\n  def f(self, *args): {}"]
-)
-def test_a_program_that_leaves_before_its_tests_fails(leave: str, when: str) -> None:
-    code = f"```python\n{when.format(leave)}\n```"
-    assert score(CODE, FUNCTION, code) == score(CODE, {"tests": "assert f(2) == 4"}, code) == 0.0
-    assert score(CODE, METHOD, code) == score(CODE, SQUARES, code) == 0.0
+@pytest.mark.parametrize("leave", ["raise SystemExit", "import os; os._exit(0)"])
+def test_a_program_that_leaves_before_its_tests_fails(leave: str) -> None:
+    tests, at_once = {"tests": "assert f(2) == 4"}, f"```python\n{leave}\n```"
+    for reference in (FUNCTION, tests, METHOD, SQUARES):
+        assert score(CODE, reference, at_once) == 0.0
+    assert score(CODE, FUNCTION, f"```python\ndef f(*args): {leave}\n```") == 0.0
+    method = f"class Solution:\n  def f(self, *args): {leave}"
+    assert score(CODE, METHOD, f"```python\n{method}\n```") == 0.0
 
 
 def test_private_cases_are_not_unpickled(tmp_path: Path) -> None:

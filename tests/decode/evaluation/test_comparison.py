@@ -31,19 +31,15 @@ from specalign.suites.sources import Loaded
 from tests.builders import sharp_block_network as network
 from tests.measurements import record
 
-SUITE = Loaded(
-    "mine", "Mine", "", [Prompt("a", "Why is the sky blue?"), Prompt("b", "Count: 1 2 1")], "here"
-)
+PROMPTS = [Prompt("a", "Why is the sky blue?"), Prompt("b", "Count: 1 2 1")]
+SUITE = Loaded("mine", "Mine", "", PROMPTS, "here")
 SETTINGS = runner.GenerationSettings(Sampling(), 12)
 QUIET = PlainConsole(quiet=True)
 
 
 def candidate(folder: Path, recipe: str) -> ComparedRecipe:
-    words = (
-        f"recipe=recipes/compare/debug_{recipe}.yaml",
-        f"output={folder / recipe}",
-        f"name={recipe}",
-    )
+    path = f"recipe=recipes/compare/debug_{recipe}.yaml"
+    words = (path, f"output={folder / recipe}", f"name={recipe}")
     return ComparedRecipe(words, resolve(load_recipe([*words, "trainer.milestones=[10, 30]"])))
 
 
@@ -51,9 +47,8 @@ def candidate(folder: Path, recipe: str) -> ComparedRecipe:
 def pair(target: Target, tmp_path: Path) -> list[Milestone]:
     """Two recipes' milestones with their drafters."""
     found = [candidate(tmp_path, "ours"), candidate(tmp_path, "dflash")]
-    for own, options in zip(
-        found, ({"context": "shared_kv", "markov_rank": 4}, {"context": "taps"}), strict=True
-    ):
+    kinds = {"context": "shared_kv", "markov_rank": 4}, {"context": "taps"}
+    for own, options in zip(found, kinds, strict=True):
         for seed, milestone in enumerate(own.milestones):
             save_drafter(network(target, seed, size=3, layers=1, **options), milestone.folder)  # type: ignore[arg-type]
     return [milestone for own in found for milestone in own.milestones]
@@ -124,10 +119,8 @@ def test_the_table_has_the_ratio_of_accepted_tokens(tmp_path: Path) -> None:
 def test_only_what_is_alike_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], says: str
 ) -> None:
-    one, other = (
-        candidate(tmp_path, "ours").values,
-        copy.deepcopy(candidate(tmp_path, "dflash").values),
-    )
+    one, other = (candidate(tmp_path, name).values for name in ("ours", "dflash"))
+    other = copy.deepcopy(other)
     for key, value in changes.items():
         other[key] = {**other[key], **value} if isinstance(value, dict) else value
     printed = iter((one, other))

@@ -68,10 +68,6 @@ def judge(target: Any, *rest: Any) -> Divergence:
     return found
 
 
-def outputs() -> tuple[list[int], list[int]]:
-    return [8, 9, 10, 11], [8, 9, 11, 12]
-
-
 def test_a_method_that_runs_the_target_another_way_is_replayed_so() -> None:
     """Compiled, say, which rounds otherwise one token at a time too."""
 
@@ -79,11 +75,8 @@ def test_a_method_that_runs_the_target_another_way_is_replayed_so() -> None:
         def forward(self, tokens_BL: torch.Tensor, **more: Any) -> Output:
             out = super().forward(tokens_BL, **more)
             assert out.logits_BLV is not None
-            out.logits_BLV.scatter_add_(
-                2,
-                (tokens_BL[..., None] + 2) % 64,
-                torch.full((1, tokens_BL.shape[1], 1), self.gap * 1.5),
-            )
+            index, more_BL1 = (tokens_BL[..., None] + 2) % 64, torch.full((1, 1, 1), 1.5 * self.gap)
+            out.logits_BLV.scatter_add_(2, index, more_BL1.expand(index.shape))
             return out
 
     plain: Any = NoisyTarget(1e-5, 0)
@@ -94,31 +87,31 @@ def test_a_method_that_runs_the_target_another_way_is_replayed_so() -> None:
     assert judge(plain, PROMPT, [8, 9, 10, 11], [8, 9, 11, 13], *calls).kind == BUG
 
 
+def judge_noise(gap: float, noise: float) -> Divergence:
+    outputs = [8, 9, 10, 11], [8, 9, 11, 12]
+    return judge(NoisyTarget(gap, noise), PROMPT, *outputs, [1, 1], [1, 1])
+
+
 def test_a_gap_that_the_measured_rounding_closes_is_a_tie() -> None:
-    plain, other = outputs()
-    found = judge(NoisyTarget(1e-5, 3e-5), PROMPT, plain, other, [1, 1], [1, 1])
+    found = judge_noise(1e-5, 3e-5)
     assert found.kind == TIE and found.index == 2 and found.reproduced and found.top2
     assert found.gap == pytest.approx(1e-5, rel=0.1) and found.bound >= found.gap
 
 
 def test_a_gap_without_rounding_is_a_bug() -> None:
-    plain, other = outputs()
-    assert judge(NoisyTarget(1e-5, 0), PROMPT, plain, other, [1, 1], [1, 1]).kind == BUG
-    assert judge(NoisyTarget(1e-2, 3e-5), PROMPT, plain, other, [1, 1], [1, 1]).kind == BUG
+    assert judge_noise(1e-5, 0).kind == judge_noise(1e-2, 3e-5).kind == BUG
 
 
 def test_a_difference_too_large_for_the_dtype_is_a_bug() -> None:
     """The wide forward itself is wrong: Δ closes the gap, but no rounding is that large, however small the gap is."""
-    plain, other = outputs()
     for gap in (0.5, 1e-5):
-        found = judge(NoisyTarget(gap, 2.0), PROMPT, plain, other, [1, 1], [1, 1])
+        found = judge_noise(gap, 2.0)
         assert found.kind == BUG and found.reproduced and found.gap <= found.bound
 
 
 def test_a_token_that_the_replay_does_not_choose_is_a_bug() -> None:
     """Within the bound, but a correct run of the same widths keeps plain decoding's token."""
-    plain, other = outputs()
-    found = judge(NoisyTarget(1e-5, 0.9e-5), PROMPT, plain, other, [1, 1], [1, 1])
+    found = judge_noise(1e-5, 0.9e-5)
     assert found.kind == BUG and not found.reproduced and found.gap <= found.bound
 
 
@@ -195,12 +188,9 @@ def test_a_routers_other_choice_is_a_tie_and_another_state_a_bug(calls: Any) -> 
         hooks = [module.register_forward_pre_hook(hook) for module in experts]
         texts = prompt, plain, part(target, prompt, plain, calls)
         found = explain_divergence(target, *texts, *calls)
-        assert found == explain_divergence(
-            target, *texts, *calls, others=target
-        )  # as decode.eval asks
+        as_eval_asks = explain_divergence(target, *texts, *calls, others=target)
         for each in hooks:
             each.remove()
-        assert found is not None and found.kind == judged and found.reproduced
-        assert found.bound is not None and found.bound > dtype_limit(
-            target.dtype, torch.tensor(30.0)
-        )
+        assert found == as_eval_asks and found is not None
+        assert found.kind == judged and found.reproduced and found.bound is not None
+        assert found.bound > dtype_limit(target.dtype, torch.tensor(30.0))

@@ -21,6 +21,7 @@ from specalign.suites.prompt import Prompt
 from specalign.suites.sources import Loaded
 from tests.builders import switching_target
 from tests.measurements import QUIET, fill_report, record, run_eval
+from tests.target_models import save_target
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -53,8 +54,7 @@ def test_a_resumed_run_keeps_its_date(tmp_path: Path, monkeypatch: pytest.Monkey
     target = switching_target()
     template = target.tokenizer.chat_template
     target.tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + template
-    target.model.save_pretrained(str(tmp_path / "T"))
-    target.tokenizer.save_pretrained(str(tmp_path / "T"))
+    save_target(target, tmp_path / "T")
     words = [w if w != "debug" else str(tmp_path / "T") for w in QUIET]
     (tmp_path / "p.txt").write_text("Short.\n")
     words += ["--prompts", str(tmp_path / "p.txt"), "--out", str(tmp_path / "o")]

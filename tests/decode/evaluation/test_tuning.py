@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from align.config.drafter import DrafterConfig
+from align.makers.block import from_target
 from decode.evaluation import runner as measure
 from decode.evaluation.records import Divergence, Record, read_records, read_run
 from decode.evaluation.summary import Summary
 from decode.evaluation.tuning import list_candidates
 from decode.systems.parsing import read_method, read_sweep
 from specalign.common.errors import UserError
+from specalign.formats.block import save_drafter
 from specalign.lm.model import Target
 from tests.measurements import run_eval as measured
 
@@ -24,19 +27,14 @@ def test_what_is_given_stays_and_a_sweep_replaces_the_grid() -> None:
         return [m.name for m in list_candidates([read_method(text)], read_sweep(sweep))[text]]
 
     assert names("specdiff:draft_tokens=2:steps=1") == ["specdiff:draft_tokens=2:steps=1"]
-    assert names("specdiff:draft_tokens=2") == [
-        f"specdiff:draft_tokens=2:steps={t}" for t in (1, 2)
-    ]
+    steps = [f"specdiff:draft_tokens=2:steps={t}" for t in (1, 2)]
+    assert names("specdiff:draft_tokens=2") == steps
     asked = read_method("lookup")
     assert list_candidates([asked], read_sweep([]), fixed=("draft_tokens",)) == {"lookup": [asked]}
-    assert names("lookup", ["draft_tokens=3,5"]) == [
-        "lookup:draft_tokens=3",
-        "lookup:draft_tokens=5",
-    ]
-    assert names("lookup", ["longest=1,2", "draft_tokens=3"]) == [
-        "lookup:draft_tokens=3:longest=1",
-        "lookup:draft_tokens=3:longest=2",
-    ]
+    swept = [f"lookup:draft_tokens={n}" for n in (3, 5)]
+    assert names("lookup", ["draft_tokens=3,5"]) == swept
+    swept = [f"lookup:draft_tokens=3:longest={n}" for n in (1, 2)]
+    assert names("lookup", ["longest=1,2", "draft_tokens=3"]) == swept
     with pytest.raises(UserError, match="no method here leaves the option 'steps' open"):
         names("lookup", ["steps=1,2"])
     assert names("lookup", ["draft_tokens=3"]) == ["lookup:draft_tokens=3"]
@@ -116,14 +114,8 @@ def test_a_bug_ends_tuning(prompts: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_impossible_settings_are_left_out(target: Target, prompts: Path, tmp_path: Path) -> None:
-    from align.config.drafter import DrafterConfig
-    from align.makers.block import from_target
-    from specalign.formats.block import save_drafter
-
-    save_drafter(
-        from_target(target, DrafterConfig(block_size=3, layers=1, markov_rank=0), None),
-        tmp_path / "d",
-    )
+    options = DrafterConfig(block_size=3, layers=1, markov_rank=0)
+    save_drafter(from_target(target, options, None), tmp_path / "d")
     words: list[Any] = ["--drafter", tmp_path / "d", "--methods", "block", "--prompts", prompts]
     words += ["--out", tmp_path / "o"]
     summary, folder = run(*words, "--tune", 5, "--sweep", "draft_tokens=1,3,4")

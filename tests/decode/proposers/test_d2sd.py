@@ -19,9 +19,8 @@ from decode.speculation.tree import chain
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
-from specalign.models.block_session import BlockSession
 from tests.builders import DRAFT_IDS as IDS
-from tests.builders import PROMPT, VARIED, prefill, run_request
+from tests.builders import PROMPT, VARIED, fresh_session, prefill, run_request
 from tests.builders import sharp_block_network as network
 from tests.builders import tree_prefixes as prefixes
 from tests.d2sd_reference import by_definition, rows_by_definition
@@ -64,9 +63,8 @@ def begun(
     target: Target, drafter: D2SDProposer, sampling: Sampling, verifier: str = "point_mass"
 ) -> D2SDSession:
     """A request after its prompt and first token."""
-    runner = RequestRunner(
-        target, PROMPT, 20, sampling, drafter, "greedy" if sampling.greedy else verifier
-    )
+    verifier = "greedy" if sampling.greedy else verifier
+    runner = RequestRunner(target, PROMPT, 20, sampling, drafter, verifier)
     prefill(runner)
     assert isinstance(runner.session, D2SDSession)
     return runner.session
@@ -110,12 +108,8 @@ def test_drawn_tokens_come_with_their_q(target: Target, name: str, k: int) -> No
         torch.testing.assert_close(q_NV.sum(1), torch.ones(len(tree)))
         tokens, parents = tree.tokens_K.tolist(), tree.parents or chain(len(tree))
         assert parents[:k] == chain(k)
-        torch.testing.assert_close(
-            q_NV[:k],
-            rows_by_definition(drafts, drafter.first, [], tokens[:k]),
-            atol=1e-5,
-            rtol=1e-3,
-        )
+        expected = rows_by_definition(drafts, drafter.first, [], tokens[:k])
+        torch.testing.assert_close(q_NV[:k], expected, atol=1e-5, rtol=1e-3)
         starts = [n for n in range(k, len(tree)) if parents[n] != n - 1 or parents[n] < k - 1]
         kept = [parents[n] + 1 for n in starts]
         assert len(set(kept)) == len(kept) == min(2, k) and kept == sorted(kept)
@@ -140,24 +134,15 @@ def test_both_contexts_follow(target: Target, name: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(D2SDSession, "propose", watched)
     accepted = 0
-    for seed in range(
-        40
-    ):  # a random drafter's acceptance is small and differs from machine to machine
+    # a random drafter's acceptance is small and differs from machine to machine
+    for seed in range(40):
         sampling = Sampling(1.0, top_k=2, seed=seed)
-        accepted += sum(
-            run_request(RequestRunner(target, PROMPT, 8, sampling, drafter, "point_mass")).accepted
-        )
+        runner = RequestRunner(target, PROMPT, 8, sampling, drafter, "point_mass")
+        accepted += sum(run_request(runner).accepted)
         if accepted > 3 and len(seen) > 5:
             break
     assert accepted > 3 and len(seen) > 5
     for tokens, *states in seen:
         for net, hidden in zip((drafter.first, drafter.second), states, strict=True):
-            cache = target.new_cache(1, len(tokens))
-            session = BlockSession(net, cache, len(tokens))
-            output = target.forward(
-                torch.tensor([tokens[:-1]]), cache=cache, taps=session.taps, logits=False
-            )
-            session.observe(output.hidden_BLD, output.taps_BLFD, len(tokens) - 1)
-            torch.testing.assert_close(
-                hidden, session.draft_hidden(tokens[-1]), atol=1e-4, rtol=1e-3
-            )
+            expected = fresh_session(net, tokens).draft_hidden(tokens[-1])
+            torch.testing.assert_close(hidden, expected, atol=1e-4, rtol=1e-3)

@@ -36,9 +36,8 @@ def made(
 
 def begun(target: Target, proposer: DiffuSpecProposer, sampling: Sampling) -> DiffuSpecSession:
     """A request after its first token."""
-    runner = RequestRunner(
-        target, PROMPT, 40, sampling, proposer, "point_mass" if sampling.temperature else "greedy"
-    )
+    verifier = "point_mass" if sampling.temperature else "greedy"
+    runner = RequestRunner(target, PROMPT, 40, sampling, proposer, verifier)
     prefill(runner)
     assert isinstance(runner.session, DiffuSpecSession)
     return runner.session
@@ -64,13 +63,11 @@ def test_the_path_is_searched_in_processed_marginals(target: Target, sampling: S
     for text in (*corpus, tokens):
         reader.read(text)
     lattice = find_candidates(q, 0.8, 15, target.eos_ids)
-    path = find_best_path(
-        lattice,
-        lambda path, found: reader.log_probs([*tokens, *path], found),
-        0.5,
-        3,
-        target.eos_ids,
-    )
+
+    def read(path: Sequence[int], found: Sequence[int]) -> list[float]:
+        return reader.log_probs([*tokens, *path], found)
+
+    path = find_best_path(lattice, read, 0.5, 3, target.eos_ids)
     assert proposal is not None and proposal.law == "point" and proposal.q is None
     assert proposal.tokens_K.tolist() == path and len(set(path) & set(sampling.banned)) == 0
 
@@ -88,18 +85,15 @@ def test_the_fewest_tokens_that_hold_the_mass() -> None:
     )
     assert find_candidates(q, 0.8, 15, ())[:2] == [log((2, 0.6), (3, 0.24)), log((1, 0.9))]
     assert find_candidates(q, 0.85, 15, ())[0] == log((2, 0.6), (3, 0.24), (4, 0.1))
-    assert find_candidates(q, 0.95, 15, ())[1] == log(
-        (1, 0.9), (2, 0.1)
-    )  # nothing of probability 0
-    assert find_candidates(q, 1.0, 15, ())[1] == log((1, 0.9), (2, 0.1))
+    for mass in (0.95, 1.0):  # nothing of probability 0
+        assert find_candidates(q, mass, 15, ())[1] == log((1, 0.9), (2, 0.1))
     assert [len(c) for c in find_candidates(q, 0.7, 15, ())] == [2, 1, 4]
 
 
 def reader(seed: int, V: int):  # type: ignore[no-untyped-def]
     """Any left-to-right model: its distribution depends on the two tokens before."""
-    table = torch.randn(V + 1, V + 1, V, generator=torch.Generator().manual_seed(seed)).log_softmax(
-        -1
-    )
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randn(V + 1, V + 1, V, generator=generator).log_softmax(-1)
 
     def read(path: tuple[int, ...], tokens: Sequence[int]) -> list[float]:
         a, b = [V, V, *path][-2:]
@@ -128,18 +122,13 @@ def test_a_wide_beam_finds_the_best_path(seed: int, weight: float, ends: tuple[i
         for path in product(*([t for t, _ in column] for column in lattice[:n]))
         if not set(path[:-1]) & set(ends) and (n == K or path[-1] in ends)
     }
-    found = find_best_path(lattice, read, weight, V**K, ends)
-    assert tuple(found) in every and per_token(tuple(found)) == pytest.approx(
-        max(map(per_token, every))
-    )
+    found = tuple(find_best_path(lattice, read, weight, V**K, ends))
+    assert found in every and per_token(found) == pytest.approx(max(map(per_token, every)))
 
 
 V = 6
-
-
-TEXT = torch.randint(
-    4, (50,), generator=torch.Generator().manual_seed(0)
-).tolist()  # 4 and 5 are never seen
+TEXT = torch.randint(4, (50,), generator=torch.Generator().manual_seed(0)).tolist()
+"""4 and 5 are never seen."""
 
 
 def test_against_the_formula() -> None:

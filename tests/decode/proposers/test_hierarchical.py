@@ -84,9 +84,7 @@ def test_q_is_the_middle_models_after_rejections_too(target: Target, middle: Tar
     accepted = rejected = 0
     for seed in range(3):
         sampling = Sampling(0.7, top_k=5, seed=seed)
-        out = Decoder(target, drafter).generate(
-            PROMPTS[0] * 3, max_new_tokens=16, sampling=sampling
-        )
+        out = Decoder(target, drafter).generate(PROMPTS[0] * 3, 16, sampling=sampling)
         accepted += sum(out.accepted)
         rejected += sum(out.drafted) - sum(out.accepted)
     assert accepted > 5 and rejected > 5

@@ -35,13 +35,11 @@ def test_the_longest_ending_wins_then_the_latest() -> None:
 
 
 def copying(tokens: list[int], temperature: float, kind: str = "independent"):  # type: ignore[no-untyped-def]
+    sampling, cpu = Sampling(temperature), torch.device("cpu")
     request = SimpleNamespace(
-        tokens=tokens,
-        target=SimpleNamespace(device=torch.device("cpu"), vocab_size=20),
-        sampling=Sampling(temperature),
-        generator=torch.Generator().manual_seed(0),
-        history=History(Sampling(temperature), tokens, 20, (), torch.device("cpu")),
-    )
+        tokens=tokens, target=SimpleNamespace(device=cpu, vocab_size=20), sampling=sampling,
+        generator=torch.Generator().manual_seed(0), history=History(sampling, tokens, 20, (), cpu),
+    )  # fmt: skip
     return CopyingProposer(ScriptedDrafter(*DRAFTERS[kind])).start(request)  # type: ignore[arg-type]
 
 

@@ -99,9 +99,8 @@ def test_matches_and_counts_against_a_search_through_the_tokens(alphabet: int, s
             context = text(length) if length % 2 else texts[0][:length]
             for n in range(length, 0, -1):
                 ending = context[length - n :]
-                after = Counter(
-                    t[e] for t in own for e in range(n, len(t)) if t[e - n : e] == ending
-                )
+                ends = ((t, e) for t in own for e in range(n, len(t)))
+                after = Counter(t[e] for t, e in ends if t[e - n : e] == ending)
                 if after:
                     break
             places, found = source.match(np.array(context))

@@ -11,9 +11,8 @@ from decode.speculation.settings import Sampling
 
 def test_history_holds_each_nodes_own_prefix() -> None:
     """Repetition: prompt and output; presence: output alone; minimum length: by how deep a node lies."""
-    settings = Sampling(
-        1.0, repetition_penalty=2.0, presence_penalty=1.0, banned=(7,), min_new_tokens=4
-    )
+    penalties = {"repetition_penalty": 2.0, "presence_penalty": 1.0}
+    settings = Sampling(1.0, **penalties, banned=(7,), min_new_tokens=4)  # type: ignore[arg-type]
     history = History(settings, [2, 3], 9, (8,), torch.device("cpu"))
     history.extend([5, 2])
 
@@ -31,11 +30,9 @@ def test_history_holds_each_nodes_own_prefix() -> None:
     ahead = history.ahead(1, 3)
     assert sets(ahead.seen) == [{2, 3, 5}] and sets(ahead.barred) == [{7, 8}, {7}, {7}]
     assert sets(ahead.written) == [{2, 5}]
-    assert sets(ahead.columns(torch.tensor([8, 7, 0])).barred.repeat(1, 3)) == [
-        {0, 1, 3, 4, 6, 7},
-        {1, 4, 7},
-        {1, 4, 7},
-    ]  # type: ignore[union-attr]
+    columns = ahead.columns(torch.tensor([8, 7, 0])).barred
+    assert columns is not None
+    assert sets(columns.repeat(1, 3)) == [{0, 1, 3, 4, 6, 7}, {1, 4, 7}, {1, 4, 7}]
     history.extend([1])
     assert sets(history.rows(torch.tensor([6]), (-1,)).barred) == [{7, 8}, {7}]
     history.extend([1])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,9 +39,8 @@ def round_of(kind: str, verifier: str, sampling: Sampling, length: int, seed: in
     text = torch.randint(V, (5,), generator=torch.Generator().manual_seed(seed)).tolist()
     history, generator = History(sampling, text, V, (5,), CPU), torch.Generator().manual_seed(seed)
     target = SimpleNamespace(vocab_size=V)
-    request: Any = SimpleNamespace(
-        tokens=text, sampling=sampling, history=history, generator=generator, target=target
-    )
+    parts = {"tokens": text, "sampling": sampling, "history": history, "generator": generator}
+    request: Any = SimpleNamespace(target=target, **parts)
     proposal = (DRAFTERS[kind][1](request, length) if length else None) or NO_DRAFTS
     if not VERIFIERS[verifier].is_exact_for_proposal(proposal, sampling.temperature):
         return None
@@ -48,23 +48,18 @@ def round_of(kind: str, verifier: str, sampling: Sampling, length: int, seed: in
     # of fp64 too: some targets' logits are
     logits = torch.randn(len(proposal) + 1, V, generator=generator, dtype=torch.float64) * 2
     logits = logits if seed % 5 == 0 else logits.float()
-    noise = (
-        (lambda at: position_noise(seed, at, V, CPU))
-        if verifier == "gumbel" and not sampling.greedy
-        else None
-    )
+    coupled = verifier == "gumbel" and not sampling.greedy
+    noise = (lambda at: position_noise(seed, at, V, CPU)) if coupled else None
     numbers_T = torch.rand(8, dtype=torch.float64, generator=generator)
     draws = (generator, numbers_T, noise, len(text))
     return Round(logits, proposal, verifier, sampling, before, *draws)
 
 
-def rounds(step: int = 4) -> list[Round]:
+def rounds(step: int = 6) -> list[Round]:
     """Every so manyeth combination of verifier, kind of drafts, form of sampling and length, shuffled."""
     combinations = list(itertools.product(DRAFTERS, VERIFIERS, FORMS, range(4)))
-    order = torch.randperm(len(combinations), generator=torch.Generator().manual_seed(0)).tolist()[
-        ::step
-    ]
-    made = (round_of(*combinations[i], seed=i) for i in order)
+    order = torch.randperm(len(combinations), generator=torch.Generator().manual_seed(0)).tolist()
+    made = (round_of(*combinations[i], seed=i) for i in order[::step])
     return [one for one in made if one is not None]
 
 
@@ -97,7 +92,7 @@ def test_rounds_are_alone(many: list[Round], device: str, monkeypatch: pytest.Mo
     together = verify_rounds(given)
     monkeypatch.undo()
     assert same(together, given, alone)
-    assert len(many) > 400 and {len(out.accepted) for out in together} == {0, 1, 2, 3}
+    assert len(many) > 250 and {len(out.accepted) for out in together} == {0, 1, 2, 3}
 
 
 def test_a_rule_verifies_with_every_processor(many: list[Round]) -> None:
@@ -105,9 +100,8 @@ def test_a_rule_verifies_with_every_processor(many: list[Round]) -> None:
     compared = 0
     for one in (x for x in many if x.by_rule):
         given, sampling = twin(one), one.sampling
-        p_MV = probs(
-            given.logits_MV, replace(sampling, temperature=sampling.temperature or 1.0), one.before
-        )
+        warm = replace(sampling, temperature=sampling.temperature or 1.0)
+        p_MV = probs(given.logits_MV, warm, one.before)
         verdict = run_verifier(one.verifier, [one.proposal], p_MV[None], [given.generator])
         end = int(verdict.end_B)
         following = int(best(given.logits_MV[end], sampling, one.before.rows(end)) if sampling.greedy else verdict.next_B)  # fmt: skip
@@ -115,7 +109,7 @@ def test_a_rule_verifies_with_every_processor(many: list[Round]) -> None:
         expected = Outcome([int(one.proposal.tokens_K[i]) for i in path], following, path)
         assert verify_rounds([twin(one)]) == [expected]
         compared += 1
-    assert compared > 200
+    assert compared > 120
 
 
 def test_without_a_rule_the_targets_own_tokens_are_followed(many: list[Round]) -> None:
@@ -133,23 +127,19 @@ def test_without_a_rule_the_targets_own_tokens_are_followed(many: list[Round]) -
             assert one.numbers_T is not None
             chosen_M = draw_at(p_MV, one.numbers_T[[0, *depths(one.proposal.tree)]])
         tokens, chosen = one.proposal.tokens_K.tolist(), chosen_M.tolist()
-        ((path, following),) = walk(
-            [tokens],
-            [one.proposal.tree],
-            lambda at, chosen=chosen: [chosen[i] for _, i in at],  # type: ignore[misc]
-        )
+        choose = partial(lambda chosen, at: [chosen[i] for _, i in at], chosen)
+        ((path, following),) = walk([tokens], [one.proposal.tree], choose)
         assert verify_rounds([twin(one)]) == [Outcome([tokens[i] for i in path], following, path)]
         compared += 1
-    assert compared > 200
+    assert compared > 120
 
 
 def test_a_round_is_fetched_at_once(many: list[Round], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a transfer waits for the device, a round has one."""
     monkeypatch.setattr(rounds_module, "SEEN_AT_ONCE", frozenset())
     monkeypatch.setattr(torch.Tensor, "tolist", counted := Counted(torch.Tensor.tolist))
-    verify_rounds(
-        [twin(one) for one in many[:150] if one.sampling.top_k == 0 and one.sampling.top_p == 1]
-    )
+    few = [one for one in many[:150] if one.sampling.top_k == 0 and one.sampling.top_p == 1]
+    verify_rounds([twin(one) for one in few])
     assert counted.calls == 1
 
 
@@ -170,11 +160,8 @@ class Counted:
 def test_one_wrong_pair_is_refused_before_anything_is_drawn(many: list[Round]) -> None:
     given = [twin(one) for one in many[:20]]
     states = [one.generator.get_state() for one in given]
-    drawn = next(
-        x
-        for x in many
-        if x.proposal.law == "unmasked" and len(x.proposal) and not x.sampling.greedy
-    )
+    unmasked = (x for x in many if x.proposal.law == "unmasked" and len(x.proposal))
+    drawn = next(x for x in unmasked if not x.sampling.greedy)
     with pytest.raises(UserError, match="would change the output's distribution"):
         verify_rounds([*given, twin(drawn)._replace(verifier="token")])
     assert all(torch.equal(x.generator.get_state(), s) for x, s in zip(given, states, strict=True))

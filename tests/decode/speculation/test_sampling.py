@@ -86,10 +86,8 @@ def test_probs_follow_the_definition(
     for i, got in enumerate(found):
         expected = reference(rows_RV[i].tolist(), sampling, SEEN[i], WRITTEN[i], barred[i])
         torch.testing.assert_close(got, torch.tensor(expected), atol=2e-6, rtol=1e-4)
-    for i in range(3):
-        torch.testing.assert_close(
-            found[i : i + 1], probs(rows_RV[i : i + 1], sampling, before.rows(slice(i, i + 1)))
-        )
+        one = slice(i, i + 1)
+        torch.testing.assert_close(found[one], probs(rows_RV[one], sampling, before.rows(one)))
 
 
 def test_states_of_several_requests_are_joined() -> None:
@@ -135,17 +133,15 @@ def test_the_order_is_that_of_transformers(settings: dict[str, float]) -> None:
     for row in logits(20, 40):
         expected = chain(text, row[None].clone())[0].softmax(-1)
         seen = torch.zeros(40, dtype=torch.bool).index_fill(0, text[0], True)
-        torch.testing.assert_close(
-            probs(row, sampling, ProcessorState(seen)), expected, atol=1e-6, rtol=1e-4
-        )
+        found = probs(row, sampling, ProcessorState(seen))
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("size", [4096, 4100, 4736, 49152])
 def test_the_best_of_many_is_torchs_argmax(size: int) -> None:
     generator = torch.Generator().manual_seed(size)
-    ties = torch.randint(
-        0, 4, (3, 5, size), generator=generator
-    ).float()  # the lowest id of many equal ones
+    # the lowest id of many equal ones
+    ties = torch.randint(0, 4, (3, 5, size), generator=generator).float()
     barred = torch.full((2, size), -math.inf)
     barred[1, 300:302] = 1.0
     broken = torch.randn(2, size, generator=generator)
@@ -184,14 +180,8 @@ def test_the_input_is_left_alone() -> None:
     rows_RV = logits(2, 40)
     given = rows_RV.clone()
     state = ProcessorState(marks([{1, 4}, {2}]), marks([{4}, {2, 3}]), marks([{9}, {0}]))
-    settings = (
-        Sampling(),
-        Sampling(repetition_penalty=2.0, presence_penalty=0.5),
-        Sampling(0.5, 0.5, 5, 2.0),
-        Sampling(0.5),
-        Sampling(1.0),
-        Sampling(0.8, min_p=0.1),
-    )
+    settings = [Sampling(), Sampling(repetition_penalty=2.0, presence_penalty=0.5)]
+    settings += [Sampling(0.5, 0.5, 5, 2.0), Sampling(1.0), Sampling(0.8, min_p=0.1)]
     for sampling, before in itertools.product(settings, (state, ProcessorState())):
         expected = probs(rows_RV, sampling, before)
         best(rows_RV, sampling, before)
@@ -232,9 +222,8 @@ def test_all_of_a_seed_counts() -> None:
     noise = [position_noise(seed, 3, 4, torch.device("cpu")) for seed in alike]
     assert len({tuple(row.tolist()) for row in noise}) == 4
     for seed in (0, 5, 2**32 - 1):
-        assert torch.equal(
-            uniform(4, make_generator(seed)), uniform(4, torch.Generator().manual_seed(seed))
-        )
+        torchs = uniform(4, torch.Generator().manual_seed(seed))
+        assert torch.equal(uniform(4, make_generator(seed)), torchs)
 
 
 def test_coupled_draws_take_the_gumbel_noise_of_their_positions() -> None:

@@ -37,20 +37,13 @@ def test_every_branch_as_if_it_were_alone(target: Target) -> None:
     for past in (1, len(PROMPT)):
         cache = target.new_cache(1, 40)
         target.forward(torch.tensor([PROMPT[:past]]), cache=cache)
-        root = 5
-        output = target.forward(
-            torch.tensor([[root, *TOKENS]]), cache=cache, see_LL=ancestors(PARENTS), taps=(1, 3)
-        )
-        assert output.logits_BLV is not None and output.taps_BLFD is not None
+        given = torch.tensor([[5, *TOKENS]])
+        output = target.forward(given, cache=cache, see_LL=ancestors(PARENTS), taps=(1, 3))
         for row, branch in enumerate(prefixes(TOKENS, PARENTS)):
-            alone = target.forward(torch.tensor([[*PROMPT[:past], root, *branch]]), taps=(1, 3))
-            assert alone.logits_BLV is not None and alone.taps_BLFD is not None
-            torch.testing.assert_close(
-                output.logits_BLV[0, row], alone.logits_BLV[0, -1], atol=1e-4, rtol=1e-4
-            )
-            torch.testing.assert_close(
-                output.taps_BLFD[0, row], alone.taps_BLFD[0, -1], atol=1e-4, rtol=1e-4
-            )
+            alone = target.forward(torch.tensor([[*PROMPT[:past], 5, *branch]]), taps=(1, 3))
+            for name in ("logits_BLV", "taps_BLFD"):
+                found, expected = getattr(output, name)[0, row], getattr(alone, name)[0, -1]
+                torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("path", [[], [0], [1, 4, 6], [0, 3, 7]])
@@ -72,7 +65,7 @@ def test_the_cache_keeps_a_path(target: Target, path: list[int]) -> None:
 @pytest.mark.parametrize("kind", ["branching", "guessed"])
 def test_the_penalty_looks_at_each_nodes_own_prefix(kind: str) -> None:
     """A strong penalty, a vocabulary that the prompt leaves unseen: a node that minds its siblings gives itself away."""
-    for seed in range(60):
+    for seed in range(30):
         table, penalty = TableTarget(6, seed=seed), Sampling(repetition_penalty=3.0)
         outputs = [
             Decoder(table, drafter).generate([0, 1], max_new_tokens=12, sampling=penalty).tokens  # type: ignore[arg-type]
@@ -113,9 +106,8 @@ def test_a_replay_of_trees_has_the_logits(target: Target, monkeypatch: pytest.Mo
     def watched(rounds: list[Round]) -> list[Outcome]:
         kept = [one.logits_MV.clone() for one in rounds]
         outcomes = verify_rounds(rounds)
-        chosen.extend(
-            rows[row] for rows, out in zip(kept, outcomes, strict=True) for row in out.rows
-        )
+        for rows, out in zip(kept, outcomes, strict=True):
+            chosen.extend(rows[row] for row in out.rows)
         return outcomes
 
     monkeypatch.setattr("decode.engine.loop.verify_rounds", watched)

@@ -37,12 +37,10 @@ def test_what_is_not_a_chain_in_fp32_is_verified_in_torch(name: str) -> None:
             drawn, other = ([torch.Generator().manual_seed(x) for x in seeds] for _ in range(2))
             found = run_verifier(name, batch, p, drawn)
             expected = resolve(outcomes, p, torch.stack([uniform(2, x) for x in other]))
-            assert all(
-                torch.equal(a.get_state(), b.get_state()) for a, b in zip(drawn, other, strict=True)
-            )
-            assert torch.equal(found.end_B, expected.end_B) and torch.equal(
-                found.next_B, expected.next_B
-            )
+            states = [[x.get_state() for x in generators] for generators in (drawn, other)]
+            assert all(map(torch.equal, *states))
+            assert torch.equal(found.end_B, expected.end_B)
+            assert torch.equal(found.next_B, expected.next_B)
             ends.update(found.end_B.tolist())
         assert len(ends) > 1
 
@@ -51,11 +49,8 @@ def test_auto_always_fits() -> None:
     for law in ("point", "independent", "causal", "unmasked"):
         for temperature in (0.0, 1.0):
             check_pair(law, choose(law, temperature), temperature)
-    assert [choose(law, 1.0) for law in ("causal", "unmasked", "point")] == [
-        "traversal",
-        "hybrid",
-        "point_mass",
-    ]
+    chosen = [choose(law, 1.0) for law in ("causal", "unmasked", "point")]
+    assert chosen == ["traversal", "hybrid", "point_mass"]
     assert choose("causal", 0.0) == "greedy"
 
 

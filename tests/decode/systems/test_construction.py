@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from decode import Decoder, Sampling
 from decode.systems.construction import build
@@ -46,6 +47,24 @@ def test_greedy_output_is_plain_decodings(parts: OpenDrafters, name: str) -> Non
         assert found.tokens == expected.tokens
 
 
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_torchs_default_type_has_no_say(shallow_parts: OpenDrafters, name: str) -> None:
+    """transformers sets it for the whole process while a checkpoint is loaded, which another thread may do at any moment."""
+    # its draft length follows measured times by default
+    decoder = build(read_method("duo:controller=fixed" if name == "duo" else name), shallow_parts)
+
+    def outputs() -> list[list[int]]:
+        settings = (Sampling(repetition_penalty=1.4), Sampling(0.8, 0.9, 20, seed=4))
+        return [decoder.generate(PROMPT, 6, sampling=sampling).tokens for sampling in settings]
+
+    wanted = outputs()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert outputs() == wanted
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["double", "duo", "specdiff2:copying=true"])
 def test_sampled_output_has_the_targets_joint_law(shallow_parts: OpenDrafters, name: str) -> None:
@@ -70,14 +89,9 @@ def test_draft_tokens(parts: OpenDrafters) -> None:
     for text in ("block:draft_tokens=5", "block_tree:draft_tokens=5", "d2sd:draft_tokens=9"):
         with pytest.raises(UserError, match="this drafter drafts at most 4 tokens"):
             build(read_method(text), parts)
-    for text, limit, tokens in (
-        ("block", 9, 4),
-        ("d2sd", 9, 4),
-        ("block:draft_tokens=none", None, 4),
-        ("lookup:draft_tokens=3", 9, 3),
-        ("specdiff:draft_tokens=9", None, 9),
-        ("combined:draft_tokens=2", None, 2),
-    ):
+    limited = [("block", 9, 4), ("d2sd", 9, 4), ("lookup:draft_tokens=3", 9, 3)]
+    free = [("block:draft_tokens=none", None, 4), ("specdiff:draft_tokens=9", None, 9)]
+    for text, limit, tokens in (*limited, *free, ("combined:draft_tokens=2", None, 2)):
         drafter = build(read_method(text), parts, limit).drafter
         assert drafter is not None and drafter.draft_tokens == tokens, text
 
@@ -95,9 +109,8 @@ def test_targets_whose_drafts_may_not_branch() -> None:
 
 def test_other_training_chat_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = load_target("debug", dtype="float32", device="cpu")
-    target.tokenizer.chat_template = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    )
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    target.tokenizer.chat_template = template
     save_drafter(block_network(target, "shared_kv", whole=True), tmp_path)
     save_record(tmp_path, Chat({}, "Be brief."))
     methods = [read_method("block"), read_method("block_tree")]

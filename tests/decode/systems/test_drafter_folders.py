@@ -50,10 +50,8 @@ def test_drafters_are_typed_objects(tmp_path: Path) -> None:
 
 def test_kinds_by_files(parts: OpenDrafters, tmp_path: Path) -> None:
     save_standalone(parts["diffusion"], tmp_path / "sedd")
-    save_causal(
-        make_causal(parts.target, DrafterConfig(kind="autoregressive", layers=2)),
-        tmp_path / "small",
-    )
+    small = make_causal(parts.target, DrafterConfig(kind="autoregressive", layers=2))
+    save_causal(small, tmp_path / "small")
     assert kind_of(str(tmp_path / "sedd")) == "diffusion"
     assert kind_of(str(DEFAULT_DRAFTER)) == "block"
     assert kind_of(str(tmp_path / "small")) == kind_of(DEFAULT_TARGET) == "autoregressive"
@@ -89,11 +87,8 @@ def test_a_second_block_drafter(parts: OpenDrafters, tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", ["dflash", "speculators"])
 def test_other_engines_folders_are_blocks(parts: OpenDrafters, tmp_path: Path, layout: str) -> None:
     target = parts.target
-    config = (
-        dflash_config(target)
-        if layout == "dflash"
-        else speculators_config(target, draft_vocab_size=260)
-    )
+    config = speculators_config(target, draft_vocab_size=260)
+    config = dflash_config(target) if layout == "dflash" else config
     folder = str(write(tmp_path / "theirs", config, backbone(target)))
     named = read_drafters(folder)
     assert drafters_by_kind(named) == {"block": folder}

@@ -1,11 +1,13 @@
-"""Methods, sweeps and lists of methods as they are typed."""
+"""Methods, sweeps and lists of methods as they are typed; the registry's declarations."""
 
 from __future__ import annotations
 
 import pytest
 
+from decode.speculation import verifiers
+from decode.systems import registry
 from decode.systems.parsing import Method, read_method, read_methods, read_sweep, sweep_methods
-from decode.systems.registry import SYSTEMS, SpecDiff, SpecDiff2
+from decode.systems.registry import LOSSY, SYSTEMS, DraftingSystem, SpecDiff, SpecDiff2
 from specalign.common.errors import UserError
 
 
@@ -54,11 +56,9 @@ def names(methods: list[Method]) -> list[str]:
 def test_a_sweep_is_every_combination() -> None:
     methods = [read_method(x) for x in ("lookup", "specdiff:order=random", "tolerator:steps=1")]
     assert names(sweep_methods(methods, read_sweep(["draft_tokens=4,8", "steps=1,2"]))) == [
-        "lookup:draft_tokens=4",
-        "lookup:draft_tokens=8",
+        *(f"lookup:draft_tokens={n}" for n in (4, 8)),
         *(f"specdiff:order=random:draft_tokens={g}:steps={t}" for g in (4, 8) for t in (1, 2)),
-        "tolerator:steps=1:draft_tokens=4",
-        "tolerator:steps=1:draft_tokens=8",
+        *(f"tolerator:steps=1:draft_tokens={n}" for n in (4, 8)),
     ]
     # a draft takes no more steps than it has tokens
     once = sweep_methods([read_method("specdiff")], read_sweep(["draft_tokens=2,4", "steps=1,2,8"]))
@@ -69,11 +69,7 @@ def test_a_sweep_is_every_combination() -> None:
     swept = ["specdiff:draft_tokens=4", "block:draft_tokens=2", "block:draft_tokens=3"]
     assert names(sweep_methods(two, read_sweep(["draft_tokens=2,3"]))) == swept
     for methods, sweep, says in (
-        (
-            two,
-            ["draft_token=4"],
-            "no method here leaves the option 'draft_token' open.*'draft_tokens'",
-        ),
+        (two, ["draft_token=4"], "leaves the option 'draft_token' open.*'draft_tokens'"),
         (two, ["draft_tokens"], "'draft_tokens' is not key=value"),
         (two, ["draft_tokens=,"], "'draft_tokens=,' is not key=value"),
         (two[:1], ["draft_tokens=2,3"], "leaves the option 'draft_tokens' open"),
@@ -92,3 +88,20 @@ def test_all_is_every_system_whose_drafters_are_given() -> None:
         read_methods("al")
     with pytest.raises(UserError, match="unknown method ''"):
         read_methods(" , ")
+
+
+def test_names_that_need_no_torch_are_those_of_the_code() -> None:
+    assert set(registry.VERIFIERS) == set(verifiers.VERIFIERS)
+    lossy = {name for name, verifier in verifiers.VERIFIERS.items() if verifier.lossy}
+    assert {name for name in registry.VERIFIERS if name.startswith(LOSSY)} == lossy
+    assert {registry.MAIN, *registry.TITLES} <= set(SYSTEMS)
+
+
+def test_every_system_is_whole() -> None:
+    for name, system in SYSTEMS.items():
+        assert set(system.needs) <= {*registry.ROLES, registry.ANY} and system.__doc__
+        assert {*system.grid} <= system.limits().keys()
+        assert system.drafts == issubclass(system, DraftingSystem)
+        default = system()
+        if isinstance(default, DraftingSystem):
+            assert (LOSSY in name) == default.verifier_name.startswith(LOSSY)
