@@ -83,11 +83,9 @@ def test_a_wrong_file_names_its_key(tmp_path: Path, old: str, new: str, says: st
 def agent_arguments(path: Path, values: dict[str, str]) -> list[str]:
     """The command line that W&B's own code makes of a sweep file."""
     utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils")
-    typed = {
-        key: {"value": yaml.safe_load(value) if value[0] != "{" else value}
-        for key, value in values.items()
-    }
-    macros = utils.create_sweep_command_args({"args": typed}) | {"env": ["/usr/bin/env"]}
+    typed = {k: v if v[0] == "{" else yaml.safe_load(v) for k, v in values.items()}
+    given = {key: {"value": value} for key, value in typed.items()}
+    macros = utils.create_sweep_command_args({"args": given}) | {"env": ["/usr/bin/env"]}
     line: list[str] = []
     for word in utils.create_sweep_command(yaml.safe_load(path.read_text())["command"]):
         line += macros[word[2:-1]] if word.startswith("${") else [word]

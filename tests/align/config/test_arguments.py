@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,15 @@ def plain() -> Recipe:
     return load_recipe(["recipe=debug_block"])
 
 
-@pytest.mark.parametrize("macro", MACROS)
-@pytest.mark.parametrize("trial", TRIALS.values(), ids=TRIALS.keys())
+PAIRS = [
+    pytest.param(
+        macro, TRIALS[name], id=f"{name}-{macro}", marks=[pytest.mark.slow] * ((i + j) % 2)
+    )
+    for (i, macro), (j, name) in product(enumerate(MACROS), enumerate(TRIALS))
+]
+
+
+@pytest.mark.parametrize(("macro", "trial"), PAIRS)
 def test_every_form_of_an_agents_command_line_gives_the_trials_values(
     macro: str,
     trial: dict[str, Any],

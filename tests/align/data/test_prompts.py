@@ -22,9 +22,9 @@ def test_both_read_one_conversation(tmp_path: Path, capsys: pytest.CaptureFixtur
     note = capsys.readouterr().err
     measured = [p.content for p in load_prompts_file(path).prompts]
     assert len(trained) == len(SHAPES) and note.count("\n") == 1
-    assert capsys.readouterr().err == note.replace("data.prompts=", "--prompts=").replace(
-        "data.prompts_column", "--prompts-column"
-    )
+    own = note.replace("data.prompts=", "--prompts=")
+    own = own.replace("data.prompts_column", "--prompts-column")
+    assert capsys.readouterr().err == own
     for conversation, content in zip(trained, measured, strict=True):
         if isinstance(content, str):
             assert conversation == Conversation.from_text(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -126,24 +127,24 @@ def kept_in(config: BlockConfig, memory: float) -> TargetOutputCache:
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_same_numbers(context: str, temperature: float) -> None:
     config, step = config_of(context), one_step()
-    again = compute_target_outputs(TARGET, step, config, temperature)
     store = kept_in(config, 1.0)
-    first, again = store.outputs(step, temperature), store.outputs(step, temperature)
-    none = kept_in(config, 1e-9).outputs(step, temperature)
-    for other in (again, none):
-        assert all(torch.equal(a, b) for a, b in zip(vars_of(first), vars_of(other), strict=True))
-    for a, b in zip(vars_of(first), vars_of(again), strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)
+    first, again = (vars_of(store.outputs(step, temperature)) for _ in range(2))
+    none = vars_of(kept_in(config, 1e-9).outputs(step, temperature))
+    assert all(map(torch.equal, first, again)) and all(map(torch.equal, first, none))
+    computed = vars_of(compute_target_outputs(TARGET, step, config, temperature))
+    torch.testing.assert_close(first, computed, rtol=2e-3, atol=2e-3)
 
 
 def test_a_row_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     config, step = config_of("shared_kv"), one_step()
     calls: list[int] = []
     store, small = kept_in(config, 1.0), kept_in(config, 1e-9)
-    compute = compute_row
-    monkeypatch.setattr(
-        "align.outputs.cache.compute_row", lambda *a: (calls.append(1), compute(*a))[1]
-    )
+
+    def compute(*given: Any) -> Row:
+        calls.append(1)
+        return compute_row(*given)
+
+    monkeypatch.setattr("align.outputs.cache.compute_row", compute)
     for cache, count in ((store, 2), (small, 2 + 6)):
         for _ in range(3):
             cache.outputs(step, 1.0)

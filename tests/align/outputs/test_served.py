@@ -111,20 +111,19 @@ def test_a_server_that_dies_ends_training_which_resumes(
     server: Loopback, tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
-    writer = f"{KEY}=vllm:{server.url}"
-    every = "trainer.checkpoint_every=2"
-    train.main(words(whole, debug_data, writer, every))
+    more = f"{KEY}=vllm:{server.url}", "trainer.checkpoint_every=2", "trainer.max_steps=6"
+    train.main(words(whole, debug_data, *more))
     count = len(server.asked)
     server.fault = lambda number: "dropped" if number > count * 8 // 5 else None
     with pytest.raises(SystemExit):
-        train.main(words(run, debug_data, writer, every))
+        train.main(words(run, debug_data, *more))
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert f"{server.url}/v1/completions: no usable answer" in error
     assert not threads()
     done = len(read_metric(run))
-    assert 3 <= done < 12
+    assert 2 <= done < 6
     server.fault = lambda number: None
-    train.main(words(run, debug_data, writer, every))
+    train.main(words(run, debug_data, *more))
     assert "resuming from" in capsys.readouterr().err
     assert read_metric(run) == read_metric(whole)
 

@@ -1,7 +1,8 @@
-"""A recipe's plan: text, memory, what does not fit, the page."""
+"""A recipe's plan: text, memory, what does not fit, the page; and a pilot with the run's own code, which leaves nothing behind."""
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from align.data.supply import open_supply
 from align.outputs.cache import compute_row, count_bytes
 from align.planning.drafter_sizes import plan_drafter_sizes
 from align.planning.memory import feature_bytes
+from align.planning.pilot import run_pilot, scale_seconds
 from align.planning.plan import Hardware, TrainingPlan, find_hardware, make_plan, render_plan
 from align.planning.target_sizes import read_target_sizes
 from align.training.build import conditioning
@@ -82,3 +84,27 @@ def test_a_misfit_names_the_key_to_change(words: list[str], remedy: str) -> None
     found = plan(*words, hardware=SMALL)
     assert any(remedy in line for line in found.misfits), found.misfits
     assert f"DOES NOT FIT: {found.misfits[0]}" in render_plan(found)
+
+
+@pytest.mark.slow
+def test_a_pilot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """(On one device: tests/align/test_plan.py.)"""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    words = ["recipe=debug_mdlm", "trainer.keep_features_gb=1", "launch.devices=2"]
+    words += [f"output={tmp_path / 'run'}", "data.batch_size=24"]
+    recipe = load_recipe(words)
+    sample, step = run_pilot(recipe)
+    assert recipe == load_recipe(words)
+    assert not (tmp_path / "run").exists() and not list((tmp_path / "tmp").iterdir())
+    assert sample > 0 and step > 0
+
+
+def test_the_whole_run_is_scaled_by_counts() -> None:
+    words = ["recipe=debug_block", "trainer.max_steps=100", "trainer.validate_every=50"]
+    recipe = load_recipe([*words, "data.samples=40"])
+    assert scale_seconds(recipe, 30, 7, 2)["writing"] == 10 * 7
+    rows = recipe.trainer.validation_rows / recipe.trainer.batch_size
+    assert scale_seconds(recipe, 50, 7, 2) == {"writing": 0, "training": (100 + 2 * rows) * 2}
+    ended = load_recipe([*words, "trainer.max_minutes=0.5"])
+    assert scale_seconds(ended, 40, 7, 2)["training"] == 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 from tests.target_models import tiny_model, tiny_target
 
+load = cache(load_target)
 OPTIONS = {
     "debug_block": ["drafter.convolution=true", "drafter.markov=gated"],
     "debug_mdlm": ["drafter.share_embedding=false"],
@@ -30,19 +32,17 @@ RECIPES = [
 def test_layers_and_caches_of_other_architectures(name: str, tmp_path: Path) -> None:
     tiny_model(name, 260).config.save_pretrained(tmp_path)
     found, target = read_target_sizes(str(tmp_path)), tiny_target(name)
-    assert found.layers == tuple(
-        sum(p.numel() for p in layer.parameters()) for layer in target.layers
-    )
-    assert found.cached == sum(
-        shape.numbers for shape in target.anatomy.shapes if shape is not None
-    )
+    layers = (sum(p.numel() for p in layer.parameters()) for layer in target.layers)
+    assert found.layers == tuple(layers)
+    shapes = [shape for shape in target.anatomy.shapes if shape is not None]
+    assert found.cached == sum(shape.numbers for shape in shapes)
 
 
 @pytest.mark.parametrize("name", [*RECIPES, *(f"{name} +" for name in OPTIONS)])
 def test_the_drafter_of_a_recipe(name: str) -> None:
     bare = name.removesuffix(" +")
     recipe = load_recipe([f"recipe={bare}", *(OPTIONS[bare] if bare != name else [])])
-    target, vocab = load_target(recipe.target.name), None
+    target, vocab = load(recipe.target.name), None
     if recipe.drafter.kind == "block" and recipe.drafter.draft_vocab:
         vocab = torch.arange(4, 4 + recipe.drafter.draft_vocab)
     made = [*make_drafter(target, recipe.drafter, vocab, 0).parameters()]

@@ -1,5 +1,5 @@
 """The variable-prefix drafter in training: its prefixes have their law and belong to their place, its loss begins after
-them, and it computes what decoding computes."""
+them, and it computes what decoding computes. The causal drafter's statistics by their definition."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from align.config.parser import load_recipe
 from align.data import packing
 from align.losses.distillation import Objective, after_prefix
 from align.losses.divergences import RowStatistics
+from align.training.block_module import CausalDrafterModule
 from align.training.datamodule import draw_prefixes
-from specalign.common.batch import Anchors, Batch
+from specalign.common.batch import Anchors, Batch, Step
 from specalign.common.rng import keyed_generator
 from specalign.diffusion.noise import clean_prefixes, sample_anchors
 from specalign.lm.model import Target
 from specalign.models.block_session import BlockSession
 from specalign.models.target_features import target_features
 from specalign.rows import shards as data
+from tests.builders import ANCHORS, causal_drafter, packed_batch
 from tests.builders import TRAINED_BLOCKS as VARIANTS
 from tests.builders import trained_block as build
 
@@ -137,3 +139,31 @@ def test_the_loss_after_a_prefix_is_that_of_a_shorter_block(term: str, weighting
         gradient = torch.autograd.grad(loss.sum(), s.log_q_label)[0]
         counted = valid & (torch.arange(K) >= clean[..., None])
         assert torch.equal(gradient != 0, counted)
+
+
+def test_statistics_of_causal_drafters_are_those_of_p_and_q(target: Target) -> None:
+    made, rows = causal_drafter(target), packed_batch(target)
+    valid = ANCHORS.valid_BAK.clone()
+    valid[0, 1, 2:] = False
+    step = Step(rows, Anchors(ANCHORS.index_BA, valid))
+    module = CausalDrafterModule(made, load_recipe(["recipe=debug_autoregressive"]))
+    s = module.model_step(step, 1.0)
+    with torch.no_grad():
+        q = made.logits(made(rows)).softmax(-1)
+    mask = rows.attention_mask()
+    logits = target.forward(rows.tokens_BL, mask=mask, positions_BL=rows.positions_BL).logits_BLV
+    assert logits is not None and s.forward_kl is not None
+    p = logits.softmax(-1)
+    for b, a, k in valid.nonzero().tolist():
+        at = int(ANCHORS.index_BA[b, a]) + k
+        label = int(rows.tokens_BL[b, at + 1])
+        own_p, own_q = p[b, at], q[b, at]
+        expected = {
+            "acceptance": torch.minimum(own_p, own_q).sum(),
+            "forward_kl": (own_p * (own_p / own_q).log()).sum(),
+            "log_q_label": own_q[label].log(),
+            "p_label": own_p[label],
+            "match": (own_p.argmax() == own_q.argmax()).float(),
+        }
+        for name, value in expected.items():
+            torch.testing.assert_close(getattr(s, name)[b, a, k], value, atol=1e-4, rtol=1e-3)

@@ -17,14 +17,14 @@ from specalign.lm.model import Target
 from specalign.rows import shards as data
 from tests.builders import shallow_target
 from tests.loopback_server import Loopback
+from tests.target_models import save_target
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A debug model in hub layout."""
     target, path = shallow_target(1), tmp_path_factory.mktemp("model") / "debug"
-    target.model.save_pretrained(str(path))
-    target.tokenizer.save_pretrained(str(path))
+    save_target(target, path)
     return path
 
 

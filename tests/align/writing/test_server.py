@@ -44,10 +44,8 @@ def write(url: str | None, target: Target, folder: Path, *more: str) -> dict[str
 
 def texts(folder: Path) -> list[tuple[list[int], int, float]]:
     found = read_samples(folder)
-    return [
-        (found[i].tolist(), int(found.answer_start[i]), float(found.temperature[i]))
-        for i in range(len(found))
-    ]
+    tokens = [found[i].tolist() for i in range(len(found))]
+    return [*zip(tokens, found.answer_start.tolist(), found.temperature.tolist(), strict=True)]
 
 
 def prompts(folder: Path) -> str:
@@ -105,10 +103,8 @@ def test_a_killed_run_has_the_same_samples(tmp_path: Path, target: Target) -> No
 
 
 def test_a_server_that_returns_no_token_ids_is_refused(tmp_path: Path, target: Target) -> None:
-    with (
-        Loopback(target, ids=False) as server,
-        pytest.raises(UserError, match="token ids, as vLLM"),
-    ):
+    says = "token ids, as vLLM"
+    with Loopback(target, ids=False) as server, pytest.raises(UserError, match=says):
         write(server.url, target, tmp_path)
 
 

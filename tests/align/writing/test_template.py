@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import product
 
 import pytest
 
@@ -18,12 +19,10 @@ from tests.chat_templates import KINDS, SHAPES, talking
 
 TEXTS = ("Hello", "the law of a proposal", " spaces around ", "def law(self):\n größer")
 WORDS = ["recipe=debug_block", "data.max_answer_tokens=5", "data.max_prompt_tokens=24"]
+FAST = ("byte-level", "sentencepiece")
 EACH = [
-    pytest.param(
-        kind, shape, marks=[pytest.mark.slow] * (kind not in ("byte-level", "sentencepiece"))
-    )
-    for kind in KINDS
-    for shape in SHAPES
+    pytest.param(kind, shape, marks=[] if kind in FAST else [pytest.mark.slow])
+    for kind, shape in product(KINDS, SHAPES)
 ]
 
 
@@ -46,10 +45,8 @@ def test_given_prompts_are_trained_on_as_they_are_served(kind: str, shape: str) 
     target = talking(kind, shape)
     talk = [{"role": "user", "content": "A law"}, {"role": "assistant", "content": "text"}]
     prompts = [as_conversation(text) for text in TEXTS]
-    prompts += [
-        as_conversation([*talk, {"role": "user", "content": "the other"}]),
-        as_conversation(talk),
-    ]
+    longer = [*talk, {"role": "user", "content": "the other"}]
+    prompts += [as_conversation(longer), as_conversation(talk)]
     plan = plan_of(target, "data.max_prompt_tokens=200", prompts=prompts)
     rows = Writer(target, plan).write(0)
     assert rows and not any(row.broken not in ("", "empty answer") for row in rows)

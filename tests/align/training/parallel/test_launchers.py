@@ -25,9 +25,8 @@ SIZES |= {"trainer.max_steps": "2", "trainer.warmup_steps": "1"}
 @pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
 def test_a_line_of_the_page(tmp_path: Path, debug_data: Path, launcher: str) -> None:
     output = tmp_path / "two"
-    (line,) = [
-        x for x in PAGE.partition("\n## ")[0].splitlines() if x.startswith(f"    {launcher} ")
-    ]
+    lines = PAGE.partition("\n## ")[0].splitlines()
+    (line,) = [x for x in lines if x.startswith(f"    {launcher} ")]
     before, _, after = line.partition("  #")[0].partition("align.train ")
     options = dict(word.split("=", 1) for word in shlex.split(after))
     options |= SIZES | {"output": str(output), "data.path": str(debug_data)}

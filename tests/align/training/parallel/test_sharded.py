@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from align.training.strategies import Sharded, shard_target
 from specalign.common.errors import UserError
-from tests.builders import read_metric, read_weights
+from tests.builders import read_metric, same_drafter
 from tests.forks import train_in_forks
 from tests.target_models import tiny_target
 
@@ -25,14 +25,6 @@ def train(output: Path, recipe: str, processes: int, *words: str) -> list[float]
     done = train_in_forks(words, output.parent, processes)
     assert done.returncode == 0, done.stderr
     return read_metric(output)
-
-
-def same_drafter(output: Path, other: Path) -> bool:
-    mine, its = read_weights(output), read_weights(other)
-    return mine.keys() == its.keys() and all(
-        (mine[n].float() - its[n].float()).abs().max() <= 2e-2 * its[n].float().abs().max()
-        for n in its
-    )
 
 
 KINDS = {
