@@ -1,4 +1,4 @@
-"""A file is written whole or not at all."""
+"""A file is written whole or not at all; a drafter's files are as they were saved, or refused."""
 
 import errno
 import gzip
@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from specalign.common import files
+from specalign.common.checksums import check_checksums, write_checksums
 from specalign.common.errors import UserError
 from specalign.common.files import expand_path, naming, write_atomically
 
@@ -72,13 +73,27 @@ def test_lines_of_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", files.PACKED)
 def test_a_packed_file_that_is_cut_is_named(tmp_path: Path, ending: str) -> None:
-    packed = {
-        ".gz": gzip.compress(b"text" * 99),
-        ".zst": pyarrow.Codec("zstd").compress(b"text" * 99, asbytes=True),
-    }[ending]
+    text = b"text" * 99
+    zstd = pyarrow.Codec("zstd").compress(text, asbytes=True)
+    packed = gzip.compress(text) if ending == ".gz" else zstd
     path = tmp_path / f"f.txt{ending}"
     path.write_bytes(packed)
     assert files.read_text(path) == "text" * 99
     path.write_bytes(packed[:-5])
     with pytest.raises(UserError, match=r"f.txt.* can't be read"):
         files.read_text(path)
+
+
+def test_changed_weights_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "README.md").write_text("a card")
+    check_checksums(tmp_path)  # folders without checksums pass
+    write_checksums(tmp_path)
+    (tmp_path / "README.md").write_text("another card")
+    check_checksums(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"weighed")
+    with pytest.raises(UserError, match="model.safetensors: has changed since it was saved"):
+        check_checksums(tmp_path)
+    (tmp_path / "checksums.json").write_text('{"a": 1}')
+    with pytest.raises(UserError, match="a=1 must be text"):
+        check_checksums(tmp_path)

@@ -28,9 +28,8 @@ class Loose(TypedDict):
 
 
 def test_values_become_their_types() -> None:
-    made = convert(
-        {"name": "a", "inner": {"at": 1}, "rates": {"x": 1}, "unknown": 0}, Outer, "", "f"
-    )
+    given = {"name": "a", "inner": {"at": 1}, "rates": {"x": 1}, "unknown": 0}
+    made = convert(given, Outer, "", "f")
     assert made == Outer("a", Inner(1), {"x": 1.0}) and isinstance(made.rates["x"], float)
     assert convert({"needed": 1, "other": "kept"}, Loose, "", "f") == {"needed": 1, "other": "kept"}
 
@@ -66,10 +65,7 @@ def test_what_is_no_json(text: str) -> None:
 def test_files_that_hold_no_object(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"\xff")
     (tmp_path / "b").write_text("[]")
-    for name, message in (
-        ("a", "not readable"),
-        ("b", "must contain an object, not list"),
-        ("c", "not readable"),
-    ):
+    says = {"a": "not readable", "b": "must contain an object, not list", "c": "not readable"}
+    for name, message in says.items():
         with pytest.raises(UserError, match=message):
             read_object(tmp_path / name)

@@ -31,12 +31,9 @@ def packed(rows: int = 6, seed: int = 0) -> Batch:
     positions = torch.cat([torch.arange(14), torch.arange(12), torch.zeros(6, dtype=torch.int64)])
     tokens = torch.randint(0, 37, (rows, 32), generator=g)
     tokens[:, 26:] = PAD
-    return Batch(
-        tokens,
-        positions.expand(rows, -1).contiguous(),
-        document.expand(rows, -1).contiguous(),
-        ((document >= 0) & (positions >= 4)).expand(rows, -1).contiguous(),
-    )
+    answer = (document >= 0) & (positions >= 4)
+    every_row = (x.expand(rows, -1).contiguous() for x in (positions, document, answer))
+    return Batch(tokens, *every_row)
 
 
 def blocks(batch: Batch, anchors: Anchors, weights: list[float], seed: int = 0) -> Corrupted:
@@ -93,10 +90,8 @@ def test_counted_masks_weigh_length_over_count(schedule: Schedule) -> None:
     noisy = by_count(20, [1.0, 2.0, 3.0, 4.0], schedule)
     length, masks = noisy.valid.sum(-1), (noisy.valid & (noisy.tokens_t == MASK)).sum(-1)
     assert bool((masks >= 1).all())
-    weight = schedule.weight(noisy.times.double())
-    torch.testing.assert_close(
-        weight * noisy.importance.double(), length.double() / masks, rtol=2e-4, atol=0.0
-    )
+    found = schedule.weight(noisy.times.double()) * noisy.importance.double()
+    torch.testing.assert_close(found, length.double() / masks, rtol=2e-4, atol=0.0)
     for size in range(1, 5):  # every count of masks as often as every other
         of_size = masks[length == size].bincount(minlength=size + 1)[1:].double()
         spread = (of_size - of_size.mean()).abs().max()

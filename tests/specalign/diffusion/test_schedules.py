@@ -39,9 +39,8 @@ def test_values_as_published() -> None:
 
 
 def test_the_factory() -> None:
-    assert schedule("loglinear") == LogLinear(1e-3) and schedule("loglinear", eps=0.1) == LogLinear(
-        0.1
-    )
+    assert schedule("loglinear") == LogLinear(1e-3)
+    assert schedule("loglinear", eps=0.1) == LogLinear(0.1)
     assert schedule("geometric", sigma_min=1e-3, sigma_max=1) == Geometric(1e-3, 1)
     for name, options, says in [
         ("loglinar", {}, "did you mean 'loglinear'"),

@@ -65,9 +65,8 @@ def test_block_verification_is_the_rules(seed: int) -> None:
     assert proposal.q is not None
     q_KS, ids, ends = proposal.q.probs, proposal.q.ids, set()
     draws = torch.rand(150, 2, dtype=torch.float64)
-    draws[:4] = torch.tensor(
-        [[0.0, 0.0], [0.0, 1 - 2**-53], [1 - 2**-53, 0.0], [1 - 2**-53, 1 - 2**-53]]
-    )
+    last = 1 - 2**-53
+    draws[:4] = torch.tensor([[0.0, 0.0], [0.0, last], [last, 0.0], [last, last]])
     stops_M = []
     for u_2 in draws:
         found = choice.verified_chain(p_MV, q_KS, ids, proposal.tokens_K, u_2)

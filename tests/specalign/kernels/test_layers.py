@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from decode.speculation.tree import ancestors
 from specalign.kernels.layers import Convolution, LayerStack, Memory, Rows, Weights
 from specalign.kernels.linear import Matrix, round_weight, rows_library
 from specalign.kernels.repeated import RepeatedCall
@@ -28,9 +29,8 @@ def random_stack(
     torch.manual_seed(heads + inner)
 
     def matrix(out: int, into: int) -> Matrix:
-        return round_weight(
-            torch.randn(out, into) / into**0.5, dtype, torch.randn(out) if bias else None
-        )
+        weight = torch.randn(out, into) / into**0.5
+        return round_weight(weight, dtype, torch.randn(out) if bias else None)
 
     def norm(size: int) -> Tensor:
         return torch.rand(size) + 0.5
@@ -52,14 +52,13 @@ def random_stack(
     return LayerStack(made, *sizes, scale, 1e-5, norm(width), 1e-6, block=BLOCK)
 
 
+Past = Sequence[tuple[Tensor, Tensor]]
+Computed = tuple[Tensor, list[Tensor], Past]
+
+
 def plainly(
-    stack: LayerStack,
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    past: Sequence[tuple[Tensor, Tensor]],
-    see: Tensor,
-) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, Tensor]]]:
+    stack: LayerStack, x: Tensor, cos: Tensor, sin: Tensor, past: Past, see: Tensor
+) -> Computed:
     """The same in float64, one request: last hidden states, the layers' outputs, all keys and values (S, kv_heads, width)."""
     x, cos, sin = x.double(), cos.double()[:, None], sin.double()[:, None]
     outputs, kept = [], []
@@ -118,24 +117,22 @@ class Request:
         self.x = torch.randn(rows, stack.width)
         self.cos, self.sin = torch.randn(2, rows, stack.head_width)
 
-    def expected(
-        self, stack: LayerStack
-    ) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, Tensor]]]:
+    def expected(self, stack: LayerStack) -> Computed:
         past, count = self.rows.past, self.rows.rows
         see = torch.ones(count, past + count, dtype=torch.bool).tril(past)
         if self.rows.see is not None:
             see[:, past:] = self.rows.see
-        old = [
-            (k[0, :, :past].transpose(0, 1), v[0, :, :past].transpose(0, 1))
-            for k, v in zip(self.keys, self.values, strict=True)
-        ]
+        pairs = zip(self.keys, self.values, strict=True)
+        old = [tuple(t[0, :, :past].transpose(0, 1) for t in pair) for pair in pairs]
         return plainly(stack, self.x, self.cos, self.sin, old, see)
 
 
-TREE = torch.tensor(
-    [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]],
-    dtype=torch.bool,
-)
+def joined(requests: list[Request]) -> list[Tensor]:
+    """Rows and tables of several."""
+    return [torch.cat([getattr(r, name) for r in requests]) for name in ("x", "cos", "sin")]
+
+
+TREE = ancestors((-1, -1, 0, 1))
 SHAPES = [
     {}, {"bias": False, "norms": False}, {"dtype": torch.bfloat16}, {"dtype": torch.int8}, {"heads": 4, "kv_heads": 4, "head_width": 8},
     {"heads": 8, "kv_heads": 1, "head_width": 64}, {"head_width": 40, "inner": 64, "width": 33},
@@ -196,18 +193,13 @@ def test_a_row_gives_the_same_numbers_in_any_batch(threads: int, dtype: torch.dt
         together, _ = stack(many.x, many.cos, many.sin, [many.rows])
         alone = Request(stack, 124, count)
         for i in range(count):
-            at = slice(i, i + 1)
-            one, _ = stack(
-                alone.x[at], alone.cos[at], alone.sin[at], [Rows(alone.rows.memory, 124 + i, 1)]
-            )
+            tables = (x[i : i + 1] for x in (alone.x, alone.cos, alone.sin))
+            one, _ = stack(*tables, [Rows(alone.rows.memory, 124 + i, 1)])
             assert torch.equal(one[0], together[i])
         for mine, its in zip(many.keys + many.values, alone.keys + alone.values, strict=True):
             assert torch.equal(mine, its)
         others = [Request(stack, 40, 3), Request(stack, 124, count), Request(stack, 0, 5, TREE)]
-        x, cos, sin = (
-            torch.cat([getattr(r, name) for r in others]) for name in ("x", "cos", "sin")
-        )
-        batch, _ = stack(x, cos, sin, [r.rows for r in others])
+        batch, _ = stack(*joined(others), [r.rows for r in others])
         assert torch.equal(batch[3 : 3 + count], together)
         tree = Request(stack, 0, 5, TREE)
         assert torch.equal(batch[3 + count :], stack(tree.x, tree.cos, tree.sin, [tree.rows])[0])
@@ -252,16 +244,11 @@ def test_rows_apart_leave_the_memory_as_it_was(past: int) -> None:
     request, other = Request(stack, past, 5, see, seed=1), Request(stack, 7, 2)
     wanted, _, _ = request.expected(stack)
     before = [t.clone() for t in (*request.keys, *request.values)]
-    x, cos, sin = (
-        torch.cat([getattr(r, name) for r in (other, request)]) for name in ("x", "cos", "sin")
-    )
     rows = Rows(request.rows.memory, past, 5, see, apart=True)
-    hidden, _ = stack(x, cos, sin, [other.rows, rows])
+    hidden, _ = stack(*joined([other, request]), [other.rows, rows])
     torch.testing.assert_close(hidden[2:].double(), wanted, rtol=2e-4, atol=2e-4)
     torch.testing.assert_close(hidden[:2].double(), other.expected(stack)[0], rtol=2e-4, atol=2e-4)
-    assert all(
-        torch.equal(a, b) for a, b in zip(before, (*request.keys, *request.values), strict=True)
-    )
+    assert all(map(torch.equal, before, (*request.keys, *request.values)))
 
 
 def test_every_row_is_given_what_a_state_gives() -> None:
@@ -280,9 +267,8 @@ def test_every_row_is_given_what_a_state_gives() -> None:
 def test_repeated_calls_give_the_same_bits_and_write_nothing(dtype: torch.dtype) -> None:
     """At any past, after another token every time; what does not fit is refused."""
     stack = random_stack(bias=False, norms=False)
-    stack = replace(
-        stack, state=(torch.rand(40) + 0.5, Matrix(torch.randn(40, 40) / 40**0.5)), _held=[]
-    )
+    state = (torch.rand(40) + 0.5, Matrix(torch.randn(40, 40) / 40**0.5))
+    stack = replace(stack, state=state, _held=[])
     request = Request(stack, 300, 4)
     memory, see = request.rows.memory, torch.rand(4, 4) > 0.3
     see.fill_diagonal_(True)
@@ -298,12 +284,9 @@ def test_repeated_calls_give_the_same_bits_and_write_nothing(dtype: torch.dtype)
         assert torch.equal(repeated(token, state, tables_2Sw, past), expected)
         tables_2Sw = tables_2Sw.clone() if past == 3 else tables_2Sw
     assert all(map(torch.equal, memory._held, before))
-    for wrong in (
-        (0, state.double(), tables_2Sw, 0),
-        (0, state, tables_2Sw[:, :, ::2], 0),
-        (0, state, tables_2Sw, 307),
-        (6, state, tables_2Sw, 0),
-    ):
+    tables = tables_2Sw
+    wrongs = [(0, state.double(), tables, 0), (0, state, tables[:, :, ::2], 0)]
+    for wrong in (*wrongs, (0, state, tables, 307), (6, state, tables, 0)):
         with pytest.raises(ValueError, match=r"contiguous|positions before|the token"):
             repeated(*wrong)
     with pytest.raises(ValueError, match="belongs"):

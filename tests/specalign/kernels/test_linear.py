@@ -63,10 +63,8 @@ def test_int8_with_rows_rounded_and_not(on: bool, round_rows: Callable[[bool], N
     assert linear.eight_bits(matrix) == on
     read = linear.rounded_rows(x) if on else x
     exact = F.linear(read.double(), matrix.dense(torch.float64))
-    near = 1e-5 if on else 1e-4
-    torch.testing.assert_close(
-        linear.few_rows(x[:8], *matrix).double(), exact[:8], rtol=near / 10, atol=near
-    )
+    near, few = 1e-5 if on else 1e-4, linear.few_rows(x[:8], *matrix)
+    torch.testing.assert_close(few.double(), exact[:8], rtol=near / 10, atol=near)
     torch.testing.assert_close(linear.few_rows(x, *matrix).double(), exact, rtol=1e-5, atol=1e-4)
 
 

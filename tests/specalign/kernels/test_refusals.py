@@ -27,15 +27,8 @@ def make_stack(
     heads: int = 2, kv_heads: int = 1, head_width: int = 8, **changed: Any
 ) -> LayerStack:
     q, kv = heads * head_width, kv_heads * head_width
-    sizes = [
-        (q, WIDTH),
-        (kv, WIDTH),
-        (kv, WIDTH),
-        (WIDTH, q),
-        (24, WIDTH),
-        (24, WIDTH),
-        (WIDTH, 24),
-    ]
+    sizes = [(q, WIDTH), (kv, WIDTH), (kv, WIDTH), (WIDTH, q)]
+    sizes += [(24, WIDTH), (24, WIDTH), (WIDTH, 24)]
     weights = Weights(*(matrix(*size) for size in sizes), torch.ones(WIDTH), torch.ones(WIDTH))
     return LayerStack([replace(weights, **changed)], heads, kv_heads, head_width, 1.0, 1e-5)
 

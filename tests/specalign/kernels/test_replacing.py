@@ -78,9 +78,8 @@ def test_an_embedding_in_bf16_is_one_with_its_head(name: str) -> None:
     fast = prove_target(model, tokenizer, ModelSource(name))
     embeddings = [m for m in model.modules() if isinstance(m, replacing.RowsEmbedding)]
     assert model.get_input_embeddings() in embeddings
-    assert len(embeddings) == (
-        2 if name in ("gpt2", "gemma3n_text") else 1
-    )  # of positions; of layers
+    # of positions; of layers
+    assert len(embeddings) == (2 if name in ("gpt2", "gemma3n_text") else 1)
     assert fast.embedding_VD.dtype == torch.bfloat16 and fast.dtype == model.dtype == torch.float32
     assert is_tied(fast) == is_tied(stock) == model.config.tie_word_embeddings
     assert set(model.state_dict()) == before and fast.hash == stock.hash

@@ -30,11 +30,8 @@ def weights(
     )
     basis = round_weight(2 * torch.randn(columns, rank) / rank**0.5, dtype)
     embedding = 3 * torch.randn(tokens, width)
-    return (
-        head,
-        ids,
-        MarkovWeights(None if kind == "linear" else hidden, previous, basis, embedding, kind),
-    )
+    first = None if kind == "linear" else hidden
+    return head, ids, MarkovWeights(first, previous, basis, embedding, kind)
 
 
 def logits_of(h: Tensor, token: int, head: Matrix, m: MarkovWeights | None) -> Tensor:
@@ -144,9 +141,8 @@ def test_numbers_that_are_none_do_no_harm() -> None:
         hidden = torch.randn(3, 16)
         hidden[1, 3] = wrong
         tokens, parents, _ = tree(hidden, 2, 6, 1.0)
-        assert all(parent < place for place, parent in enumerate(parents)) and set(tokens) <= set(
-            ids.tolist()
-        )
+        assert all(parent < place for place, parent in enumerate(parents))
+        assert set(tokens) <= set(ids.tolist())
 
 
 @pytest.mark.parametrize("dtype", KINDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from types import ModuleType
 
@@ -26,18 +27,15 @@ def flash_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> Tensor:
         assert of_q.dtype == torch.int32 and torch.equal(of_q, of_k) and most_q == most_k
         assert most_q == int(of_q.diff().max())
-        parts = zip(of_q[:-1].tolist(), of_q[1:].tolist(), strict=True)
-        return torch.cat(
-            [flash_attn_func(q[None, a:b], k[None, a:b], v[None, a:b])[0] for a, b in parts]
-        )
+        parts = (slice(*ends) for ends in itertools.pairwise(of_q.tolist()))
+        return torch.cat([flash_attn_func(q[None, x], k[None, x], v[None, x])[0] for x in parts])
 
     stand_in = ModuleType("flash_attn")
     stand_in.flash_attn_func = flash_attn_func  # type: ignore[attr-defined]
     stand_in.flash_attn_varlen_func = flash_attn_varlen_func  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flash_attn", stand_in)
-    monkeypatch.setattr(
-        attention, "_flash_refusal", lambda query, masked: "other" if masked else ""
-    )
+    refuse = lambda query, masked: "other" if masked else ""  # noqa: E731
+    monkeypatch.setattr(attention, "_flash_refusal", refuse)
 
 
 def test_flash_attention_over_packed_documents(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from decode.speculation.tree import ancestors
 from specalign.kernels.linear import rows_library
 from specalign.lm.cache import Slots
 from specalign.lm.debug import debug_model
@@ -42,9 +43,7 @@ def outputs(target: Target) -> list[Tensor]:
     """Logits, taps and keys of a prefix, drafts in a tree, a rollback to one branch, and two requests at once."""
     text, found = some_text(target, 60), []
     cache, other = target.new_cache(1, 80), target.new_cache(1, 80)
-    see_LL = torch.tensor(
-        [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool
-    )
+    see_LL = ancestors((-1, -1, 1))
     target.forward(text[:, :40], cache=cache)
     for part, see in ((text[:, 40:44], see_LL), (text[:, 44:49], None), (text[:, 49:50], None)):
         output = target.forward(part, cache=cache, see_LL=see, taps=(0, 3))
@@ -53,10 +52,8 @@ def outputs(target: Target) -> list[Tensor]:
         if see is not None:
             cache.keep(40, [0, 2, 3])
     target.forward(text[:, :7], cache=other)
-    both = target.forward_batch(
-        [text[:, :4], text[:, 9:12]], [cache, other], [see_LL, None], taps=(1,)
-    )
-    for output in both:
+    rows = [text[:, :4], text[:, 9:12]]
+    for output in target.forward_batch(rows, [cache, other], [see_LL, None], taps=(1,)):
         assert output.logits_BLV is not None and output.taps_BLFD is not None
         found += [output.logits_BLV, output.taps_BLFD]
     return [*found, *(cache.k(i) for i in range(4)), *(other.v(i) for i in range(4))]
@@ -106,11 +103,8 @@ def test_many_rows_go_through_the_modules(monkeypatch: pytest.MonkeyPatch) -> No
     target.forward(text, cache=target.new_cache(1, 40))
     target.forward(text[:, :3])
     target.forward(text[:, :4].view(2, 2), cache=target.new_cache(2, 40))
-    target.forward(
-        text[:, :2],
-        cache=target.new_cache(1, 8),
-        mask=torch.ones(1, 1, 2, 2, dtype=torch.bool).tril(),
-    )
+    mask = torch.ones(1, 1, 2, 2, dtype=torch.bool).tril()
+    target.forward(text[:, :2], cache=target.new_cache(1, 8), mask=mask)
 
 
 def test_a_token_alone_and_among_drafts_to_the_bit() -> None:
@@ -120,9 +114,8 @@ def test_a_token_alone_and_among_drafts_to_the_bit() -> None:
     plain, drafted = target.new_cache(1, 280), target.new_cache(1, 280)
     for cache in (plain, drafted):
         target.forward(text[:, :253], cache=cache)
-    logits = target.forward(
-        text[:, 253:258], cache=drafted
-    ).logits_BLV  # a part of keys ends between them
+    # a part of keys ends between them
+    logits = target.forward(text[:, 253:258], cache=drafted).logits_BLV
     assert logits is not None
     for i in range(5):
         one = target.forward(text[:, 253 + i : 254 + i], cache=plain).logits_BLV
@@ -147,9 +140,8 @@ def test_columns_of_keys_follow_the_cache(seed: int) -> None:
         room = cache.capacity - cache.length
         what = draw.choice(["few", "tree", "many", "back", "keep", "fill", "place"])
         if what in ("few", "many") and room > 40:
-            target.forward(
-                some_text(target, draw.randint(1, 7) if what == "few" else 35), cache=cache
-            )
+            count = draw.randint(1, 7) if what == "few" else 35
+            target.forward(some_text(target, count), cache=cache)
         elif what == "tree" and room > 8:
             before = cache.length
             target.forward(some_text(target, 5), cache=cache)

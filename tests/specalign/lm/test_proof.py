@@ -27,11 +27,10 @@ def test_tokens_that_a_model_never_writes_have_no_probability() -> None:
     hidden = target.forward(tokens).hidden_BLD
     product, columns = hidden @ target.head_weight_VD.T, torch.arange(1, 260, 3)
     assert target.finish is not None
-    for some in (None, columns):
-        finished = target.finish(product if some is None else product[..., some], some)
-        torch.testing.assert_close(
-            finished, target.head(hidden)[..., slice(None) if some is None else some]
-        )
+    logits = target.head(hidden)
+    torch.testing.assert_close(target.finish(product, None), logits)
+    finished = target.finish(product[..., columns], columns)
+    torch.testing.assert_close(finished, logits[..., columns])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -63,9 +62,8 @@ def test_a_model_that_scales_by_a_key_of_its_own_is_refused() -> None:
 def test_an_attention_that_is_not_the_models_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """gpt-oss without its sinks: the model's own attention is used instead, with our masks."""
     right = masks.biased_attention
-    monkeypatch.setattr(
-        masks, "biased_attention", lambda q, k, v, m, s, cap, sinks: right(q, k, v, m, s, cap, None)
-    )
+    without_sinks = lambda q, k, v, m, s, cap, sinks: right(q, k, v, m, s, cap, None)  # noqa: E731
+    monkeypatch.setattr(masks, "biased_attention", without_sinks)
     assert tiny_target("gpt_oss").attention == "its own, eager"
 
 
@@ -82,11 +80,11 @@ def test_an_indexer_that_does_not_choose_so_few_is_made_to(monkeypatch: pytest.M
     """Its keys written elsewhere change nothing as long as all are chosen: 2,048 in a real model, of the proof's 14."""
     target = tiny_target("deepseek_v32", index_topk=2048)
     assert target.layers[0].self_attn.indexer.index_topk == 2048
-    monkeypatch.setattr(
-        IndexedSlab,
-        "update_index",
-        lambda self, new: torch.cat((self.index[:, :, 1 : self.owner.length + 1], new), 2),
-    )
+
+    def shifted(self: IndexedSlab, new: torch.Tensor) -> torch.Tensor:
+        return torch.cat((self.index[:, :, 1 : self.owner.length + 1], new), 2)
+
+    monkeypatch.setattr(IndexedSlab, "update_index", shifted)
     with pytest.raises(UserError, match="with a cache, its logits differ"):
         tiny_target("deepseek_v32", index_topk=2048)
 

@@ -115,9 +115,8 @@ def test_markov_bias_is_that_of_drafting(target: Target, samples: data.Samples, 
         inputs = session.bias_inputs(hidden[0, 0, k].detach())
         assert inputs is not None
         bias = session.bias(inputs, batch.tokens_BL[0, 7 + k])
-        torch.testing.assert_close(
-            bias, (factors[0][0, 0, k] @ factors[1]).detach(), atol=1e-5, rtol=1e-5
-        )
+        expected = (factors[0][0, 0, k] @ factors[1]).detach()
+        torch.testing.assert_close(bias, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_confidence_in_training_equals_drafting(target: Target, samples: data.Samples) -> None:
@@ -130,9 +129,8 @@ def test_confidence_in_training_equals_drafting(target: Target, samples: data.Sa
         foretold = session.confidence(hidden[0, 0, k].detach(), batch.tokens_BL[0, 7 + k][None])
         assert foretold == pytest.approx(float(logits[0, 0, k].sigmoid()), rel=1e-5)
     logits.sum().backward()
-    reached = {
-        name for name, p in drafter.named_parameters() if p.grad is not None and bool(p.grad.any())
-    }
+    gradients = {name: p.grad for name, p in drafter.named_parameters() if p.grad is not None}
+    reached = {name for name, gradient in gradients.items() if gradient.any()}
     assert reached == {"confidence.out.weight", "confidence.out.bias"}
 
 
@@ -156,9 +154,8 @@ def test_two_tap_convolutions() -> None:
                 out[b, i] += (layer.offset[which, 1] + delta[1]) * rows[b, i - 1]
         return out
 
-    torch.testing.assert_close(
-        layer(x, torch.cos), by_hand(by_hand(x, 0).cos(), 1), atol=1e-4, rtol=1e-4
-    )
+    expected = by_hand(by_hand(x, 0).cos(), 1)
+    torch.testing.assert_close(layer(x, torch.cos), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("context", ["shared_kv", "taps"])
@@ -171,9 +168,8 @@ def test_both_layouts_read_one_block(target: Target, samples: data.Samples, cont
     drafter.load_state_dict(wide.state_dict())
     batch = packing.collate(packing.pack(samples, 64, seed=0))
     features = target_features(target, batch, drafter.config)
-    few, many = (
-        sample_anchors(batch, 9, size, torch.Generator().manual_seed(2)) for size in (4, 5)
-    )
+    generators = [torch.Generator().manual_seed(2) for _ in range(2)]
+    few, many = (sample_anchors(batch, 9, k, g) for k, g in zip((4, 5), generators, strict=True))
     assert torch.equal(few.index_BA, many.index_BA)
     hidden, rows = drafter(batch, features, few), wide(batch, features, many)
     assert hidden.shape[2] == 4 and torch.equal(hidden, rows[:, :, 1:])

@@ -14,6 +14,7 @@ from specalign.models.block_mask import make_sight_rule, make_sparse_mask, see_c
 from specalign.models.target_features import target_features
 from specalign.rows.shards import Samples
 from tests.builders import trained_block
+from tests.target_models import some_text
 
 
 def packed(length: int, anchors: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -59,9 +60,7 @@ def test_a_drafter_computes_the_same(
     drafter = trained_block(target, samples, **changes)
     length = 150
     document_BL, index_BA = packed(length, 40, 3)
-    tokens = torch.randint(
-        4, target.vocab_size, (2, length), generator=torch.Generator().manual_seed(1)
-    )
+    tokens = some_text(target, 2 * length).view(2, length)
     positions = torch.arange(length).expand(2, -1)
     batch = Batch(tokens, positions, document_BL, torch.ones_like(tokens, dtype=torch.bool))
     valid = torch.ones(2, 40, drafter.config.block_size, dtype=torch.bool)

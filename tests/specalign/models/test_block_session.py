@@ -25,14 +25,12 @@ def test_blocks_in_one_pass(target: Target, samples: data.Samples, variant: dict
     session = BlockSession(drafter, cache, 12)
     output = target.forward(torch.arange(5, 12)[None], cache=cache, taps=session.taps)
     session.observe(output.hidden_BLD, output.taps_BLFD, 7)
-    blocks_NR = torch.tensor([[7, 9, 3, 3, 3], [7, 3, 3, 3, 3], [7, 9, 11, 12, 3]])[
-        :, : drafter.config.rows
-    ]
+    blocks_NR = torch.tensor([[7, 9, 3, 3, 3], [7, 3, 3, 3, 3], [7, 9, 11, 12, 3]])
+    blocks_NR = blocks_NR[:, : drafter.config.rows]
     together = session.draft_hidden_of_blocks(blocks_NR)
     for block_R, hidden_KD in zip(blocks_NR, together, strict=True):
-        torch.testing.assert_close(
-            session.draft_hidden_of_blocks(block_R[None])[0], hidden_KD, atol=1e-4, rtol=1e-4
-        )
+        alone_KD = session.draft_hidden_of_blocks(block_R[None])[0]
+        torch.testing.assert_close(alone_KD, hidden_KD, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
@@ -83,22 +81,14 @@ def test_one_call_drafts_what_the_modules_draft(
     output = target.forward(tokens, cache=cache, taps=session.taps)
     session.observe(output.hidden_BLD, output.taps_BLFD, 200)
     before = [t.clone() for slab in cache.slabs for t in (slab.keys, slab.values)]
-    tokens = torch.tensor([[7, 8, 9, 10, 5], [7, 11, 12, 13, 5], [7, 9, 9, 9, 5]])[
-        :, : drafter.config.rows
-    ]
-    blocks = drafter.mask_blocks(tokens, torch.tensor([0, 2, 1]))
-    got = [session.draft_hidden(7), session.draft_hidden_of_blocks(blocks)]
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(before, (t for s in cache.slabs for t in (s.keys, s.values)), strict=True)
-    )
+    tokens = torch.tensor([[7, 8, 9, 10, 5], [7, 11, 12, 13, 5], [7, 9, 9, 9, 5]])
+    blocks = drafter.mask_blocks(tokens[:, : drafter.config.rows], torch.tensor([0, 2, 1]))
+    got = session.draft_hidden(7), session.draft_hidden_of_blocks(blocks)
+    after = [t for slab in cache.slabs for t in (slab.keys, slab.values)]
+    assert all(map(torch.equal, before, after))
     drafter.stack = None
-    for mine, wanted in zip(
-        got, [session.draft_hidden(7), session.draft_hidden_of_blocks(blocks)], strict=True
-    ):
-        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-4)
+    wanted = session.draft_hidden(7), session.draft_hidden_of_blocks(blocks)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
     drafter.stack = stack
-    many = blocks.repeat(3, 1)  # 36 rows or more: more than one call takes
-    torch.testing.assert_close(
-        session.draft_hidden_of_blocks(many)[:3], got[1], rtol=1e-4, atol=1e-4
-    )
+    many = session.draft_hidden_of_blocks(blocks.repeat(3, 1))  # more rows than one call takes
+    torch.testing.assert_close(many[:3], got[1], rtol=1e-4, atol=1e-4)

@@ -14,11 +14,6 @@ from tests.builders import causal_drafter as drafter
 from tests.builders import packed_batch as batch
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug", dtype="float32", device="cpu")
-
-
 def test_any_causal_lm_of_the_vocabulary_may_start_it(target: Target, tmp_path: Path) -> None:
     """With an embedding and a head of its own, which stay as they are and are saved."""
     first = drafter(target)
@@ -31,12 +26,9 @@ def test_any_causal_lm_of_the_vocabulary_may_start_it(target: Target, tmp_path: 
     assert torch.equal(opened.embedding_VD, first.embedding_VD)
     rows = batch(target)
     with torch.no_grad():
-        torch.testing.assert_close(
-            made.logits(made(rows))[1:],
-            opened.forward(rows.tokens_BL[1:]).logits_BLV,
-            atol=1e-4,
-            rtol=1e-3,
-        )
+        found = made.logits(made(rows))[1:]
+    expected = opened.forward(rows.tokens_BL[1:]).logits_BLV
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["debug", "debug-gpt2", "debug-qwen2"])
@@ -49,9 +41,7 @@ def test_training_computes_what_decoding_computes(name: str, tmp_path: Path) -> 
     with torch.no_grad():
         found = made.logits(made(rows))
     opened = load_target(str(tmp_path), "float32", "cpu")
-    for b, first, last in (
-        (0, 9, 17),
-        (1, 0, 20),
-    ):  # a document that does not begin its row; a whole row
+    # a document that does not begin its row; a whole row
+    for b, first, last in ((0, 9, 17), (1, 0, 20)):
         alone = opened.forward(rows.tokens_BL[b : b + 1, first:last]).logits_BLV
         torch.testing.assert_close(found[b : b + 1, first:last], alone, atol=1e-4, rtol=1e-3)

@@ -7,17 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.models.ddit import DDiT
 from specalign.models.diffusion_context import DiffusionContext
 from tests.builders import DIFFUSION_KINDS as KINDS
 from tests.builders import diffusion_drafter as drafter
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug", dtype="float32", device="cpu")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -35,11 +29,8 @@ def test_committed_tokens_come_with_the_block(target: Target, kind: str, monkeyp
         for _ in range(2):  # nothing is committed meanwhile
             torch.testing.assert_close(at_once.denoise(block), expected, atol=1e-4, rtol=1e-4)
     passes = list[int]()
-    inner = (
-        made.network.vocab_embed
-        if isinstance(made.network, DDiT)
-        else made.network.model.get_decoder()
-    )
+    network: Any = made.network
+    inner = network.vocab_embed if isinstance(network, DDiT) else network.model.get_decoder()
     inner.register_forward_hook(lambda _, __, out: passes.append(1))
     at_once.extend([16, 17])
     at_once.denoise(block)

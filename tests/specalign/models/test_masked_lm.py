@@ -16,9 +16,9 @@ from specalign.lm.debug import debug_model
 from specalign.lm.model import Target
 from specalign.lm.names import ModelSource
 from specalign.lm.proof import prove_target
-from specalign.models.families import FAMILIES
+from specalign.models.families import FAMILIES, family_of
 from specalign.models.masked_lm import annealed_see, merge_lora, with_lora
-from tests.masked_lms import CONFIGS, small_masked_lm
+from tests.masked_lms import CONFIGS, DREAM, small_masked_lm
 from tests.masked_lms import masked_block_logits as block_session
 from tests.masked_lms import partly_masked as tokens
 from tests.target_models import tiny_model
@@ -99,8 +99,21 @@ def test_lora_starts_at_zero_and_merges_to_what_it_computed(target: Target, tmp_
     merge_lora(network)
     save_masked_lm(network, tmp_path)
     with torch.no_grad():
-        torch.testing.assert_close(
-            load_masked_lm(tmp_path, target=target)(tokens()), tuned, atol=1e-4, rtol=1e-4
-        )
+        loaded = load_masked_lm(tmp_path, target=target)(tokens())
+    torch.testing.assert_close(loaded, tuned, atol=1e-4, rtol=1e-4)
     with pytest.raises(UserError, match="LoRA"):
         with_lora(adapt(target, [0], 36), 4, ["no_such_layer"])
+
+
+def test_a_family_is_told_by_its_config_or_its_hub_id() -> None:
+    assert family_of(DREAM, "some/finetune").name == "dream"
+    plain = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    assert family_of(plain, "diffusionfamily/diffullama").name == "diffullama"
+    with pytest.raises(UserError, match="not a supported masked-diffusion family"):
+        family_of(plain, "meta-llama/Llama-2-7b-hf")
+    for named in (5, {"a": 1}, [None], [{}]):
+        with pytest.raises(UserError, match="not a supported masked-diffusion family"):
+            family_of({"model_type": "llama", "architectures": named}, "x")
+    for family in FAMILIES.values():
+        for name in ("lm_head.weight", "model.layers.11.mlp.up_proj.weight"):
+            assert family.ours(family.theirs(name)) == name

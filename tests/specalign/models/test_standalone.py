@@ -8,18 +8,12 @@ import pytest
 import torch
 
 from specalign.diffusion.noise import corrupt_blocks, corrupt_suffix
-from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.models.diffusion_context import DiffusionContext
 from tests.builders import ANCHORS
 from tests.builders import DIFFUSION_KINDS as KINDS
 from tests.builders import diffusion_drafter as drafter
 from tests.builders import packed_batch as batch
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug", dtype="float32", device="cpu")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,28 +17,18 @@ from specalign.rows.conversation import (
 
 def test_roles_in_every_spelling() -> None:
     for role, spellings in ROLES.items():
-        for spelling in spellings.split():
-            for written in (
-                spelling,
-                spelling.upper(),
-                f" {spelling.title()} ",
-                spelling.replace("_", "-"),
-            ):
-                assert read_messages([{"role": written, "content": "x"}]) == [
-                    {"role": role, "content": "x"}
-                ]
+        for name in spellings.split():
+            for written in (name, name.upper(), f" {name.title()} ", name.replace("_", "-")):
+                found = read_messages([{"role": written, "content": "x"}])
+                assert found == [{"role": role, "content": "x"}]
     with pytest.raises(UnusableRow, match="an unknown role, 'narrator'$"):
         read_messages([{"role": "narrator", "content": "x"}])
 
 
 def test_content_is_always_a_string() -> None:
     part = {"type": "text", "text": "a"}
-    assert [read_text_parts(c) for c in (None, "a", part, [part, "b", None])] == [
-        "",
-        "a",
-        "a",
-        "a\nb",
-    ]
+    texts = [read_text_parts(content) for content in (None, "a", part, [part, "b", None])]
+    assert texts == ["", "a", "a", "a\nb"]
     for content in (3, [3], [{"type": "image"}], [{"image": "x"}]):
         with pytest.raises(UnusableRow, match="not text"):
             read_text_parts(content)
@@ -46,12 +36,9 @@ def test_content_is_always_a_string() -> None:
 
 def test_a_message_has_no_other_columns() -> None:
     """The row of a table may have a role too."""
-    assert is_message({"role": "user", "content": "x", "weight": 1}) and is_message(
-        {"from": "a", "value": "x"}
-    )
-    assert not is_message({"role": "user", "content": "x", "message_id": 1}) and not is_message(
-        {"a": "x"}
-    )
+    message = {"role": "user", "content": "x"}
+    assert is_message({**message, "weight": 1}) and is_message({"from": "a", "value": "x"})
+    assert not is_message({**message, "message_id": 1}) and not is_message({"a": "x"})
 
 
 def test_what_a_string_holds() -> None:
@@ -67,7 +54,3 @@ def test_prompt_drops_the_assistant_messages_at_the_end() -> None:
     assert talk.prompt == Conversation((user, answer, user), tools)
     assert talk.prompt.prompt == talk.prompt
     assert Conversation((answer,)).prompt.messages == ()
-
-
-def test_text_is_one_user_message() -> None:
-    assert Conversation.from_text("Hi").messages == ({"role": "user", "content": "Hi"},)

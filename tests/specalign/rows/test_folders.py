@@ -28,21 +28,14 @@ def choose(folder: Path, split: str = "train", config: str | None = None) -> lis
 
 
 def test_by_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = make(
-        tmp_path / "d", "train-0.jsonl", "train-1.jsonl", "test-0.jsonl", ".hidden/train.jsonl"
-    )
+    names = ("train-0.jsonl", "train-1.jsonl", "test-0.jsonl", ".hidden/train.jsonl")
+    folder = make(tmp_path / "d", *names)
     assert choose(folder) == ["train-0.jsonl", "train-1.jsonl"]
     assert choose(folder, "test") == ["test-0.jsonl"]
     assert "skipped: test-0.jsonl (data.prompts_split)" in capsys.readouterr().err
     assert choose(make(tmp_path / "restrained", "latest.jsonl")) == ["latest.jsonl"]
     with pytest.raises(NoSplit, match=r"no split 'validation' \(one of: test, train\)"):
         choose(folder, "validation")
-
-
-def test_skipped_files_are_not_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert choose(make(tmp_path, "a.jsonl", "b.csv")) == ["a.jsonl"]
-    notes = capsys.readouterr().err
-    assert "skipped: b.csv" in notes
 
 
 def test_one_kind_of_file_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,9 +53,8 @@ def test_a_card_says_what_no_name_tells(tmp_path: Path) -> None:
     folder = make(tmp_path, "a.jsonl", "held_out.jsonl", configs=card)
     assert choose(folder) == ["a.jsonl"] and choose(folder, "test") == ["held_out.jsonl"]
     card = [{"config_name": n, "data_dir": n} for n in ("de", "en")]
-    folder = make(
-        tmp_path / "two", "de/train.jsonl", "en/train.jsonl", "en/test.jsonl", configs=card
-    )
+    names = ("de/train.jsonl", "en/train.jsonl", "en/test.jsonl")
+    folder = make(tmp_path / "two", *names, configs=card)
     assert choose(folder, config="en") == ["en/train.jsonl"]
     for config in (None, "fr"):
         with pytest.raises(UserError, match=r"'de', 'en'\].*\(data.prompts_config\)"):
@@ -72,9 +64,8 @@ def test_a_card_says_what_no_name_tells(tmp_path: Path) -> None:
 def test_a_suites_copy_may_be_a_part(tmp_path: Path) -> None:
     def files(*names: str) -> list[str]:
         folder = make(tmp_path / names[0].replace("/", "_"), *names)
-        return [
-            f.relative_to(folder).as_posix() for f in suite_files(folder, "test", "main", "suite")
-        ]
+        found = suite_files(folder, "test", "main", "suite")
+        return [file.relative_to(folder).as_posix() for file in found]
 
     assert files("main/test.jsonl", "main/train.jsonl", "other/test.jsonl") == ["main/test.jsonl"]
     assert files("question.jsonl", "train.jsonl") == ["question.jsonl"]

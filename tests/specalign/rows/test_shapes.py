@@ -28,20 +28,10 @@ def test_a_row_without_a_conversation_says_why(name: str) -> None:
 
 def test_what_a_row_does_not_use_is_named() -> None:
     """The columns that name a prompt, and those that are null or empty, are nothing to name."""
-    row = {
-        "prompt": "Hi",
-        "id": 1,
-        "category": "c",
-        "options": ["a"],
-        "answer": "b",
-        "note": None,
-        "tag": "",
-    }
-    assert parse_row(row).columns == ["options", "answer"]
-    assert parse_row({"prompt": TALK, "chosen": "x", "rejected": "y"}).columns == [
-        "chosen",
-        "rejected",
-    ]
+    row = {"prompt": "Hi", "id": 1, "category": "c", "note": None, "tag": ""}
+    assert parse_row({**row, "options": ["a"], "answer": "b"}).columns == ["options", "answer"]
+    pair = parse_row({"prompt": TALK, "chosen": "x", "rejected": "y"})
+    assert pair.columns == ["chosen", "rejected"]
     assert parse_row({"question": "Q", "context": {"sentences": ["s"]}}).columns == ["context"]
     assert parse_row({"system": "T", "messages": TALK}).columns == ["system"]
     assert parse_row({"prompt": "Hi", "tools": "none"}).columns == ["tools"]

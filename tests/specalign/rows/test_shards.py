@@ -60,11 +60,9 @@ def test_missing_and_broken_folders(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="not a readable data shard"):
             read_samples(tmp_path)
         data.shard_path(tmp_path, 0).write_bytes(b"torn")
-    for values, says in (
-        ({"shards": "1"}, "shards='1' must be an integer"),
-        ({"shards": -1}, "shards=-1, but sha256 lists 1"),
-    ):
-        data.write_manifest(tmp_path, manifest(**values))
+    says_of = {"1": "shards='1' must be an integer", -1: "shards=-1, but sha256 lists 1"}
+    for shards, says in says_of.items():
+        data.write_manifest(tmp_path, manifest(shards=shards))
         with pytest.raises(UserError, match=says):
             read_samples(tmp_path)
     (tmp_path / "manifest.json").write_text("{")

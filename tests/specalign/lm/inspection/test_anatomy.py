@@ -51,10 +51,7 @@ def test_context_and_ends() -> None:
     def ends(of_generation: Any, of_tokenizer: Any = None) -> tuple[int, ...]:
         generation = SimpleNamespace(eos_token_id=of_generation)
         config = SimpleNamespace(get_text_config=lambda decoder: text)
-        model = SimpleNamespace(generation_config=generation, config=config)
-        return eos_ids(
-            model.config, model.generation_config, SimpleNamespace(eos_token_id=of_tokenizer)
-        )
+        return eos_ids(config, generation, SimpleNamespace(eos_token_id=of_tokenizer))
 
     assert ends([5, 2], 7) == (2, 5) and ends(5, 7) == (5,)
     assert ends(None) == (4,) and ends([], 7) == (4, 7)  # `generate` would never end

@@ -25,9 +25,8 @@ def test_what_follows_the_head_is_part_of_p(kind: str, scale: float, cap: float 
     own = own_output(model, target.tokenizer)
     assert (target.logit_form.scale, target.logit_form.cap) == (scale, cap)
     with torch.no_grad():
-        torch.testing.assert_close(
-            target.head(own.head_input_LD), own.logits_LV, atol=1e-4, rtol=1e-4
-        )
+        logits = target.head(own.head_input_LD)
+    torch.testing.assert_close(logits, own.logits_LV, atol=1e-4, rtol=1e-4)
     product, columns = own.head_input_LD @ target.head_weight_VD.T, torch.arange(3, 40, 2)
     assert target.finish is not None
     finished = target.finish(product[:, columns], columns)
@@ -37,9 +36,8 @@ def test_what_follows_the_head_is_part_of_p(kind: str, scale: float, cap: float 
 def test_positions_are_given_as_generate_gives_them_and_residuals_may_be_wider() -> None:
     """Without positions Bamba's own forward begins each call at 0; Mamba's residuals are fp32 in any type."""
     assert tiny_target("bamba").chains_only
-    target = prove_target(
-        tiny_model("mamba", 260).to(torch.bfloat16), debug_model("Llama")[1], ModelSource("mine")
-    )
+    half, tokenizer = tiny_model("mamba", 260).to(torch.bfloat16), debug_model("Llama")[1]
+    target = prove_target(half, tokenizer, ModelSource("mine"))
     output = target.forward(torch.arange(4, 9)[None], taps=(1,))
     assert output.taps_BLFD is not None
     assert (output.hidden_BLD.dtype, output.taps_BLFD.dtype) == (torch.bfloat16, torch.bfloat16)
@@ -61,9 +59,8 @@ def test_a_bf16_checkpoint_of_such_a_model_is_p(name: str, kept: str) -> None:
         prove_target(copy.deepcopy(model), tokenizer, ModelSource(name), fast=fast)
         for fast in (False, True)
     )
-    types = {
-        n: m.weight.dtype for n, m in fast.body.named_modules() if type(m).__name__ == "RowsLinear"
-    }
+    layers = fast.body.named_modules()
+    types = {n: m.weight.dtype for n, m in layers if type(m).__name__ == "RowsLinear"}
     whole = {n for n, dtype in types.items() if dtype == torch.float32}
     assert whole and all(n.endswith(kept) for n in whole) and len(whole) < len(types)
     tokens = some_text(fast, 6)
