@@ -82,7 +82,7 @@ def count_rounds(
     counters: list[OperatorCounter] = []
     rounds = decoder.run_rounds(runners, batch)
     next(rounds)  # the capture and the prefills
-    for _ in range(2):
+    for _ in range(3):
         counter = OperatorCounter()
         with counter:
             next(rounds, None)

@@ -79,15 +79,16 @@ def _trees(chains: bool) -> list[Parents]:
     return list(dict.fromkeys([*shapes(), *map(breadth_first, shapes())]))
 
 
-def cases(verifier: str, drafter: str) -> list[RuleCase]:
-    """At least 300 random tables, over every tree. Verifiers of the same drafts share them."""
-    return _cases(drafter, len(trees_for(verifier, drafter)) == 3, VERIFIERS[verifier].greedy_only)
+def cases(verifier: str, drafter: str, least: int = 300) -> list[RuleCase]:
+    """At least so many random tables, over every tree. Verifiers of the same drafts share them."""
+    chains = len(trees_for(verifier, drafter)) == 3
+    return _cases(drafter, chains, VERIFIERS[verifier].greedy_only, least)
 
 
 @lru_cache(1)
-def _cases(drafter: str, chains: bool, greedy: bool) -> list[RuleCase]:
+def _cases(drafter: str, chains: bool, greedy: bool, least: int) -> list[RuleCase]:
     found: list[RuleCase] = []
-    while len(found) < 300:
+    while len(found) < least:
         for parents in _trees(chains):
             seed = len(found)
             toy = Toy(vocabulary(len(parents), seed), max(depths(parents)), seed, greedy)

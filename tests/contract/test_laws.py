@@ -38,8 +38,8 @@ from tests.contract.mutants import MUTANTS
     ],
 )
 def test_the_output_law_is_the_targets(verifier: str, drafter: str) -> None:
-    found = cases(verifier, drafter)
-    assert len(found) >= 300 and max(distance(x, verifier) for x in found) < EXACT
+    found = cases(verifier, drafter, 240)  # a table for each tree
+    assert len(found) >= 240 and max(distance(x, verifier) for x in found) < EXACT
     for better, other, drafts in DOMINATES:
         if (better, drafts) == (verifier, drafter):
             check_gains(found, better, other)

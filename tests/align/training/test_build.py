@@ -25,7 +25,8 @@ from tests.builders import needed_words
 from tests.published_blocks import backbone, pruned, speculators_config, write
 from tests.published_ddits import state, write_hub
 
-FEW = "data.samples=16"
+FEW = ["data.samples=16", "data.batch_size=128"]
+"""In few batches: most prompts of a random target do not end."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_a_published_checkpoint_by_its_recipe(tmp_path: Path, written: dict[str,
     values = {"tokens": gpt2.vocab_size, "graph": {"type": "absorb"}}
     write_hub(tmp_path / "sedd", {**values, "noise": noise, "model": sizes}, state(DDiT(config)))
     words = (f"drafter.init={tmp_path / 'sedd'}", f"output={tmp_path / 'run'}", "drafter.window=16")
-    recipe = load_recipe(["recipe=debug_gpt2xl_calib", *words, FEW])
+    recipe = load_recipe(["recipe=debug_gpt2xl_calib", *words, *FEW])
     with_data(recipe, written)
     train(recipe, quiet=True)
     values = json.loads((tmp_path / "run/drafter/config.json").read_text())
@@ -99,7 +100,7 @@ ELSEWHERE = "block|sedd|mdlm|autoregressive|variable_prefix|confidence|taps|adap
 @pytest.mark.slow
 @pytest.mark.parametrize("twin", [t for t in TWINS if not re.fullmatch(f"debug_({ELSEWHERE})", t)])
 def test_published_recipes_run_tiny(twin: str, tmp_path: Path, written: dict[str, Path]) -> None:
-    recipe = load_recipe([f"recipe={twin}", f"output={tmp_path}", FEW])
+    recipe = load_recipe([f"recipe={twin}", f"output={tmp_path}", *FEW])
     if recipe.drafter.lora_rank:
         pytest.importorskip("peft")
     with_data(recipe, written)
