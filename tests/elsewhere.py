@@ -149,7 +149,7 @@ class Accelerator(CPUAccelerator):
 
 
 SMALL = (
-    "data.path={}/data data.samples=4 data.batch_size=32 data.max_answer_tokens=6 data.length=64 "
+    "data.path={}/data data.samples=4 data.batch_size=96 data.max_answer_tokens=6 data.length=64 "
     "trainer.logger=[] trainer.max_steps=2 trainer.warmup_steps=1 trainer.validate_every=2 "
     "trainer.validation_rows=1 trainer.anchors=4 trainer.ema=0.9"
 )

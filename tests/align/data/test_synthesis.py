@@ -34,7 +34,7 @@ def write(target: Target, folder: Path, *words: str) -> dict[str, Any]:
 
 
 def test_written_prompts_begin_as_asked(tmp_path: Path, target: Target) -> None:
-    words = ["data.samples=24", "data.answer_temperatures=[0.0, 1.0]"]
+    words = ["data.samples=24", "data.batch_size=128", "data.answer_temperatures=[0.0, 1.0]"]
     write(target, tmp_path / "data", *words, "data.prompt_openings=['', 'ab', 'xyz']")
     samples = read_samples(tmp_path / "data")
     prefix = len(chat_template(target).prefix)
@@ -57,7 +57,7 @@ def test_samples_that_were_there_before_are_dropped(tmp_path: Path, target: Targ
 
 @pytest.mark.slow
 def test_other_settings_are_refused(tmp_path: Path) -> None:
-    words = ["data.samples=2", "data.template_kwargs.enable_thinking=false"]
+    words = ["data.samples=2", "data.batch_size=64", "data.template_kwargs.enable_thinking=false"]
     system = "data.system=Be brief."
     d = load_recipe([*SHORT, *words, system]).data
     target = switching_target()
