@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from decode.evaluation import figures, statistics
+from decode.evaluation import figures
 from decode.systems.opening import OpenDrafters
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
@@ -35,9 +35,8 @@ def prompts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/decode/evaluation/test_page.py draws them. And intervals of few draws."""
+    """tests/decode/evaluation/test_page.py draws them."""
     monkeypatch.setattr(figures, "share_card", lambda *args: b"png")
-    monkeypatch.setattr(statistics, "RESAMPLES", 500)
 
 
 @pytest.fixture(scope="module")

@@ -58,9 +58,10 @@ def test_a_bucket_holds_the_drafts_too(target: Target, monkeypatch: pytest.Monke
 
 
 def test_results_are_read_as_they_are_written() -> None:
-    numbers = [2, 1, 2, 7, 8, 0, 0, 0, 2, 1, 3, 5, 7, 6, 0, 0, 2]
+    new, path = [7, 8, 0, 0, 0], [0, 3, 0, 0, 0]
+    drafts, above, depths = [5, 9, 7, 6], [0, 0, 0, 3], [1, 0, 1, 2]  # 9 does not count
     wanted = RoundResult([7, 8], 1, 2, [1], [5, 7, 6], (-1, -1, 1))
-    assert read_result(numbers, 3) == wanted
+    assert read_result([2, 1, *new, *path, *drafts, *above, *depths], 4) == wanted
 
 
 def test_a_node_sees_the_text_its_ancestors_and_itself() -> None:
