@@ -1,7 +1,5 @@
 """What a DFlash, DSpark or speculators folder computes by its published definition, without this project's networks or importers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What several test files build: networks of every kind with weights that are nowhere zero, rows, records, runs."""
 
-from __future__ import annotations
-
 import copy
 import csv
 from collections.abc import Callable, Sequence

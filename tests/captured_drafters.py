@@ -1,7 +1,5 @@
 """Proposers of every kind that the captured engine runs."""
 
-from __future__ import annotations
-
 from decode.proposers.autoregressive import AutoregressiveProposer
 from decode.proposers.base import Proposer
 from decode.proposers.block import BlockProposer

@@ -1,7 +1,5 @@
 """Chat templates of every shape that models have, and a tiny target for each kind of tokenizer."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Outputs with drafts against those without, token by token: greedy, and coupled, where the noise of each position is fixed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

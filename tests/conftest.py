@@ -1,7 +1,5 @@
 """What tests of several packages share. Imports no torch: pytest-xdist's first process, which runs no test, imports this too."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc

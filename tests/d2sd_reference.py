@@ -1,7 +1,5 @@
 """D²SD by its definition: one block and one position at a time, with none of its session's code."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

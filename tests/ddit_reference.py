@@ -1,7 +1,5 @@
 """A DDiT's forward written after the papers (SEDD, MDLM, RADD, BD3-LM): float64, one head and one place at a time, none of this project's code."""
 
-from __future__ import annotations
-
 import math
 
 import torch

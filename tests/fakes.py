@@ -1,7 +1,5 @@
 """A target that is a table, and drafters of every law: enough to run the engine thousands of times."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence

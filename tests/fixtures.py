@@ -1,7 +1,5 @@
 """Fixtures of the tests of training and of the shared package."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

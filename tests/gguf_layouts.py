@@ -1,7 +1,5 @@
 """Tiny models as llama.cpp's converter writes them into GGUF files, of architectures that it stores in another layout than the hub's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ It records the files of a generated data folder, each drafter's losses and weigh
 six prompts (greedy and sampled), and the counts of `decode.verify`. `--real` adds the systems of the shipped pair.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import hashlib

@@ -1,7 +1,5 @@
 """Random drafters and targets whose statistics are known in float64."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -1,7 +1,5 @@
 """Small masked-diffusion language models of every family, and their blocks through the cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

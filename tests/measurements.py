@@ -1,7 +1,5 @@
 """Measurements that several test files look at: records made by hand, a folder of them, small runs of `decode.eval`."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

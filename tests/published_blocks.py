@@ -1,7 +1,5 @@
 """Block drafters' folders as their makers publish them, written by hand: config.json and tensors of DFlash, DSpark and speculators."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints of the published layouts (SEDD, MDLM) of a small network, as their authors write them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

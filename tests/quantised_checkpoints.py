@@ -1,7 +1,5 @@
 """Tiny checkpoints in the formats of quantised ones that a CPU can open, written as their makers write them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows of every shape that users bring, and the messages that they are."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -8,8 +8,6 @@ prints is started as printed. Exit code 1 if the server differs or the line does
 vLLM's CPU build fixed (tests/vllm_processor.py), the printed line with it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Drafters made for tiny targets, trained for some steps on the target's own words: what they write against plain decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,7 +1,5 @@
 """Tiny random models of transformers' architectures, as targets: 4 layers of width 64 over a small vocabulary."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny random models of transformers that hold a text model beside towers for images or sound, saved as folders in hub layout."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -14,8 +14,6 @@ plain decoding's: chains, trees, batches, coupled sampling); autoregressive and 
 target's layers, saved and loaded). The page lists exceptions only.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """Wrong input to every command: exit code 0 or 2, one `error:` line, existing results untouched."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib

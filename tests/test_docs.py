@@ -1,7 +1,5 @@
 """Paths, commands, recipes and links in README, CONTRIBUTING and docs/ exist."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from importlib import import_module

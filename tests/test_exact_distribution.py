@@ -1,7 +1,5 @@
 """The exact distribution by enumeration, and the statistics of the test."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

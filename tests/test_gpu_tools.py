@@ -1,7 +1,5 @@
 """The measurements for a GPU run on a CPU: their figures are positive, forced τ is near what was asked for, and texts stay the same."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from functools import partial

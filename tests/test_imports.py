@@ -3,8 +3,6 @@
 Imports inside functions count, except where a rule says otherwise.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """Commands are killed between two file operations, rerun, and end as an undisturbed run does."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import importlib

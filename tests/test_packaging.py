@@ -1,7 +1,5 @@
 """What an installed copy has to hold: every package, and the recipes beside them."""
 
-from __future__ import annotations
-
 import tomllib
 from fnmatch import fnmatchcase
 from pathlib import Path

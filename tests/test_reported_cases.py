@@ -1,7 +1,5 @@
 """Inputs from public bug reports of this field that cross modules."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

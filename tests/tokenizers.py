@@ -1,7 +1,5 @@
 """Small tokenizers of every kind, trained on a few sentences."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Fixtures of these tests, next to those of tests/conftest.py."""
 
-from __future__ import annotations
-
 from tests.fixtures import samples, target
 
 __all__ = ["samples", "target"]

@@ -1,7 +1,5 @@
 """What `align.features` stores is what training reads: no call of the target, and the weights of a run that kept it in memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

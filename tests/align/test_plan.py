@@ -1,7 +1,5 @@
 """The command: a page, an exit code."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

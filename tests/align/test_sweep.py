@@ -1,7 +1,5 @@
 """W&B's sweep files, their trials, and the command that runs them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

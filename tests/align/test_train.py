@@ -1,7 +1,5 @@
 """The commands `align.train` and `align.synthesize`: exit codes, and what they say."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -3,8 +3,6 @@
 python -m tests.contract.enumeration        # the first two tables
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import lru_cache
 

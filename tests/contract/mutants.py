@@ -3,8 +3,6 @@
 python -m tests.contract.mutants            # the table of tests/contract/README.md
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

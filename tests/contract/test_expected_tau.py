@@ -5,8 +5,6 @@ the decoder draws its own last token, drafts and verdict. Both have the same mea
 after it was drawn (a template was not) and was not cut for its length (near that limit, only texts that ended are whole).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

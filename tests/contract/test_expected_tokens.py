@@ -1,7 +1,5 @@
 """The tokens a call that enumeration expects are those that the decoder counts: the same tables behind the real engine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Sampled output has the target's joint law: every draft law, verifier and processor, on a table of a few tokens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

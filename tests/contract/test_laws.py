@@ -1,8 +1,6 @@
 """Losslessness, enumerated: every verifier with every law of drafts that the types let it have, over every tree of up to
 six nodes and three levels, gives EXACTLY the target's joint law; and the ways to get it wrong are seen."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -5,8 +5,6 @@ The target says one token after every node, each from p of that node's own prefi
 everything that it may say, the path and the token after it have a law; tokens after that come from the target itself.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 

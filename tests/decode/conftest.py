@@ -1,7 +1,5 @@
 """What several files of decoding tests share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

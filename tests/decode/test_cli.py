@@ -1,7 +1,5 @@
 """Command-line mistakes are one line that names the option and the nearest valid one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

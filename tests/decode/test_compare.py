@@ -1,7 +1,5 @@
 """The command: its words, and the whole of it on the debug twins."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

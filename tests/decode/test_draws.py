@@ -8,8 +8,6 @@ states (of siblings drawn without replacement: with what earlier ones left of it
 state in which a drafter is asked, so a bug of any size shows.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """What a user types wrong is refused before torch is imported."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

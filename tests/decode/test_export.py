@@ -1,7 +1,5 @@
 """`python -m decode.export`: options, what it prints, exit codes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

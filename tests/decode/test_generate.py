@@ -1,7 +1,5 @@
 """The command: output on stdout, figures on stderr, one line and exit code 2 for what can't be used."""
 
-from __future__ import annotations
-
 import io
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Wrong inputs to eval and report: one line that names them, exit code 2, no traceback."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

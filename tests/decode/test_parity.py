@@ -1,7 +1,5 @@
 """`python -m decode.parity`: options, what it prints, exit codes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What tests of several rooms of the shared package use."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """`specalign` lists and runs the commands; `import specalign` is the public API."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import subprocess

@@ -1,7 +1,5 @@
 """Command lines as people and W&B's agents write them; the agent's own code makes those of every macro."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a recipe asks of the machine, and which process is which, however they were started."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Recipes: every shipped one parses, the layers win in their order, and what follows from other keys."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a command lacks is named before it begins. (Before torch is imported: tests/decode/test_early.py.)"""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

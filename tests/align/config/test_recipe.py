@@ -1,7 +1,5 @@
 """Recipes validate themselves; a resolved recipe gives the same recipe again, and a run resumes only with the keys that it recorded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

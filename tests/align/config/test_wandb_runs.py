@@ -1,7 +1,5 @@
 """W&B's trials: a folder each, shared text; nothing is sent without credentials or without being asked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Missing data are written before training; data of other settings are used as they are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

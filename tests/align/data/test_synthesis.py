@@ -1,7 +1,5 @@
 """Generated data: resumable after a kill, duplicates and wrong settings, whole conversations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Documents in a fixed order from every kind of source; what is skipped is counted."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

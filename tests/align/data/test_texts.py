@@ -1,7 +1,5 @@
 """Text of several sources, mixed by weight, without what is excluded; a kill at any shard changes nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The expected τ against token and greedy verification worked out by enumeration over toy vocabularies."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Diffusion losses against plain fp64 formulas: values and gradients, precision, the identity with cross-entropy."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

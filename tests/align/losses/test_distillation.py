@@ -1,7 +1,5 @@
 """Every loss against a float64 reference, values and gradients; chunks, vocabularies, dtypes, memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

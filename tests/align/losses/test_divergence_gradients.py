@@ -1,7 +1,5 @@
 """Values and gradients of every statistic against a float64 reference: kinds of rows, chunks, dtypes, shapes, autocast."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

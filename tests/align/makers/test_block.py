@@ -1,7 +1,5 @@
 """A block drafter made for a target: its starting weights, its taps, what is added to a trained one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

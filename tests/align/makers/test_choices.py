@@ -1,7 +1,5 @@
 """The mask is a token that no text has, and LoRA's alpha twice its rank where none is given."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

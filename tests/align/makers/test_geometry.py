@@ -1,7 +1,5 @@
 """Sizes and layers of a fresh block drafter, for targets of all kinds."""
 
-from __future__ import annotations
-
 import pytest
 
 from align.makers.block import block_config

@@ -1,7 +1,5 @@
 """Drafters that are networks of their own: fresh ones, `drafter.init`, and those made of a target's layers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The target's outputs, kept in memory or on disk: the same bits, within their limits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

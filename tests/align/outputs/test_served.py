@@ -1,7 +1,5 @@
 """A server runs the target while training runs: the same losses, whatever befalls requests; a bounded queue; one-line errors."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -1,7 +1,5 @@
 """A recipe's plan: text, memory, what does not fit, the page; and a pilot with the run's own code, which leaves nothing behind."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sizes from configs alone are those of the loaded target and of the drafter that the recipe makes."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

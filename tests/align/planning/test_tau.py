@@ -1,7 +1,5 @@
 """The fit of τ over tokens, and what it rests on."""
 
-from __future__ import annotations
-
 from align.planning.tau import ExpectedTau, predict_tau, read_runs
 
 

@@ -1,8 +1,6 @@
 """The variable-prefix drafter in training: its prefixes have their law and belong to their place, its loss begins after
 them, and it computes what decoding computes. The causal drafter's statistics by their definition."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

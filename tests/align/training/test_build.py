@@ -1,7 +1,5 @@
 """What is trained, from a recipe: a published checkpoint, a tiny model, or a line that says what is missing."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

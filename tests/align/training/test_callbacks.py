@@ -1,7 +1,5 @@
 """What is said after steps and validations, and when a step is saved."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from types import SimpleNamespace

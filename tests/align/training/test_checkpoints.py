@@ -1,7 +1,5 @@
 """Checkpoints hold only weights; damaged ones, and those of other runs, are refused or skipped."""
 
-from __future__ import annotations
-
 import errno
 import json
 from dataclasses import replace

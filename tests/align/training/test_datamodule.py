@@ -1,7 +1,5 @@
 """Training steps: their rows, anchors and used places; validation rows do not depend on the seed."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """What the module of standalone drafters computes from a step: noise, losses, bound; each option where it acts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

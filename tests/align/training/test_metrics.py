@@ -1,7 +1,5 @@
 """Sums of a validation, the table of metrics, and the id of a W&B run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

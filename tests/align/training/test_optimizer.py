@@ -1,7 +1,5 @@
 """Muon for matrices, AdamW for the rest; the learning rate; averaged weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

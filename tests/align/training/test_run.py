@@ -1,7 +1,5 @@
 """Training on the debug target: golden losses, bit-identical resume after a stop, one-line errors."""
 
-from __future__ import annotations
-
 import csv
 import json
 import signal

@@ -1,7 +1,5 @@
 """A failing request is repeated while that may help; mistakes are one line, without the API key; contradictory replies are refused."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tokens are drawn from the softmax within its limits, and writing in batches changes nothing."""
 
-from __future__ import annotations
-
 import torch
 
 from align.config.parser import load_recipe

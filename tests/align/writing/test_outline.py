@@ -1,7 +1,5 @@
 """A target without its weights says of itself what it says with them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Given conversations: kept whole, left out, or cut so that the question stays."""
 
-from __future__ import annotations
-
 import pytest
 
 from align.config.parser import load_recipe

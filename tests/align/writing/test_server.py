@@ -1,7 +1,5 @@
 """A server writes the samples of an undisturbed run, and greedily those of this process."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

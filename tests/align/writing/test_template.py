@@ -1,7 +1,5 @@
 """Training sees the tokens that decoding sees, whatever the shape of the chat template and the kind of the tokenizer."""
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import product
 

@@ -1,7 +1,5 @@
 """The target of the captured engine's tests, which fail where it falls back."""
 
-from __future__ import annotations
-
 import pytest
 
 from decode.captured import engine

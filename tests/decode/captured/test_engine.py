@@ -1,7 +1,5 @@
 """The captured engine writes the eager engine's texts: every drafter, setting, batch and bucket; and its sampled text has p's law."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Requests join between rounds, and their prompts are read in chunks while others run: in both engines."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The parts of a captured round: masks, places, buckets, results, and what the engine refuses."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

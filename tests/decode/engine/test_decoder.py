@@ -1,7 +1,5 @@
 """Many requests at once: every output is the one alone. Prompts and options, well- and malformed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

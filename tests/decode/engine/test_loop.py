@@ -1,7 +1,5 @@
 """Wiring of the loop on the tiny random target: ends, limits, stops, seeds, cache, errors."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

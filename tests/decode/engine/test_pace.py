@@ -1,7 +1,5 @@
 """Batches draft what pays off; their text stays what it is."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Prompts of the Python API: text, conversations with parts and tools, tokens in every form; and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

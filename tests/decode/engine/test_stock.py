@@ -1,7 +1,5 @@
 """A target as transformers runs it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

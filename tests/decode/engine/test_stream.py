@@ -1,7 +1,5 @@
 """An answer as an iterator over its pieces: the text of `generate`, its output, and ends before the end."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

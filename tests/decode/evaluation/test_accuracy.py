@@ -1,7 +1,5 @@
 """Scores of answers, and programs in their sandbox."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Advice from measured speeds, measuring a tiny target, and the command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

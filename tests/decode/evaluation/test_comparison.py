@@ -1,8 +1,6 @@
 """Recipes side by side: what may be compared, what is measured again, and that the figures are the
 records'."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A rounding tie is called one, a bug is not: on a target whose rounding is known, and on a real forward."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """In-domain next to held-out τ, and which prompts are in the training data."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Long names in charts, and the share card: nothing is cut, nothing overlaps."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 from pathlib import Path

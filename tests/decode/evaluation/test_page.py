@@ -1,7 +1,5 @@
 """Every number on the page is one of the records'; several runs on one page."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """Papers' tables: what would run for them, and the whole of it on tiny stand-ins."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

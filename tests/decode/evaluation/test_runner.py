@@ -1,7 +1,5 @@
 """The order of measurement, interrupts, answers of one token."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import asdict, replace

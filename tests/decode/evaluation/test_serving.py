@@ -1,7 +1,5 @@
 """Servers with and without a drafter: a stand-in on the loopback interface that streams."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

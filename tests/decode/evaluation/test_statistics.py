@@ -1,7 +1,5 @@
 """Statistics against hand-worked numbers, and the interval's coverage."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The figures of a summary, its verdict, ties and bugs, and the files of a report."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

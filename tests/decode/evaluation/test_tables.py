@@ -1,7 +1,5 @@
 """Tables for the terminal and in Markdown, and the judgement of the baseline."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

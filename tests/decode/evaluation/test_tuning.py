@@ -1,7 +1,5 @@
 """`decode.eval --tune`: the candidates, the fastest one, and the measurement that follows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

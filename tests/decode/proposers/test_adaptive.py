@@ -1,7 +1,5 @@
 """Controllers: the length of the most tokens a second."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """A causal language model as the drafter: same output, honest q, a context that goes back exactly."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

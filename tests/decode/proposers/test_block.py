@@ -1,8 +1,6 @@
 """The block drafter inside the engine: same output, honest q, context in step. Random networks: wiring,
 nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

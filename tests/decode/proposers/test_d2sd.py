@@ -1,8 +1,6 @@
 """D²SD: its boundaries are the rank_boundaries first mistakes, its branches what the second network says behind them, one pass
 for all; the output is the target's. Random networks: wiring, nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

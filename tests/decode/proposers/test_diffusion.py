@@ -1,8 +1,6 @@
 """Standalone diffusion drafters in the engine: every order and number of steps keeps the target's law; several drafts from
 one step's marginals, and drafts that are refined."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 

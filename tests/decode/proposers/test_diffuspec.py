@@ -1,7 +1,5 @@
 """DiffuSpec: the path search against all paths, and in the engine the path against its parts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

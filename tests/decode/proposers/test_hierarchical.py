@@ -1,7 +1,5 @@
 """Drafts of a drafter that speculates itself: always k, drawn from the middle model, q the rows that verified them."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from typing import Any

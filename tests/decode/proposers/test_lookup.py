@@ -1,7 +1,5 @@
 """Prompt lookup, alone and in front of a drafter."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

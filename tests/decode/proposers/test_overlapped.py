@@ -1,7 +1,5 @@
 """Drafting ahead proposes what would have been proposed, and no thread outlives its draft."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

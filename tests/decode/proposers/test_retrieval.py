@@ -1,7 +1,5 @@
 """Retrieval in the engine: what is drafted, from where, and that the output keeps the target's law."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A drafter with another vocabulary: right drafts stay right in the target's tokens, and the output is plain decoding's."""
 
-from __future__ import annotations
-
 import pytest
 
 from decode import Decoder, Sampling

@@ -1,7 +1,5 @@
 """History holds each node's own prefix."""
 
-from __future__ import annotations
-
 import torch
 
 from decode.speculation.history import History

@@ -1,7 +1,5 @@
 """A proposal's law, its q and its tree belong together; several proposals as one batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

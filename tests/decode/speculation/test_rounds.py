@@ -1,8 +1,6 @@
 """A round of many requests: the outcome of each is the one alone, whatever else is verified with it, and so is what its
 generator draws next."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import replace

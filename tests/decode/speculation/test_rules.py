@@ -1,7 +1,5 @@
 """Acceptance at its edges, and the lossy rules."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

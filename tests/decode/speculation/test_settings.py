@@ -1,7 +1,5 @@
 """The settings of sampling: their ranges, and by their names."""
 
-from __future__ import annotations
-
 import pytest
 
 from decode.speculation.settings import Sampling, read_sampling

@@ -1,8 +1,6 @@
 """Trees through a real forward: every branch as if it were alone, the cache after a path was kept, the grown tree the
 best there is, and greedy output that of plain decoding."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Trees of drafts: the best paths, drawn ones, several drafts as one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 """Every system as it is built: greedy output is plain decoding's, sampled output has the target's
 distribution; what can't be built."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Drafters as they are typed: whether they exist, and of which kind they are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

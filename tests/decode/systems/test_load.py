@@ -1,7 +1,5 @@
 """`decode.load`: a decoder from names and folders, and what it refuses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

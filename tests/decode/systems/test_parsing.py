@@ -1,7 +1,5 @@
 """Methods, sweeps and lists of methods as they are typed; the registry's declarations."""
 
-from __future__ import annotations
-
 import pytest
 
 from decode.speculation import verifiers

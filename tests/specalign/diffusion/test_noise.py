@@ -1,7 +1,5 @@
 """Noisy blocks and rows for standalone drafters: what changes, how often, and what never does."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Schedules by identity: the rate is the derivative, the time the inverse, the weight MDLM's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Every test of this room runs with each library that was compiled for this processor."""
 
-from __future__ import annotations
-
 import pytest
 
 from specalign.kernels import layers, linear, tree

@@ -1,7 +1,5 @@
 """Choices in one call: torch's own argmax, and the rule `block` of verification, its ends and its draws."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Layers in one call: right against float64, a row's numbers the same whatever rows come with it, several requests at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 

@@ -1,7 +1,5 @@
 """Products of few rows: right against float64, a row's result the same whatever rows come with it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """What the C kernels are not given: shapes, types and places that they would read beyond."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

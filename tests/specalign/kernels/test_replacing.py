@@ -1,7 +1,5 @@
 """Layers that stand in place of others: the same numbers, in less memory or sooner, under the same names."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

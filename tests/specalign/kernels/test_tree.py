@@ -1,7 +1,5 @@
 """Drafts in one call: the same tree, and the same q of a drawn chain, as by torch in float64, for heads of all kinds and sizes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

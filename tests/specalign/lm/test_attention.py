@@ -1,7 +1,5 @@
 """Flash attention gets its own layout, packed documents too."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Which targets run their layers in one call, and that it is what their modules compute."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Targets from folders, names and files, and what is wrong with those that don't load."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Windows, chunks, trees and batches by position, over a cache that keeps everything: each is the model's own whole forward."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The target: forwards with a cache equal forwards without one, taps are the right layers, specs fail in one line."""
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Names behind which no target can be are one line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models as transformers opens them: of which class, with all their weights, with code of their own, or refused in a line."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """p is the model's own, or it is refused in one line."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Layers that keep more than keys and values are rolled back: the text is as if lost drafts had never been."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

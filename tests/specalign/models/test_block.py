@@ -1,7 +1,5 @@
 """The block drafter: what is trained is what drafts, for both contexts; folders round-trip; bad folders say why."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reading and writing a block drafter's config."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What blocks see of packed rows: the sparse mask is the dense one at every pair, and attention over it the same."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

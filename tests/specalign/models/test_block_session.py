@@ -1,7 +1,5 @@
 """Drafting one request: lightened weights, and several blocks in one pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Autoregressive drafters out of the target's layers: what training computes is what decoding drafts; an ordinary folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The DDiT against a float64 reference in plain loops; published sizes; cached drafting = one full forward."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

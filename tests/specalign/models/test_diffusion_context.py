@@ -1,7 +1,5 @@
 """A text that grows and goes back, and the noisy block behind it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Markov heads: silent at the start, and what their formulas say."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

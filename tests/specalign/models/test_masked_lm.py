@@ -1,7 +1,5 @@
 """Masked-diffusion language models: each family's own layout, its mask, its shift; adaptation, caches, folders, LoRA."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Standalone drafters: what training computes for a block is what decoding computes for it; stages, resume, recipes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

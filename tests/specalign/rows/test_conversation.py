@@ -1,7 +1,5 @@
 """Messages in every spelling."""
 
-from __future__ import annotations
-
 import pytest
 
 from specalign.rows.conversation import (

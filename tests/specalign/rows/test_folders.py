@@ -1,7 +1,5 @@
 """Files of a data set in a folder: by its card, by names, of one kind."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

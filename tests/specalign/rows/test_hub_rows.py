@@ -1,7 +1,5 @@
 """Rows of hub data sets, with and without the hub."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What is left out of a source is counted, and told once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

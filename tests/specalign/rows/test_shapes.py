@@ -1,7 +1,5 @@
 """Rows of every shape as conversations; what a row leaves out is named."""
 
-from __future__ import annotations
-
 import pytest
 
 from specalign.rows.conversation import UnusableRow

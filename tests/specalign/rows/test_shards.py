@@ -1,7 +1,5 @@
 """Shards and packed rows return the samples; damaged shards are refused when a folder is opened."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

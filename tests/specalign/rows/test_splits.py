@@ -1,7 +1,5 @@
 """Splits are told by whole words of a name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

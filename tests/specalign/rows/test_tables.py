@@ -1,7 +1,5 @@
 """Rows of local files of every kind; what is wrong with a file is said with its line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A process that dies or stops responding ends the run with one error; the same command resumes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The launchers of docs/scale.md start CPU processes, at tiny size, as it is written there."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import socket

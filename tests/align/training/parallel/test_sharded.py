@@ -1,8 +1,6 @@
 """Two CPU processes: under FSDP2 every kind of drafter trains as in one, and one file goes on under any number of them; with the target in
 parts too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Two CPU processes give the single process's losses, under DDP, FSDP2 and every ZeRO stage, and resume where they stopped."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is asked of a model, by one token through it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How positions are in keys: told from what the layers give, and written the same way again."""
 
-from __future__ import annotations
-
 import pytest
 
 from specalign.lm.inspection.keys import RotaryTable, key_rotaries

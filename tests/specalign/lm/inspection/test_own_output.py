@@ -1,7 +1,5 @@
 """What a model says by itself: behind its head, between its layers and its head, with the positions that `generate` gives."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

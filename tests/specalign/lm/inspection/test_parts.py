@@ -1,7 +1,5 @@
 """A layer's weights by a drafter's names, whatever the layer calls them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

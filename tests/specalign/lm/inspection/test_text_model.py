@@ -1,7 +1,5 @@
 """A target's text model as a causal language model of its own: what a wrapper holds computes the same under that class's names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
