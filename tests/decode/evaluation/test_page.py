@@ -11,6 +11,7 @@ from statistics import mean
 from types import SimpleNamespace
 
 import pytest
+from plotly.offline import get_plotlyjs
 
 from decode.evaluation import statistics as stats
 from decode.evaluation.page import compare_runs, make_report
@@ -52,6 +53,21 @@ def test_the_charts_show_what_the_records_say(tmp_path: Path) -> None:
     assert f"<b>{speedup.value:.2f}×</b>" in text
     ids = re.findall(r'id="plot-([\w-]+)"', text)
     assert sorted(ids) == sorted(charts) and all(f"plot-{name}" in text for name in charts)
+
+
+def test_the_page_stands_alone_and_is_reproducible(tmp_path: Path) -> None:
+    folder = fill_report(tmp_path / "o")
+    names = ("summary.json", "report.html", "share.png")
+    make_report(folder)
+    first = [(folder / name).read_bytes() for name in names]
+    make_report(folder)
+    assert [(folder / name).read_bytes() for name in names] == first
+    page = first[1].decode()
+    assert first[2].startswith(b"\x89PNG")
+    own = page.replace(get_plotlyjs(), "")
+    assert not re.search(r"https?:|<script [^>]*src|<link|@import|url\(", own)
+    assert "t/&lt;model&gt;" in page and "<model>" not in page
+    assert "6 of 9" in page and "2.00×" in page
 
 
 POINTS = {(f"draft_tokens={k}", f"steps={t}"): (k, t) for k in (2, 4) for t in (1, 2)}

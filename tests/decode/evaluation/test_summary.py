@@ -1,32 +1,23 @@
 """The figures of a summary, its verdict, ties and bugs, and the files of a report."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plotly.offline import get_plotlyjs
 
 from decode import eval
 from decode.evaluation import tables
 from decode.evaluation.page import make_report
-from decode.evaluation.records import (
-    Divergence,
-    Record,
-    Run,
-    append,
-    read_records,
-    read_run,
-    write_run,
-)
+from decode.evaluation.records import Divergence, Run, append, read_records, read_run, write_run
 from decode.evaluation.summary import summarise
 from decode.evaluation.verdict import headline, verdict
 from tests.measurements import fill_report as fill
 from tests.measurements import record
 
+pytestmark = pytest.mark.usefixtures("no_plots")
 
-@pytest.mark.usefixtures("no_plots")
+
 def test_the_figures(tmp_path: Path) -> None:
     summary, _ = make_report(fill(tmp_path / "o"))
     figures = summary.suites["s"]["drafter"]
@@ -44,7 +35,6 @@ def test_the_figures(tmp_path: Path) -> None:
     assert saved["overall"]["plain"]["speedup"] == 1.0 and flat["acceptance"][0]["position"] == 1
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_the_verdict(tmp_path: Path) -> None:
     summary, _ = make_report(fill(tmp_path / "a"))
     assert "faster by 2.00× (95% interval 2.00 to 2.00)" in summary.verdict
@@ -59,7 +49,6 @@ def test_the_verdict(tmp_path: Path) -> None:
     assert sampled.suites["s"]["drafter"].identical is None
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_a_speed_up_above_tau_is_flagged(tmp_path: Path) -> None:
     note = "a speed-up above τ (drafter 3.00× at τ 2.00)"
     for gain, flagged in ((1.5, False), (2.0, False), (3.0, True)):
@@ -67,7 +56,6 @@ def test_a_speed_up_above_tau_is_flagged(tmp_path: Path) -> None:
         assert (note in summary.verdict) == flagged == headline(summary).endswith(", above τ")
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_headline_and_verdict_agree_on_noise(tmp_path: Path) -> None:
     folder = fill(tmp_path / "o", gain=1.2)
     rows = [replace(r, accepted=[0] * r.calls, tau=1.0) for r in read_records(folder)]
@@ -77,7 +65,6 @@ def test_headline_and_verdict_agree_on_noise(tmp_path: Path) -> None:
     assert "train it further" in eval.suggest_next(summary, eval.read_config([]))
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_the_headline_of_a_choice_says_so(tmp_path: Path) -> None:
     folder = fill(tmp_path / "o")
     run, rows = read_run(folder), read_records(folder)
@@ -99,7 +86,6 @@ def test_only_measured_suites_are_named(tmp_path: Path) -> None:
     assert tables.unscored(summary)[1:] == ["not scored: aime (not measured)"]
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_a_disturbed_or_unfinished_run(tmp_path: Path) -> None:
     folder = fill(tmp_path / "o")
     summary, _ = make_report(folder)
@@ -119,7 +105,6 @@ def test_a_disturbed_or_unfinished_run(tmp_path: Path) -> None:
     assert "UNFINISHED: 6 of 24 outputs;" in make_report(folder)[0].verdict
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_ties_and_bugs_are_told_apart(tmp_path: Path) -> None:
     tie = Divergence(4, 7, 8, "rounding tie", 1e-6, 4e-5, True, True)
     summary, records = make_report(fill(tmp_path / "a", change=tie))
@@ -133,7 +118,6 @@ def test_ties_and_bugs_are_told_apart(tmp_path: Path) -> None:
     assert summary.bugs == 1 and "OUTPUT CHANGED by drafter: 1 difference" in summary.verdict
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_a_bug_at_a_later_batch_size_counts(tmp_path: Path) -> None:
     folder = fill(tmp_path / "o")
     run = read_run(folder)
@@ -153,25 +137,10 @@ def test_a_bug_at_a_later_batch_size_counts(tmp_path: Path) -> None:
     assert "<td>s</td><td>p0</td><td>drafter</td><td>4</td>" in page
 
 
-def test_the_page_stands_alone_and_is_reproducible(tmp_path: Path) -> None:
-    folder = fill(tmp_path / "o")
-    names = ("summary.json", "report.html", "share.png")
-    make_report(folder)
-    first = [(folder / name).read_bytes() for name in names]
-    make_report(folder)
-    assert [(folder / name).read_bytes() for name in names] == first
-    page = first[1].decode()
-    assert first[2].startswith(b"\x89PNG")
-    own = page.replace(get_plotlyjs(), "")
-    assert not re.search(r"https?:|<script [^>]*src|<link|@import|url\(", own)
-    assert "t/&lt;model&gt;" in page and "<model>" not in page
-    assert "6 of 9" in page and "2.00×" in page
-
-
 def test_every_point_is_compared_with_the_first_prompt_by_prompt() -> None:
     points = {"a:draft_tokens=4": (1.0, 10), "a:draft_tokens=8": (0.5, 8)}
     points |= {"a:draft_tokens=16": (2.0, 5), "b:draft_tokens=4": (1.0, 9)}
-    records: list[Record] = [
+    records = [
         record(method, prompt, seconds * slow, 20, calls + i)
         for i, (prompt, slow) in enumerate([("x", 1.0), ("y", 3.0), ("z", 9.0)])
         for method, (seconds, calls) in points.items()
