@@ -5,8 +5,6 @@ Stores what `align.train` reads with the same arguments, in the same order, up t
 training computes further rows itself. Rerun an interrupted command to resume it.
 """
 
-from __future__ import annotations
-
 import sys
 
 from align.config.hardware import use_deterministic_products

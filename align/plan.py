@@ -5,8 +5,6 @@ fit (exit code 1). The target's config.json is enough; if its weights are local,
 measures the time.
 """
 
-from __future__ import annotations
-
 import sys
 
 from align.config.parser import help_text, load_recipe

@@ -6,8 +6,6 @@ command to resume: finished trials are skipped, failed ones run again. The table
 the best first.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

@@ -4,8 +4,6 @@ Without a data set, the target generates prompts and answers them; data.prompts 
 prompts. Other text (data.text) is read first. An interrupted run resumes to the same data.
 """
 
-from __future__ import annotations
-
 import sys
 
 from align.config.hardware import use_deterministic_products

@@ -3,8 +3,6 @@
 Missing text is generated first (data.write=never fails instead).
 """
 
-from __future__ import annotations
-
 import sys
 
 from align.config.hardware import is_launched, use_deterministic_products

@@ -5,8 +5,6 @@ decoder = decode.load("HuggingFaceTB/SmolLM2-135M-Instruct")
 print(decoder.generate("Why is the sky blue?"))
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +16,7 @@ if TYPE_CHECKING:
     from specalign.common.errors import UserError
     from specalign.rows.conversation import Conversation
 
-__all__ = [
-    "Conversation",
-    "Decoder",
-    "Generation",
-    "Sampling",
-    "Stream",
-    "UserError",
-    "load",
-]
+__all__ = ["Conversation", "Decoder", "Generation", "Sampling", "Stream", "UserError", "load"]
 
 _HOME = {
     "Conversation": "specalign.rows.conversation",

@@ -5,8 +5,6 @@ Decodes prompts plainly and with chains and trees of several sizes, at several t
 batch sizes, and prints what is fastest.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path

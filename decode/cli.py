@@ -1,7 +1,5 @@
 """Options that several commands share, and their values as typed objects."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

@@ -6,8 +6,6 @@ drafters decode the same prompts. The result is a table with 95% intervals. An i
 comparison resumes.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

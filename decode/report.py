@@ -1,8 +1,6 @@
 """`python -m decode.report DIR`: rebuild a measurement's report from its records, or
 compare several measurements on one page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from decode.cli import Parser, path

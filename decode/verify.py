@@ -18,8 +18,6 @@ replay.json` then reruns the batch of the first one. `--self-test` plants classi
 engine, one at a time, and reports which check catches each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -7,8 +7,6 @@ print(decoder.generate("Why is the sky blue?"))
 The names are `decode`'s; the package itself holds what training and decoding share.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

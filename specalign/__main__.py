@@ -1,7 +1,5 @@
 """`specalign COMMAND …`: the same as `python -m align.COMMAND` or `python -m decode.COMMAND`."""
 
-from __future__ import annotations
-
 import ast
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """Commands in processes forked from one that has imported torch, Lightning and DeepSpeed, which takes ten seconds."""
 
-from __future__ import annotations
-
 import faulthandler
 import multiprocessing
 import os

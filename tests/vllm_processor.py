@@ -7,8 +7,6 @@ A DFlash drafter's layers each norm their context keys with weights of their own
 layer: drafts of two and more layers come out otherwise than trained, and fewer are accepted.
 """
 
-from __future__ import annotations
-
 import runpy
 import sys
 from typing import Any

@@ -8,8 +8,6 @@ The eager engine's counts are those of its most expensive round; the captured en
 read of the results, which does not wait for the round.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from itertools import chain

@@ -7,8 +7,6 @@ Each step is counted from the end of the one before it, data loading and logging
 has the most of any step after the warm-up. `shapes`: how many of them differ in shapes.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Command lines of `key=value` arguments, also in the forms of W&B's agents, and their values."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

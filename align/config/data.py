@@ -1,7 +1,5 @@
 """The recipe's section `data`: text that the target generates, and other text."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """The recipe's sections `drafter` and `objective`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

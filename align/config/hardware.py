@@ -1,8 +1,6 @@
 """Processes, devices and packages that a recipe needs, and what this machine has. Imports torch
 only to count GPUs."""
 
-from __future__ import annotations
-
 import os
 from importlib import metadata
 from importlib.util import find_spec

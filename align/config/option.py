@@ -1,8 +1,6 @@
 """Keys of a recipe: dataclass fields with documentation and limits, in sections that validate
 themselves."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import field, fields
 from typing import Any

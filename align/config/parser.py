@@ -1,8 +1,6 @@
 """Reading a recipe: recipes/NAME.yaml and the files that it starts from, then the command line; and
 the help of the commands that take one."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """What a command lacks, before torch is imported: target, drafter, data, packages, folders,
 devices."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from align.config.drafter import DrafterConfig

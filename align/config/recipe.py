@@ -2,8 +2,6 @@
 
 `align.config.parser` fills them; `--help` is made from their fields."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache

@@ -1,8 +1,6 @@
 """Recipe files as layers of dotted keys: a file, its bases, and their sections for the drafter's
 kind; and the file in which a run records its recipe."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The recipe's sections `trainer` and `launch`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,8 +1,6 @@
 """W&B runs and sweeps: a folder for each trial, shared folders for their text, and parameters from
 the agent's file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

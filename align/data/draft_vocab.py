@@ -1,8 +1,6 @@
 """The draft vocabulary: the tokens that the target uses most, and how much of its text they
 cover."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

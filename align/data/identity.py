@@ -1,7 +1,5 @@
 """The settings that a data folder's samples depend on, as recorded in its manifest."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Packs samples into rows of equal length, and holds out a share for validation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import overload
 

@@ -1,7 +1,5 @@
 """Reads the prompts of a file, a folder or a Hub data set as conversations."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -2,8 +2,6 @@
 run resumes by starting at another position. Rows have keys: the target's texts from 0, other text
 from `TEXT`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

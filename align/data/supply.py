@@ -1,7 +1,5 @@
 """The training data of a run: generated text (generated first if missing) and other text."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

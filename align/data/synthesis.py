@@ -1,8 +1,6 @@
 """Generates training data with the target: batches of prompts and answers, resumable when
 killed."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from contextlib import closing

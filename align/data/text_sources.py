@@ -1,7 +1,5 @@
 """Documents of files, folders and Hub data sets, one at a time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice

@@ -5,8 +5,6 @@ where writing costs one per token. Documents of several sources are mixed by wei
 written last, so an interrupted read starts over.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from pathlib import Path

@@ -7,8 +7,6 @@ Acceptance and τ, as decoding will measure them, are estimated from the same st
 ends with end-of-sequence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -2,8 +2,6 @@
 hand: d(value)/d(logits) = q·(S − Σ q·S) for a slope S in q. Shapes: align/losses/divergences.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

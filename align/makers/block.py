@@ -1,8 +1,6 @@
 """Block drafters as a recipe's drafter group describes them: fresh ones, or `drafter.init` with
 changes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What a drafter takes from its target: layers, sizes, a mask token; and notes on options that
 `drafter.init` overrides."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol

@@ -1,8 +1,6 @@
 """Drafters that are networks of their own, as a recipe describes them: diffusion drafters and small
 causal language models, from `drafter.init`, the target's layers or scratch."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """The target's outputs over the training text, computed every time or kept in memory or on disk,
 so that later epochs skip the target's forward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,10 +37,7 @@ class TargetOutputs:
 
 
 def compute_target_outputs(
-    target: Target,
-    step: Step,
-    config: BlockConfig | None,
-    temperature: float,
+    target: Target, step: Step, config: BlockConfig | None, temperature: float
 ) -> TargetOutputs:
     """One forward of the target; its head runs only over the used places."""
     features, used_P = target_features(target, step.batch, config), step.used.flat_P
@@ -55,11 +50,7 @@ def compute_target_outputs(
 
 
 def compute_row(
-    target: Target,
-    alone: Batch,
-    config: BlockConfig | None,
-    temperature: float,
-    dtype: torch.dtype,
+    target: Target, alone: Batch, config: BlockConfig | None, temperature: float, dtype: torch.dtype
 ) -> Row:
     """The target over one row, rounded to `dtype`."""
     features = _round(target_features(target, alone, config), dtype)

@@ -1,7 +1,5 @@
 """The sizes of the drafter that a recipe makes. Of `drafter.init` only config.json is read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Peak memory of a device while generating and training, by named parts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

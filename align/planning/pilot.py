@@ -1,8 +1,6 @@
 """A short trial on this machine: a few samples are generated and a few steps trained with the run's
 own code, in a temporary folder. The whole run's time is scaled from it by counts."""
 
-from __future__ import annotations
-
 import copy
 import time
 from math import ceil

@@ -1,8 +1,6 @@
 """The plan of a recipe: sizes, memory, time and expected τ, and what does not fit, with the key to
 change."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -10,13 +8,7 @@ import torch
 from align.config.hardware import accelerator, check_devices, check_packages
 from align.config.recipe import Recipe
 from align.planning.drafter_sizes import DrafterSizes, plan_drafter_sizes
-from align.planning.memory import (
-    FILL,
-    Parts,
-    choose_number_sizes,
-    plan_training,
-    plan_writing,
-)
+from align.planning.memory import FILL, Parts, choose_number_sizes, plan_training, plan_writing
 from align.planning.target_sizes import TargetSizes, read_target_sizes
 from align.planning.tau import ExpectedTau, predict_tau
 from specalign.common.errors import UserError, nearest

@@ -1,8 +1,6 @@
 """A target's sizes from its config.json: its network is built on torch's `meta` device, where
 tensors take no memory."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ log(τ − 1) = a_kind + b·log(tokens) by least squares, one exponent for all k
 level for each. The band is the 95% prediction interval of one more run.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cache

@@ -1,8 +1,6 @@
 """Training of every kind of drafter: data → forward → loss → step, then validation, sharding and
 checkpoints. The target is frozen and not part of the module."""
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable

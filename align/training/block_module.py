@@ -1,8 +1,6 @@
 """Training by the objective's terms: of block drafters, a block after each anchor, conditioned on
 the target, through its head; and of autoregressive drafters."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How each kind of drafter is created, trained, and saved with a model card."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Callbacks after every step and validation: progress lines and metrics, then checkpoints and
 stopping, so that a checkpoint's window of means begins after the line that reports it."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ A checkpoint is `step-N.ckpt` (a file, or a folder under DeepSpeed), renamed whe
 seal `step-N.json`, written last, of the run's settings and the hashes of the files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

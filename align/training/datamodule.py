@@ -1,8 +1,6 @@
 """Packed rows with anchors, as a function of (seed, step): resuming is starting at another step.
 A step's global batch depends neither on the number of processes nor on that of micro-batches."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

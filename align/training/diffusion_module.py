@@ -8,8 +8,6 @@ The diffusion loss is SEDD's denoising score entropy or MDLM's bound. All stages
 on held-out blocks given the text before them, and expected τ and acceptance of one-step drafts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields
 

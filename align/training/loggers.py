@@ -1,7 +1,5 @@
 """Loggers of metrics: metrics.csv, TensorBoard, W&B."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

@@ -1,7 +1,5 @@
 """Counters of training progress and sums of a validation, both summed over processes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from math import exp, isfinite, sqrt
 

@@ -1,8 +1,6 @@
 """AdamW, or Muon for the layers' matrices with AdamW for the rest; the learning rate of every step;
 averaged weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

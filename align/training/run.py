@@ -1,7 +1,5 @@
 """A training run from its recipe to the saved drafter: target, data, drafter, training, saving."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Computing and storing the target's outputs for a training run."""
 
-from __future__ import annotations
-
 import time
 from itertools import chain
 

@@ -1,8 +1,6 @@
 """Training over several processes: DDP, FSDP2 and DeepSpeed's ZeRO as Lightning strategies, and the
 frozen target in shards. Only this file imports DeepSpeed."""
 
-from __future__ import annotations
-
 import io
 import os
 from contextlib import AbstractContextManager

@@ -2,8 +2,6 @@
 probable. A server may serve another model under the right name, and data may come from one without
 the weights at hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

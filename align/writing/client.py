@@ -1,8 +1,6 @@
 """Continuations by an OpenAI-compatible server that takes and returns token ids (vLLM, SGLang),
 with checked replies and one-line errors."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

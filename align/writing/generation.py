@@ -5,8 +5,6 @@ Given tokens (a prompt, the turn between prompt and answer) are fed, the others 
 rows leave the batch once enough of them have finished.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """A target without its weights: tokenizer, chat template, end-of-text tokens and sizes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

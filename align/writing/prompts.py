@@ -1,7 +1,5 @@
 """Tokenizes given conversations as prompts, and shortens those that are too long."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from align.config.recipe import Recipe

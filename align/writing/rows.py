@@ -1,7 +1,5 @@
 """The rows of a batch before generation. They depend only on the seed and the batch number."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Every row has its own seed, so that its text depends neither on the order of the
 restart.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@ change it (trim it). Then text written after the template's start is not what se
 prompt is rendered and tokenized again as a whole.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

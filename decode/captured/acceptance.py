@@ -1,7 +1,5 @@
 """The verification of a captured round: all requests at once, nothing read on the host."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Block drafters in a captured round: chains, trees of the most probable paths, and drawn trees."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

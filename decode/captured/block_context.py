@@ -1,7 +1,5 @@
 """What a block drafter reads in captured rounds, of all requests at once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """A smaller causal language model in a captured round."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Copies of what followed the text's own ending, in a captured round."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

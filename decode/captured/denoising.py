@@ -1,7 +1,5 @@
 """Standalone diffusion drafters in a captured round: K masks after the text, unmasked in T steps."""
 
-from __future__ import annotations
-
 from math import ceil
 
 import torch

@@ -1,7 +1,5 @@
 """What drafts in a captured round: tensor code for all requests at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,8 +1,6 @@
 """The captured engine: requests join and leave rows of fixed memory between rounds, and a round's
 results are read while the next one runs."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Hashable, Iterator, Sequence
 from dataclasses import replace
 

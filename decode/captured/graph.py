@@ -5,8 +5,6 @@ The function takes and returns nothing: it reads and writes tensors that keep th
 must not look at values on the host; `forbid_waiting` raises where it does.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext

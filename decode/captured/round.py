@@ -1,7 +1,5 @@
 """One captured round: draft → forward → verify → commit, for all requests at once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

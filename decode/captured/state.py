@@ -1,7 +1,5 @@
 """The state of all requests of a captured engine, on the device."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Incremental detokenization without partial characters, cut before a stop string."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 

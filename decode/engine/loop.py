@@ -6,8 +6,6 @@ drafts]; the verifier accepts n drafts and adds one token; the cache is rolled b
 tokens. Of a tree of drafts (decode/speculation/tree.py) the accepted path is first made contiguous.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from time import perf_counter
 

@@ -1,7 +1,5 @@
 """The output of one request, with its counts and times."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

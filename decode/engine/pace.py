@@ -8,8 +8,6 @@ Only the clock decides, so this is for requests whose text does not depend on th
 (`can_pace`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 SIZES: tuple[int | None, ...] = (None, 0, 2, 1)

@@ -1,7 +1,5 @@
 """Converts user prompts to the target's tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,10 +28,7 @@ docstring."""
 
 
 def prompt_tokens(
-    target: Target,
-    prompt: Prompt,
-    raw: bool = False,
-    tools: Sequence[Tool] | None = None,
+    target: Target, prompt: Prompt, raw: bool = False, tools: Sequence[Tool] | None = None
 ) -> list[int]:
     """A prompt as the target's tokens, checked.
 
@@ -66,12 +61,7 @@ def _is_conversation(prompt: Any) -> bool:
     return messages or isinstance(prompt, Conversation)
 
 
-def _text_tokens(
-    target: Target,
-    prompt: Any,
-    raw: bool,
-    tools: Sequence[Tool] | None,
-) -> list[int]:
+def _text_tokens(target: Target, prompt: Any, raw: bool, tools: Sequence[Tool] | None) -> list[int]:
     if isinstance(prompt, str):
         if not prompt.strip():
             raise UserError("the prompt is empty")

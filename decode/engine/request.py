@@ -1,7 +1,5 @@
 """One request as the loop runs it: prompt, prefill, rounds, and the output with its counts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from time import perf_counter

@@ -1,7 +1,5 @@
 """A target as transformers runs it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import GenerationConfig

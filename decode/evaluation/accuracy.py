@@ -1,7 +1,5 @@
 """Scores answers against a suite's references: exact match, multiple choice, pass@1, ROUGE-L."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import re

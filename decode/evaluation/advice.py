@@ -1,7 +1,5 @@
 """Measures which draft size decodes fastest, by batch size and temperature."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil

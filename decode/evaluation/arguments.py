@@ -1,19 +1,12 @@
 """The options of `decode.eval`, and what they stand for."""
 
-from __future__ import annotations
-
 import os
 from argparse import BooleanOptionalAction, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 
 from decode.cli import Parser, list_systems, parse_whole, path, pop_drafting, pop_sampling
-from decode.evaluation.config import (
-    DEFAULT_METHODS,
-    TUNING_PROMPTS,
-    EvalConfig,
-    ServerConfig,
-)
+from decode.evaluation.config import DEFAULT_METHODS, TUNING_PROMPTS, EvalConfig, ServerConfig
 from decode.evaluation.reproductions import REPRODUCTIONS, find_reproduction
 from decode.systems.drafter_folders import read_drafters
 from decode.systems.parsing import read_methods, read_sweep

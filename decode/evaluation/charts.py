@@ -1,7 +1,5 @@
 """The report's charts as Plotly figures: data and layout, drawn by the page."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

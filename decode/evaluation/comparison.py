@@ -3,8 +3,6 @@ prompts; a table shows τ over the text tokens trained on. Each recipe is read a
 `align.train` in its own process. Records survive an interruption; those of a drafter that has
 changed since are measured again."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The options of a measurement."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

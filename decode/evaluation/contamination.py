@@ -1,8 +1,6 @@
 """What is known of a drafter's training: its folder's record, and the prompts that overlap with its
 training data (the rule of `data.exclude`)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """τ on held-out rows of a drafter's training data (in-domain) next to τ on each suite (held-out)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A client that streams from an OpenAI-compatible server and notes the times of its pieces."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -2,8 +2,6 @@
 memory, time and files (decode/evaluation/sandbox.py). A program may still read what this user can
 read: use a container for models that you do not trust."""
 
-from __future__ import annotations
-
 import os
 import platform
 import secrets

@@ -1,8 +1,6 @@
 """The share card: a measurement as one picture of 1200 × 630 pixels, drawn by matplotlib without a
 display."""
 
-from __future__ import annotations
-
 import io
 import textwrap
 import warnings

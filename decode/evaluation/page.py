@@ -1,22 +1,13 @@
 """A measurement's report, made from its records: summary.json, report.html, share.png. The page holds
 its charts (drawn by Plotly), scripts and data, and fetches nothing."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from decode.evaluation import charts, figures, tables
-from decode.evaluation.records import (
-    AS_JSON,
-    SUMMARY,
-    Record,
-    read_records,
-    read_replays,
-    read_run,
-)
+from decode.evaluation.records import AS_JSON, SUMMARY, Record, read_records, read_replays, read_run
 from decode.evaluation.statistics import format_estimate, format_number, value_of
 from decode.evaluation.summary import Summary, format_method, summarise
 from decode.evaluation.verdict import find_best, headline, list_reservations, verdict

@@ -1,7 +1,5 @@
 """The methods to measure, and a decoder for each, all sharing one target."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """The files of a measurement: `run.json` describes the run, `records.jsonl` holds one line per
 generation. The report is computed from these alone."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,6 @@
 """Replays: a prompt's rounds with their drafts and times, for the report. They are recorded apart from
 the measured generations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from decode.engine.decoder import Decoder

@@ -1,7 +1,5 @@
 """Tables of papers, measured again: `decode.eval --reproduce NAME`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

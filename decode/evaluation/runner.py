@@ -1,7 +1,5 @@
 """Run the methods on the same prompts, in changing order, and record every generation."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence

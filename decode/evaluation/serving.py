@@ -1,8 +1,6 @@
 """Measures running servers (vLLM, SGLang, llama.cpp) with and without a drafter: throughput, time to
 the first token, time per token and per burst, by the number of requests in flight."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,10 +32,7 @@ WARMUP_TOKENS = 16
 
 
 def measure_servers(
-    config: ServerConfig,
-    suites: Sequence[Loaded],
-    limits: dict[str, int],
-    console: PlainConsole,
+    config: ServerConfig, suites: Sequence[Loaded], limits: dict[str, int], console: PlainConsole
 ) -> tuple[list[ServedRound], Path]:
     """Run the rounds that are missing in `config.out` and write the page. Each group of prompts is
     sent to both servers, in alternating order, before the next one: they share the state of the
@@ -87,9 +82,7 @@ def measure_servers(
 
 
 def _open_folder(
-    config: ServerConfig,
-    servers: dict[str, Endpoint],
-    prompts: Sequence[tuple[str, Prompt, int]],
+    config: ServerConfig, servers: dict[str, Endpoint], prompts: Sequence[tuple[str, Prompt, int]]
 ) -> list[ServedRound]:
     """The rounds of `config.out`, measured under the same settings."""
     asked = repr([(name, one.id, as_messages(one), limit) for name, one, limit in prompts])

@@ -1,7 +1,5 @@
 """The report of a measurement of servers, from its rounds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 

@@ -1,8 +1,6 @@
 """Runs a measurement: creates or resumes its folder, runs the missing tasks and writes the
 report."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

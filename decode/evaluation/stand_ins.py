@@ -1,7 +1,5 @@
 """Untrained drafters of every kind, for `decode.eval --reproduce NAME --scale tiny`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

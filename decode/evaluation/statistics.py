@@ -16,8 +16,6 @@ A prompt whose output ended with the prefill's token is left out of times and τ
 decoded in a batch that was not full out of times.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -88,9 +86,7 @@ def whole_time(unit: Sequence[Record]) -> float:
 
 
 def times(
-    records: Iterable[Record],
-    method: str,
-    time: Callable[[Sequence[Record]], float] = decode_time,
+    records: Iterable[Record], method: str, time: Callable[[Sequence[Record]], float] = decode_time
 ) -> dict[PromptKey, float]:
     """(suite, prompt) → that method's mean time per token over its repeats; of prompts that were
     decoded together, under the first one."""

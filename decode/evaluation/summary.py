@@ -1,7 +1,5 @@
 """The figures of a measurement, computed from run.json and the records."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field

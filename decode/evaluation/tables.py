@@ -1,8 +1,6 @@
 """Renders a summary as text: tables for the terminal, HTML and Markdown, prompt sources, and the
 baseline check."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

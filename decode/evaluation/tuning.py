@@ -1,8 +1,6 @@
 """`decode.eval --tune`: the fastest options of every system, measured on other prompts, in a
 separate measurement, which resumes like any other."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Sequence
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """The verdict of a measurement in sentences: the speed-up, its uncertainty, and whether the output
 changed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from decode.evaluation.statistics import FEWEST, format_estimate, format_number, value_of

@@ -1,7 +1,5 @@
 """Logs a measurement to Weights & Biases: its figures, the report's charts, and the replays as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

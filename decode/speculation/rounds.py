@@ -6,8 +6,6 @@ device in one transfer. A request's outcome does not depend on the others: what 
 drawn by its own generator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from itertools import accumulate

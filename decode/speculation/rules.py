@@ -13,8 +13,6 @@ p_BMV holds M = N + 1 rows per request: row m is the target's distribution, ever
 after the drafted tokens on the path to node m. Sources: decode/speculation/verifiers.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Sampling settings. Does not import torch, so commands can reject invalid values quickly."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral

@@ -4,8 +4,6 @@ Node 0 of a round is the last committed token, the root; node i + 1 is drafted t
 is the index of drafted token i's parent, −1 for the root, and always smaller than i.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import zip_longest

@@ -20,8 +20,6 @@ for which the output has exactly the target's distribution. The rules: decode/sp
         distribution
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

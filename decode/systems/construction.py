@@ -1,7 +1,5 @@
 """Decoders from methods: combines a system's proposer, controller and verifier with a target."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from decode.captured.engine import CapturedEngine

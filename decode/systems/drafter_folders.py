@@ -1,8 +1,6 @@
 """Parses drafter arguments (`--drafter FOLDER,KIND=FOLDER`) and determines their kinds. Does not
 import torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

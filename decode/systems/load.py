@@ -1,7 +1,5 @@
 """`decode.load`: opens a target and its drafter as a decoder."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -14,13 +12,7 @@ from decode.systems import drafter_folders, registry
 from decode.systems.construction import assemble, build, check_options
 from decode.systems.drafter_folders import AUTO, NO_FOLDERS, check_there
 from decode.systems.opening import OpenDrafters, open_drafters
-from decode.systems.parsing import (
-    Method,
-    check_drafters,
-    check_engine,
-    format_method,
-    read_method,
-)
+from decode.systems.parsing import Method, check_drafters, check_engine, format_method, read_method
 from decode.systems.registry import ANY, ORDERS, GivenDrafter
 from specalign.common.errors import UserError
 from specalign.common.text import say

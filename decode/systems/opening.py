@@ -1,7 +1,5 @@
 """Opens the drafters that methods need."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

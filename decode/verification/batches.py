@@ -1,8 +1,6 @@
 """The requests that are decoded and checked: every request option, every stopping condition, long
 contexts and long texts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product

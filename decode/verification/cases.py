@@ -1,7 +1,5 @@
 """The cases that `decode.verify` checks: one drafter with several options, or methods by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,11 +1,7 @@
 """Check 5, commit and end: texts, rebuilt from their rounds."""
 
-from __future__ import annotations
-
 from decode.verification.recording import Recorder
-from decode.verification.reference import (
-    end_of,
-)
+from decode.verification.reference import end_of
 from decode.verification.verdict import Tally
 from specalign.lm.model import Target
 

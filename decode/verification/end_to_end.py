@@ -1,8 +1,6 @@
 """Check 6: greedy text against plain decoding's and transformers' `generate`, and the joint law of
 a few sampled tokens through the whole engine, enumerated over everything that it may draw."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any

@@ -6,8 +6,6 @@ law of the accepted path and of the token after it. The tokens after that come f
 itself. All drafts of a case go through the rule in one batch.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The options of `decode.verify`, checked before torch is imported."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

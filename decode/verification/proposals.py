@@ -2,8 +2,6 @@
 may give is tried, so that the probability of every proposal is known exactly and can be compared
 with the q that is reported. And the draws of recorded rounds, whatever their options."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence

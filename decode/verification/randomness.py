@@ -1,7 +1,5 @@
 """Check 4, randomness: a request uses its own random numbers, once, and they decide its rounds."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 
@@ -11,12 +9,7 @@ from decode.speculation.drafts import Drafts
 from decode.speculation.sampling import make_generator
 from decode.speculation.verifiers import VERIFIERS
 from decode.verification.recording import RecordedRequest, RecordedRound, Recorder
-from decode.verification.reference import (
-    interval,
-    is_inside,
-    noise,
-    own_numbers,
-)
+from decode.verification.reference import interval, is_inside, noise, own_numbers
 from decode.verification.verdict import Tally
 
 

@@ -1,8 +1,6 @@
 """A second definition of what a request asks for: transformers' own model and logits processors,
 and the end of a text. No code of the engine, its processors or its sampling is used."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import deque

@@ -1,18 +1,11 @@
 """Check 1, rows: recorded logits against a cache-less forward pass, processed by transformers."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from decode.speculation.settings import Sampling
 from decode.verification.recording import RecordedRound, Recorder
-from decode.verification.reference import (
-    Reference,
-    dtype_limit,
-    law,
-    scores,
-)
+from decode.verification.reference import Reference, dtype_limit, law, scores
 from decode.verification.verdict import Tally
 
 EDGE = 1e-5  # a token may be on either side of a truncation's edge that is nearer than this

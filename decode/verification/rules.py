@@ -1,8 +1,6 @@
 """Check 3: the verifying function itself, over every draft of small tables, random ones and ones
 cut out of recorded rounds."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache

@@ -1,8 +1,6 @@
 """Runs the six checks on a target and drafter: decodes and records batches of requests, and checks
 every round."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace

@@ -1,8 +1,6 @@
 """A dozen classic bugs, planted in both engines, one at a time. Nothing else imports this file;
 tests/contract has the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a request would draft now, for check 2."""
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 from decode.engine.request import RequestRunner

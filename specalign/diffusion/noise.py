@@ -5,8 +5,6 @@ Block drafters read a clean anchor followed by masks, at random places of a row 
 token is masked with probability 1 − e^(−σ(t)) at a drawn time t.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

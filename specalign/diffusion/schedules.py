@@ -3,8 +3,6 @@
 The formulas are those of SEDD (arXiv 2310.16834) and MDLM (arXiv 2406.07524).
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields

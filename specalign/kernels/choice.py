@@ -1,7 +1,5 @@
 """`choice.c` from Python: choices out of rows over a vocabulary, in one call each."""
 
-from __future__ import annotations
-
 from ctypes import Structure, byref, c_double, c_int64, c_void_p
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ rows are cut so that they stay in its cache instead (align/losses/divergences.py
 stays what it was.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from functools import wraps

@@ -1,7 +1,5 @@
 """`layers.c` from Python: the layers of a decoder over few rows in one call."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, addressof, byref, c_float, c_int64, c_void_p, sizeof
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ SmolLM2-135M's layers over 5 rows, two AVX2 cores: torch 48 ms, oneDNN's packed 
 in bf16 the packed form. `rows.c` sums a row in the same order whatever other rows come with it.
 """
 
-from __future__ import annotations
-
 import ctypes
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES

@@ -2,8 +2,6 @@
 token then needs a five-hundredth of the addresses looked up. A forward pass of SmolLM2 in fp32 takes 6 to
 8% less time, whatever the number of rows."""
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress

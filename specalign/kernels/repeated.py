@@ -1,7 +1,5 @@
 """Drafts of one request by `layers.c`, prepared once."""
 
-from __future__ import annotations
-
 from ctypes import byref
 from typing import Any
 

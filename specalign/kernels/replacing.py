@@ -1,7 +1,5 @@
 """Replaces a model's linear layers by faster ones, and embeddings by bf16 ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Any
 

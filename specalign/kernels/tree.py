@@ -1,7 +1,5 @@
 """`tree.c` from Python: a block drafter's tree of drafts, or a chain, in one call."""
 
-from __future__ import annotations
-
 from ctypes import Structure, byref, c_double, c_int64, c_void_p
 from typing import Any, NamedTuple
 

@@ -6,8 +6,6 @@ the memory on SmolLM2). Here the query heads of a group become extra query rows 
 head instead.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import torch

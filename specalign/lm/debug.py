@@ -1,7 +1,5 @@
 """Tiny random targets over a byte vocabulary, one per architecture, for tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A target's device and dtype: as asked for, or the fastest on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A frozen causal language model as loaded: its structure, embedding, head and tokenizer."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager

@@ -2,8 +2,6 @@
 those of Llama, Mistral, Qwen2 or Qwen3 without windows. Every other model runs through its own
 modules."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Loading a target by name: hub id, folder in hub layout, GGUF file or debug model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@ Configs name these values in many ways, and one name is a factor here and a divi
 form is selected by the model's own logits (`specalign.lm.proof`), never by its name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

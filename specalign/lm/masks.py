@@ -7,8 +7,6 @@ the cache: a node of a tree has its depth, so a sliding window is exact in every
 rollback and for every request of a batch.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

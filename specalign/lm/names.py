@@ -1,7 +1,5 @@
 """Names of targets: a hub id, a folder, a GGUF file, a package, a debug model. Without torch."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from dataclasses import dataclass

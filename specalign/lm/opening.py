@@ -1,7 +1,5 @@
 """Opening a folder or hub id with transformers: its class, all of its weights, one-line errors."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from logging import LogRecord, getLogger

@@ -7,8 +7,6 @@ requests in one forward pass. A target that differs by more than rounding is ref
 differs only over branches takes chains only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

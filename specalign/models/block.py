@@ -18,8 +18,6 @@ A variable-prefix drafter (D²SD, arXiv 2606.04446) is the same network also tra
 token, x_1..x_j, MASK …]: given the first j drafts it predicts those after them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -196,12 +194,7 @@ class BlockDrafter(nn.Module):
         return see_context(batch.document_BL, index_BA)
 
     def run_layers(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        contexts: Sequence[KeysValues],
-        see: Sight,
+        self, x: Tensor, cos: Tensor, sin: Tensor, contexts: Sequence[KeysValues], see: Sight
     ) -> Tensor:
         """Input rows of blocks (B, A, R, D) → normalised hidden states; `contexts`: each layer's
         keys and values, (B, Hkv, L, d); `see`: what each block sees of them."""

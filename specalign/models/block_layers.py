@@ -1,7 +1,5 @@
 """Layers of a block drafter, which attend to the context and to their own block."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -2,8 +2,6 @@
 its own block. Dense for CPUs; on a GPU for flex_attention, which skips what no query of a tile sees.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from functools import cache

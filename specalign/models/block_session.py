@@ -1,7 +1,5 @@
 """One request's state of a block drafter: drafts after the cached context."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch

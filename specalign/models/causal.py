@@ -2,8 +2,6 @@
 target's layers, its norm, embedding and head (layer skipping as in LayerSkip, arXiv 2404.16710, but
 as a separate model). It is saved as an ordinary causal-LM folder."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast

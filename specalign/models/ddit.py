@@ -6,8 +6,6 @@ position sees every other) a clean prefix can be causal; then its keys and value
 drafting costs the block, not the context.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

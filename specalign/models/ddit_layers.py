@@ -1,7 +1,5 @@
 """The DDiT's config and layers, under their published names."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """A standalone drafter's state over one request."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,8 +1,6 @@
 """What the networks of standalone diffusion drafters have in common: rows that predict their own
 position, noisy blocks after a clean prefix, and a cache of that prefix."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ Every family is a known autoregressive architecture with another attention mask,
 code is run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch

@@ -18,8 +18,6 @@ e(x): the target's embedding; T: a table with a row for each of the target's tok
 `gated` and `rnn` of another engine may have a bias in W_h (`markov_bias`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,8 +1,6 @@
 """Masked-diffusion language models as drafters: a known decoder architecture with another attention
 mask. Whatever the checkpoint's convention, row i here predicts the token at position i."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ its conventions (mask, shift, σ, cache), here row k of a block predicts the tok
 the anchor, and `target_logits` are over the target's vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Literal

@@ -1,7 +1,5 @@
 """Chooses the files of a data set in a folder: by its card or their names, as `datasets` does."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

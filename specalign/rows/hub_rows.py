@@ -1,7 +1,5 @@
 """Rows of a data set on the Hub or in the local cache of `datasets`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import is_dataclass, replace

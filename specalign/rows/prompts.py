@@ -1,7 +1,5 @@
 """Reads conversations out of rows. What is left out is counted and reported once per source."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple

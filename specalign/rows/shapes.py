@@ -1,7 +1,5 @@
 """Reads one row of a file, or a prompt of the Python API, as a conversation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Tells the split of a data set from a file's name."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

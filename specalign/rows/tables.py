@@ -1,8 +1,6 @@
 """Reads the rows of one local file: JSON (lines, a list, one object, or rows under a key), CSV,
 Parquet, Arrow, or text with one row a line."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

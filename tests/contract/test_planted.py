@@ -1,7 +1,5 @@
 """Bugs planted in the engine, one at a time, and those of `decode.verify --self-test`: the check that each belongs to sees it."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack

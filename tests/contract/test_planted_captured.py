@@ -1,7 +1,5 @@
 """Bugs planted in the captured engine, one at a time: the check that each belongs to sees it. And right pairs, which pass."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The eval command on the debug target: records, identity, interleaving, resuming, exit codes."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The verify command on the debug target."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from unittest import mock

@@ -1,7 +1,5 @@
 """What the measurements on a GPU share: arguments, models with random weights, timing, the report."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable, Collection, Sequence

@@ -5,8 +5,6 @@ rows, attention.
     python -m tools.gpu.floor --device cpu --shape debug
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

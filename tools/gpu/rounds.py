@@ -10,8 +10,6 @@ together, prefills excluded; repeats are interleaved. Every layer is compiled fo
 of round, which takes seconds each; on a CPU each kind of round as a whole.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from time import perf_counter
 from typing import NamedTuple

@@ -9,8 +9,6 @@ Anchors, losses and the step itself are those of align.train with recipe=smollm2
 matrix products.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from contextlib import suppress

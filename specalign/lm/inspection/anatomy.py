@@ -1,7 +1,5 @@
 """The structure of a model: what each layer caches for a token, and which attention it runs."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The logits that a model computes by itself over a few tokens, with its own cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

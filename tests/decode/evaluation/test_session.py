@@ -1,7 +1,5 @@
 """A measurement: what it runs and leaves out, its folder, its baseline."""
 
-from __future__ import annotations
-
 import datetime
 from pathlib import Path
 
@@ -64,7 +62,7 @@ def test_a_resumed_run_keeps_its_date(tmp_path: Path, monkeypatch: pytest.Monkey
 
         class Day(datetime.date):
             @classmethod
-            def today(cls, day: int = day) -> Day:
+            def today(cls, day: int = day) -> datetime.date:
                 return cls(2026, 12, day)
 
         monkeypatch.setattr(session.datetime, "date", Day)

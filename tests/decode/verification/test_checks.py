@@ -1,7 +1,5 @@
 """The checks on a tiny pair: each classic bug is seen by the check it belongs to, and a right pair passes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

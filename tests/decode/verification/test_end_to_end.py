@@ -1,7 +1,5 @@
 """The joint law of four tokens of every system, enumerated through the whole engine over a tiny target."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from unittest import mock
 

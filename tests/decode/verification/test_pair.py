@@ -1,7 +1,5 @@
 """`decode.verify` calls honest pairs of every kind lossless."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -5,12 +5,7 @@ from typing import Any
 import pytest
 
 from specalign.common.errors import UserError
-from specalign.folder.chat import (
-    Chat,
-    find_variables,
-    merge_kwargs,
-    read_kwargs,
-)
+from specalign.folder.chat import Chat, find_variables, merge_kwargs, read_kwargs
 from specalign.folder.rendering import render
 from specalign.lm.debug import debug_model
 from specalign.rows.shapes import as_conversation
