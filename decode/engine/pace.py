@@ -8,6 +8,7 @@ Only the clock decides, so this is for requests whose text does not depend on th
 (`can_pace`).
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 SIZES: tuple[int | None, ...] = (None, 0, 2, 1)
@@ -21,12 +22,15 @@ costs about this share of the time."""
 
 @dataclass
 class Trials:
-    """Rounds with one number of requests: tokens and seconds by size, recent ones weighing more."""
+    """Rounds with one number of requests: tokens and seconds by size, recent ones weighing more;
+    and how often each size ran. What never ran has the estimate of another number of requests; a
+    first round may compile or allocate, so it is soon repeated."""
 
     sizes: tuple[int | None, ...] = SIZES
     tokens: dict[int | None, float] = field(default_factory=dict)
     seconds: dict[int | None, float] = field(default_factory=dict)
     tried: dict[int | None, int] = field(default_factory=dict)
+    counts: Counter[int | None] = field(default_factory=Counter)
     rounds: int = 0
 
     def choose(self) -> int | None:
@@ -38,18 +42,18 @@ class Trials:
         best = max(speed, key=lambda size: speed[size])
         for size in self.sizes:
             wait = (speed[best] / max(speed[size], 1e-9) - 1) / LOSS
-            wait = min(max(TRY_AGAIN, wait), LATEST)
-            if size != best and self.rounds - self.tried[size] >= wait:
+            once = self.counts[size] == 1
+            wait = TRY_AGAIN if once else max(TRY_AGAIN, min(wait, LATEST))
+            if size != best and self.rounds - self.tried.get(size, 0) >= wait:
                 return size
         return best
 
     def observe(self, size: int | None, tokens: int, seconds: float) -> None:
-        first = size not in self.tried
         self.tried[size] = self.rounds
-        if first:  # a warm-up
-            return
-        self.tokens[size] = KEEP * self.tokens.get(size, 0.0) + tokens
-        self.seconds[size] = KEEP * self.seconds.get(size, 0.0) + seconds
+        self.counts[size] += 1
+        keep = KEEP if self.counts[size] > 2 else 0.0
+        self.tokens[size] = keep * self.tokens.get(size, 0.0) + tokens
+        self.seconds[size] = keep * self.seconds.get(size, 0.0) + seconds
 
 
 class DraftPace:
@@ -60,4 +64,14 @@ class DraftPace:
         self._trials: dict[int, Trials] = {}
 
     def of(self, requests: int) -> Trials:
-        return self._trials.setdefault((requests - 1).bit_length(), Trials(self.sizes))
+        """The rounds of this number of requests; at first with estimates of the nearest one."""
+        power = (requests - 1).bit_length()
+        if power not in self._trials:
+            known = [
+                other for other, one in self._trials.items() if len(one.seconds) == len(self.sizes)
+            ]
+            own = self._trials[power] = Trials(self.sizes)
+            if known:
+                near = self._trials[min(known, key=lambda other: abs(other - power))]
+                own.tokens, own.seconds = dict(near.tokens), dict(near.seconds)
+        return self._trials[power]

@@ -86,6 +86,16 @@ def test_a_slow_first_round_does_not_condemn_a_size() -> None:
     assert chosen[None] > 900
 
 
+def test_another_number_of_requests_begins_with_the_best_size_of_the_nearest() -> None:
+    pace = DraftPace()
+    for requests, fastest in ((8, 0), (2, None)):
+        trials = pace.of(requests)
+        for _ in range(20):
+            size = trials.choose()
+            trials.observe(size, 3, 1.0 if size == fastest else 2.0)
+    assert [pace.of(32).choose() for _ in range(20)] == [0] * 20
+
+
 def test_every_round_is_measured_and_drafts_no_more_than_its_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
