@@ -56,15 +56,7 @@ def run_reproduction(
         from decode.evaluation.stand_ins import make_stand_ins
 
         config = replace(config, drafters=make_stand_ins(config, folder / "stand-ins"))
-    bugs = 0
-
-    def measure(own: EvalConfig) -> tuple[Summary, Path]:
-        nonlocal bugs
-        found = evaluate(own, console, typed)
-        bugs += found[0].bugs
-        return found
-
-    page = reproduce(name, config, tiny, measure)
+    page, bugs = reproduce(name, config, tiny, lambda own: evaluate(own, console, typed))
     write_text(folder / "reproduction.md", page + "\n")
     console.say(page, wrap=False)
     if bugs:

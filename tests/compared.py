@@ -37,7 +37,7 @@ class Plain:
     def output(self, index: int) -> list[int]:
         if index not in self._outputs:
             if self.decoder.target.fused:
-                # one alone would give each a seed of its own
+                # a single Sampling would give each prompt another seed
                 several = [self.sampling] * len(self.prompts)
                 outs = self.decoder.generate_batch(self.prompts, self.new, sampling=several)
                 self._outputs = dict(enumerate(out.tokens for out in outs))

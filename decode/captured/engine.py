@@ -144,7 +144,7 @@ class CapturedEngine:
         shape = Shape(count, capacity, new_tokens, drafting.nodes)
         if rows is not None and rows.state.shape == shape:
             return rows
-        rows = None  # its memory is free
+        rows = None  # frees its memory first
         rows = Rows(self.target, drafting, verifier, sampling, shape, self.backend)
         try:
             rows.run(max(len(runner.prompt) for runner in group))
@@ -172,9 +172,8 @@ class GroupRun:
         self.running: dict[int, RequestRunner] = {}
         self.pending: tuple[PendingResults, dict[int, RequestRunner]] | None = None
         can_skip = rows.drafting.nodes > 0 and rows.drafting.can_skip
-        self.adapts = can_skip and group[0].adapts
         self.trials: Trials | None = None
-        if pace is not None and self.adapts and rows.state.shape.rows > 1:
+        if pace is not None and can_skip and group[0].adapts and rows.state.shape.rows > 1:
             self.trials = pace.of(rows.state.shape.rows)
 
     def run(self) -> Iterator[None]:

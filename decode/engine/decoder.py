@@ -184,10 +184,10 @@ class Decoder:
             self._make_runner(tokens, limit, sampling, stops, stream)
             for tokens, limit, sampling in zip(rows, limits, settings, strict=True)
         ]
-        for runner in runners:
+        adapt = options.get("adapt")
+        for runner, sampling in zip(runners, settings, strict=True):
             runner.tracing = bool(options.get("trace"))
-            if options.get("adapt") is not None:
-                runner.adapt = options["adapt"]
+            runner.adapt = True if adapt is None and sampling.seed is None else adapt
         return runners
 
     def _make_runner(
@@ -206,11 +206,9 @@ class Decoder:
             least = sampling.min_new_tokens
             raise UserError(f"min_new_tokens={least}: more than max_new_tokens={limit}")
         seeded = _give_seed(sampling)
-        runner = RequestRunner(
+        return RequestRunner(
             self.target, tokens, limit, seeded, self.drafter, verifier, stops, stream
         )
-        runner.adapt = None if seeded is sampling else True
-        return runner
 
 
 class Stream(AbstractContextManager["Stream"]):

@@ -4,8 +4,9 @@ A forward pass over a few rows costs little more than one over a single row; the
 requests cost time. So drafts pay for one request and may not pay for eight. The fastest size is
 found by trying: committed tokens per second of rounds with all drafts, with two, one or none.
 
-Only the clock decides, so this is for requests whose text does not depend on the drafts
-(`can_pace`).
+A size is chosen before its tokens are drawn, so outputs follow the target's distribution. The clock
+decides, so a seed keeps its text only where that does not depend on the drafts
+(`RequestRunner.adapts`).
 """
 
 from collections import Counter

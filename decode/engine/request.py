@@ -165,8 +165,9 @@ class RequestRunner:
     @property
     def adapts(self) -> bool:
         """Whether the clock may decide how much it drafts."""
-        free = self._by_target if self.adapt is None else self.adapt
-        return free and self.drafter is not None and not find(self.verifier).lossy
+        if self.drafter is None or find(self.verifier).lossy:
+            return False
+        return self._by_target if self.adapt is None else self.adapt
 
     @property
     def _by_target(self) -> bool:

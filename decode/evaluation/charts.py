@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from decode.evaluation import statistics as stats
 from decode.evaluation.records import Record
@@ -34,23 +35,25 @@ class Chart:
 def make_charts(summary: Summary, records: Sequence[Record]) -> list[Chart]:
     """The charts that these records allow. Except for `batches`, of the first batch size."""
     of_size = [record for record in records if record.batch == summary.batch]
+    of_first = partial(_note_first, summary)
     charts = [
         _chart_speed(summary),
-        _chart_positions(summary),
-        _chart_categories(summary, of_size),
-        _chart_tau(summary, of_size),
+        of_first(_chart_positions(summary)),
+        of_first(_chart_categories(summary, of_size)),
+        of_first(_chart_tau(summary, of_size)),
         _chart_time(summary),
-        _chart_batches(summary),
+        of_first(_chart_batches(summary)),
         *_chart_sweeps(summary),
     ]
-    if (count := len(_drafting(summary))) > MANY:
-        charts = [
-            replace(chart, note=f"{chart.note} The first {MANY} of {count} methods.")
-            if chart.name in ("positions", "categories", "tau", "batches")
-            else chart
-            for chart in charts
-        ]
     return [chart for chart in charts if chart.traces]
+
+
+def _note_first(summary: Summary, chart: Chart) -> Chart:
+    """A chart of the first methods, with a note if there are more."""
+    count = len(_drafting(summary))
+    if count <= MANY:
+        return chart
+    return replace(chart, note=f"{chart.note} The first {MANY} of {count} methods.")
 
 
 def _drafting(summary: Summary) -> dict[str, str]:

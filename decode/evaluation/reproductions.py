@@ -202,9 +202,10 @@ def reproduce(
     config: EvalConfig,
     tiny: bool,
     evaluate: Callable[[EvalConfig], tuple[Summary, Path]],
-) -> str:
-    """Measure a table's cells; returns ours next to the paper's, as Markdown."""
-    found = find_reproduction(name)
+) -> tuple[str, int]:
+    """Measure a table's cells; returns ours next to the paper's, as Markdown, and how many outputs
+    changed."""
+    found, bugs = find_reproduction(name), 0
     rows: list[list[str]] = []
     errors: list[UserError] = []
     notes: list[str] = []
@@ -218,6 +219,7 @@ def reproduce(
                 raise errors[0] from None
             rows += [_compare(cell, {}, cell.method, f"skipped: {error}") for cell in cells]
             continue
+        bugs += summary.bugs
         notes += [f"- {cells[0].suite}: {line}" for line in list_reservations(summary)[1:]]
         if found.sweep:
             rows += _list_points(cells[0], summary)
@@ -233,7 +235,7 @@ def reproduce(
         lines.append("Tiny stand-ins for all of these: the figures say nothing about the paper's.")
     elif changed := _list_changes(found, plans[0][0]):
         lines.append(f"Not as published: {', '.join(changed)}.")
-    return "\n\n".join(lines)
+    return "\n\n".join(lines), bugs
 
 
 def _list_changes(found: Reproduction, config: EvalConfig) -> list[str]:

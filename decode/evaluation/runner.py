@@ -165,8 +165,8 @@ def run_tasks(
     decoders: dict[str, Decoder], tasks: Sequence[Task], settings: GenerationSettings
 ) -> list[Record]:
     """One record per task and method, in the order in which they ran. Above temperature 0 each
-    prompt and repeat has its own seed, the same for all methods. Several tasks are decoded in one batch:
-    their prompts share the times of their forward passes, and products over more rows round
+    prompt and repeat has its own seed, the same for all methods. Several tasks are decoded in one
+    batch: their prompts share the times of their forward passes, and products over more rows round
     differently."""
     limit = settings.max_new_tokens
     samplings = [settings.sampling] * len(tasks)

@@ -125,12 +125,7 @@ def _estimate(
     figure's logarithm."""
     if not rows:
         return None
-    conversations: dict[PromptKey, np.ndarray] = {}
-    for suite, prompt in sorted(rows):
-        first = (suite, prompt.rpartition(TURN)[0])
-        key = first if first in rows else (suite, prompt)
-        numbers_K = np.array(rows[suite, prompt], dtype=float)
-        conversations[key] = conversations.get(key, 0.0) + numbers_K
+    conversations = _sum_turns(rows)
     values_NK = np.array([*conversations.values()])
     sums_K = values_NK.sum(axis=0)
     value = float(compute(sums_K))
@@ -154,6 +149,17 @@ def _estimate(
     if positive:
         lo, hi = value * np.exp([-margin, margin])
     return Estimate(value, float(lo), float(hi), len(rows)) if isfinite(hi) else unbounded
+
+
+def _sum_turns(rows: Mapping[PromptKey, Sequence[float]]) -> dict[PromptKey, np.ndarray]:
+    """First prompt of a conversation → the sums of its turns' numbers."""
+    conversations: dict[PromptKey, np.ndarray] = {}
+    for suite, prompt in sorted(rows):
+        first = (suite, prompt.rpartition(TURN)[0])
+        key = first if first in rows else (suite, prompt)
+        numbers_K = np.array(rows[suite, prompt], dtype=float)
+        conversations[key] = conversations.get(key, 0.0) + numbers_K
+    return conversations
 
 
 def _student_t(df: float) -> float:

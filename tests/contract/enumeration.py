@@ -78,7 +78,7 @@ def _trees(chains: bool) -> list[Parents]:
 
 
 def cases(verifier: str, drafter: str, least: int = 300) -> list[RuleCase]:
-    """At least so many random tables, over every tree. Verifiers of the same drafts share them."""
+    """At least `least` random tables over all trees. Verifiers of the same drafts share them."""
     chains = len(trees_for(verifier, drafter)) == 3
     return _cases(drafter, chains, VERIFIERS[verifier].greedy_only, least)
 

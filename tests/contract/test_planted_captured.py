@@ -443,9 +443,9 @@ def test_the_joint_law_with_skipped_rounds(
     """Of a request without a seed: every second round drafts nothing."""
     original, skipped_rounds = GroupRun.__init__, []
 
-    def begin(self: GroupRun, *args: Any) -> None:
-        original(self, *args)
-        assert self.adapts
+    def begin(self: GroupRun, opened: Any, group: Any, *more: Any) -> None:
+        original(self, opened, group, *more)
+        assert opened.drafting.can_skip and group[0].adapts
         self.trials = Trials((None, 0))
 
     def choose(trials: Trials) -> int | None:

@@ -67,7 +67,7 @@ def test_a_target_chooses_its_rows() -> None:
 def test_options_that_are_given_win(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def published(*words: str) -> str:
         config = eval.read_config(["--reproduce", "dflash", *words])
-        return reproduce("dflash", config, False, lambda own: found.append(own) or measured)
+        return reproduce("dflash", config, False, lambda own: found.append(own) or measured)[0]
 
     found: list[EvalConfig] = []
     folder = fill_report(tmp_path / "o")
@@ -118,7 +118,7 @@ def test_the_other_suites_still_run(tmp_path: Path) -> None:
         return summary, folder
 
     config = eval.read_config(["--reproduce", "dflash"])
-    page = reproduce("dflash", config, False, evaluate)
+    page, _ = reproduce("dflash", config, False, evaluate)
     rows = [line for line in page.splitlines() if line.startswith("| Qwen")]
     skipped = [row for row in rows if "skipped" in row]
     assert len(rows) == 7 and len(skipped) == 2

@@ -276,7 +276,7 @@ def serve_groups(noise: np.ndarray, size: int = 8, load: float | None = None) ->
 def test_the_stated_number_is_in_flight(
     servers: tuple[StreamingServer, StreamingServer], tmp_path: Path
 ) -> None:
-    """Groups hold several prompts per request in flight. If fewer were in flight, the page says so."""
+    """Groups hold several prompts per request in flight; the page notes when fewer were in flight."""
     path = tmp_path / "p.jsonl"
     path.write_text("".join(f'{{"prompt": "{i}"}}\n' for i in range(17)))
     words = ["--server", servers[1].url, "--prompts", str(path), "--concurrency", "2"]
