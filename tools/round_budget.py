@@ -15,22 +15,28 @@ from typing import NamedTuple
 
 from align.config.drafter import DrafterConfig
 from align.makers.block import from_target
+from align.makers.standalone import make_standalone
 from decode.captured.engine import CapturedEngine
 from decode.engine.decoder import Decoder
+from decode.proposers.autoregressive import AutoregressiveProposer
 from decode.proposers.base import Proposer
 from decode.proposers.block import BlockProposer
-from decode.proposers.lookup import CopyingProposer
+from decode.proposers.diffusion import DiffusionProposer
+from decode.proposers.lookup import CopyingProposer, LookupProposer
+from decode.speculation.proposal import Siblings
 from decode.speculation.settings import Sampling
 from specalign.common.text import say
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
+from specalign.models.standalone import DiffusionDrafter
 from tests import elsewhere
 from tools.launches import OperatorCounter
 
 
 class Mode(NamedTuple):
-    """drafts: plain, chain or tree; with `copy`, copies as well."""
+    """drafts: plain, chain, tree, drawn tree, lookup, autoregressive or diffusion; with `copy`,
+    copies as well."""
 
     drafts: str
     sampling: Sampling = Sampling()
@@ -48,8 +54,12 @@ MODES = {
     "plain, top-p": Mode("plain", NUCLEUS),
     "tree, top-p": Mode("tree", NUCLEUS),
     "chain, top-p": Mode("chain", NUCLEUS),
+    "drawn tree": Mode("drawn tree", SAMPLED),
+    "lookup": Mode("lookup"),
+    "autoregressive": Mode("autoregressive"),
+    "diffusion, sampled": Mode("diffusion", SAMPLED),
 }
-BATCHES = {"eager": (1, 4), "captured": (1, 8)}
+BATCHES = {"eager": (1, 4), "captured": (1, 32)}
 """The eager engine's counts grow with the batch; the captured engine's must not."""
 NEW_TOKENS = 12
 
@@ -60,18 +70,33 @@ class Counts(NamedTuple):
     uploads: int
 
 
-def make_proposer(network: BlockDrafter, drafts: str) -> Proposer | None:
-    if drafts == "plain":
-        return None
-    proposer = BlockProposer(network, 4, 5 if drafts.startswith("tree") else 0)
-    return CopyingProposer(proposer) if drafts.endswith("copy") else proposer
+class Drafters(NamedTuple):
+    """The networks that draft; the autoregressive one has the target's shape."""
+
+    block: BlockDrafter
+    smaller: Target
+    diffusion: DiffusionDrafter
+
+    def propose(self, drafts: str) -> Proposer | None:
+        """What proposes in a mode."""
+        if drafts == "plain":
+            return None
+        if drafts == "lookup":
+            return LookupProposer(4)
+        if drafts == "autoregressive":
+            return AutoregressiveProposer(self.smaller, 4)
+        if drafts == "diffusion":
+            return DiffusionProposer(self.diffusion, 4, 2)
+        siblings: Siblings | None = "iid" if drafts.startswith("drawn") else None
+        proposer = BlockProposer(self.block, 4, 5 if "tree" in drafts else 0, siblings)
+        return CopyingProposer(proposer) if drafts.endswith("copy") else proposer
 
 
 def count_rounds(
-    target: Target, network: BlockDrafter, mode: Mode, batch: int, captured: bool
+    target: Target, drafters: Drafters, mode: Mode, batch: int, captured: bool
 ) -> OperatorCounter:
     """The most expensive round of `batch` requests side by side."""
-    proposer = make_proposer(network, mode.drafts)
+    proposer = drafters.propose(mode.drafts)
     engine = CapturedEngine(target, proposer) if captured else None
     decoder = Decoder(target, proposer, engine=engine)
     prompts = [[4 + i, 90, 17, 9, 4 + i, 90] for i in range(batch)]
@@ -88,14 +113,14 @@ def count_rounds(
     return max(counters, key=lambda counter: (counter.syncs + counter.uploads, counter.launches))
 
 
-def count_all(target: Target, network: BlockDrafter) -> dict[str, dict[str, Counts]]:
+def count_all(target: Target, drafters: Drafters) -> dict[str, dict[str, Counts]]:
     """By mode and batch, and by engine."""
     found: dict[str, dict[str, Counts]] = {}
     for name, mode in MODES.items():
         for batch in sorted({*chain(*BATCHES.values())}):
             row = found[f"{name}, batch {batch}"] = {}
             for engine in [engine for engine, batches in BATCHES.items() if batch in batches]:
-                one = count_rounds(target, network, mode, batch, engine == "captured")
+                one = count_rounds(target, drafters, mode, batch, engine == "captured")
                 row[engine] = Counts(one.launches, one.syncs, one.uploads)
     return found
 
@@ -106,12 +131,15 @@ def main() -> None:
         target = load_target("debug", dtype="float32", device="auto", fast=False)
         target.eos_ids = ()
         options = DrafterConfig(context="shared_kv", taps=2, markov_rank=8)
-        network = from_target(target, options, None).eval()
+        smaller = load_target("debug", dtype="float32", device="auto", fast=False)
+        standalone = DrafterConfig(kind="standalone", block_size=4)
+        diffusion = make_standalone(target, standalone).eval()
+        drafters = Drafters(from_target(target, options, None).eval(), smaller, diffusion)
         if words:
             for captured in (False, True):
-                say(str(count_rounds(target, network, MODES[words[0]], int(words[1]), captured)))
+                say(str(count_rounds(target, drafters, MODES[words[0]], int(words[1]), captured)))
             return
-        found = count_all(target, network)
+        found = count_all(target, drafters)
     if "--json" in sys.argv:
         say(json.dumps(found))
         return

@@ -22,7 +22,6 @@ class CausalChain(Drafting):
     """
 
     cache: KVCache
-    can_skip = False
     unread: int
 
     def __init__(self, proposer: AutoregressiveProposer) -> None:
@@ -48,6 +47,11 @@ class CausalChain(Drafting):
         for part in known.clamp(max=self.model.vocab_size - 1).split(PREFILL_CHUNK, dim=1):
             self.model.forward(part, cache=view, logits=False)
 
+    def catch_up(self, state: RowState, end: int, count: int) -> None:
+        tokens_BC = state.last_tokens(self.unread + count)[:, :count]
+        at_B1 = state.counter("length")[:, None] + 1 - self.unread - count
+        self._read(state, tokens_BC, at_B1, end)
+
     def draft(self, state: RowState, end: int) -> Draft:
         nodes, room_B = self.nodes, room_of(state, self.nodes)
         above_BN, depth_BN = fixed_shape(chain(nodes), room_B)
@@ -56,7 +60,7 @@ class CausalChain(Drafting):
         tokens: list[Tensor] = []
         q: list[Tensor] = []
         for i in range(nodes):
-            logits_B1V = self._read(state, unread, at_B1, end)
+            logits_B1V = self._logits(self._read(state, unread, at_B1, end))
             ahead = torch.full_like(at_B1, i)
             drafts_BN = torch.cat(tokens, 1) if tokens else at_B1[:, :0]
             on_path = torch.ones_like(drafts_BN, dtype=torch.bool)[:, None]
@@ -74,7 +78,7 @@ class CausalChain(Drafting):
         return Draft(torch.cat(tokens, 1), above_BN, depth_BN, q_BNV, room_B, chain(nodes))
 
     def _read(self, state: RowState, tokens_BL: Tensor, at_B1: Tensor, end: int) -> Tensor:
-        """Logits (B, 1, V) after tokens at places from `at_B1` on."""
+        """Hidden states of tokens at places from `at_B1` on."""
         model = self.model
         places_BL = at_B1 + torch.arange(tokens_BL.shape[1], device=at_B1.device)
         slots_BL = torch.where(places_BL < 0, state.shape.capacity, places_BL)
@@ -85,7 +89,11 @@ class CausalChain(Drafting):
             tokens_BL.clamp(max=model.vocab_size - 1), cache=self.cache, positions_BL=places_BL,
             mask=see[:, None], logits=False,
         )  # fmt: skip
-        logits_B1V = model.head(output.hidden_BLD[:, -1:])
+        return output.hidden_BLD
+
+    def _logits(self, hidden_BLD: Tensor) -> Tensor:
+        """After the last token, (B, 1, V)."""
+        logits_B1V = self.model.head(hidden_BLD[:, -1:])
         if not self.missing:
             return logits_B1V
         return F.pad(logits_B1V, (0, self.missing), value=-torch.inf)

@@ -36,7 +36,7 @@ class Copied(Drafting):
     def __init__(
         self, inner: Drafting, copy_tokens: int, shortest: int = JOINING, longest: int = LONGEST
     ) -> None:
-        self.inner, self.taps, self.can_skip = inner, inner.taps, inner.can_skip
+        self.inner, self.taps = inner, inner.taps
         self.layers = inner.layers
         self.copy_tokens, self.shortest, self.longest = copy_tokens, shortest, longest
 
@@ -54,6 +54,9 @@ class Copied(Drafting):
 
     def start(self, row: int, tokens: list[int]) -> None:
         self.inner.start(row, tokens)
+
+    def catch_up(self, state: RowState, end: int, count: int) -> None:
+        self.inner.catch_up(state, end, count)
 
     def observe(self, state: RowState, seen: Observation) -> None:
         self.inner.observe(state, seen)

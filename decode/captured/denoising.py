@@ -24,6 +24,9 @@ class WindowContext:
     def start(self, row: int, tokens: list[int]) -> None:
         pass
 
+    def catch_up(self, state: RowState, end: int, count: int) -> None:
+        pass
+
     def begin(self, state: RowState, end: int) -> None:
         """A round begins."""
         window = min(self.drafter.config.window, end)
@@ -64,6 +67,17 @@ class PrefixContext:
         if known.shape[1]:
             drafter.network.denoise(known, nothing, view, None, sigma_1)
         self.cached_B[row] = known.shape[1]
+
+    def catch_up(self, state: RowState, end: int, count: int) -> None:
+        length_B = state.counter("length")  # the last token is left to the next round
+        steps_C = torch.arange(count, device=length_B.device)
+        at_BC = torch.minimum(self.cached_B[:, None] + steps_C, length_B[:, None])
+        self.cache.slots = Slots(state.rows_B1, at_BC, end)
+        see_BCS = torch.arange(end, device=length_B.device) <= at_BC[..., None]
+        tokens_BC, sigma_BC = state.text_BS.gather(1, at_BC), at_BC.new_zeros(at_BC.shape).float()
+        network = self.drafter.network
+        network.run(tokens_BC, see_BCS[:, None], at_BC, self.cache, sigma_BC)
+        self.cached_B.copy_(torch.minimum(self.cached_B + count, length_B))
 
     def begin(self, state: RowState, end: int) -> None:
         self._state, self._end, self._first = state, end + 2 * self.new, True
@@ -113,7 +127,6 @@ class Denoised(Drafting):
     """K tokens of a standalone drafter, from left to right or where it is most confident."""
 
     context: WindowContext | PrefixContext
-    can_skip = False
 
     def __init__(self, proposer: DiffusionProposer, sampling: Sampling) -> None:
         self.drafter, self.nodes = proposer.drafter, proposer.draft_tokens
@@ -126,6 +139,9 @@ class Denoised(Drafting):
 
     def start(self, row: int, tokens: list[int]) -> None:
         self.context.start(row, tokens)
+
+    def catch_up(self, state: RowState, end: int, count: int) -> None:
+        self.context.catch_up(state, end, count)
 
     def draft(self, state: RowState, end: int) -> Draft:
         nodes, room_B = self.nodes, room_of(state, self.nodes)

@@ -69,12 +69,11 @@ class Drafting:
     """Drafts for the rows of a captured engine; this class: plain decoding.
 
     nodes: N. chains: its drafts never branch. taps: the target's layers that `observe` needs.
-    can_skip: whether it may be left out of some rounds. layers: its network's.
+    layers: its network's.
     """
 
     nodes: int = 0
     chains: bool = True
-    can_skip: bool = True
     taps: tuple[int, ...] = ()
     layers: Sequence[nn.Module] = ()
 
@@ -92,6 +91,9 @@ class Drafting:
 
     def start(self, row: int, tokens: list[int]) -> None:
         """The prompt of a row and its first token are known; not captured."""
+
+    def catch_up(self, state: RowState, end: int, count: int) -> None:
+        """`count` rounds did not draft, and each of them committed one token; not captured."""
 
     def draft(self, state: RowState, end: int) -> Draft:
         """Draft for all rows; entries 0 … end − 1 of the cache are read."""

@@ -171,10 +171,10 @@ class GroupRun:
         self.joining: dict[RequestRunner, Prefill[int]] = {}
         self.running: dict[int, RequestRunner] = {}
         self.pending: tuple[PendingResults, dict[int, RequestRunner]] | None = None
-        can_skip = rows.drafting.nodes > 0 and rows.drafting.can_skip
         self.trials: Trials | None = None
-        if pace is not None and can_skip and group[0].adapts and rows.state.shape.rows > 1:
-            self.trials = pace.of(rows.state.shape.rows)
+        shape = rows.state.shape
+        if pace is not None and group[0].adapts and shape.nodes and shape.rows > 1:
+            self.trials = pace.of(shape.rows)
 
     def run(self) -> Iterator[None]:
         """Run all requests; pauses after chunks of prompts and after every round."""

@@ -20,6 +20,8 @@ from specalign.lm.model import Target
 
 BUCKETS = (256, 1024, 4096, 16384, 65536, 262144)
 """The cache entries that a round reads are rounded up to one of these."""
+MOST_UNREAD = 128
+"""Rounds without drafts after which a drafter reads what they committed."""
 
 
 class Rows:
@@ -40,6 +42,7 @@ class Rows:
         drafting.allocate(self.state)
         self.verifier, self.backend = verifier, backend
         self._graphs: dict[tuple[int, bool], Graph] = {}
+        self._unread = 0  # rounds without drafts
 
     def run(self, longest: int, skip: bool = False) -> PendingResults:
         """Run a round; no row has more than `longest` cache entries before it. skip: without
@@ -49,6 +52,7 @@ class Rows:
         end = min(next((size for size in BUCKETS if size >= needed), capacity), capacity)
         if (end, skip) not in self._graphs:
             self._graphs[end, skip] = self._capture(end, skip)
+        self._catch_up(end, skip)
         if self.state.result_BX.device.type != "cuda":
             started = perf_counter()
             self._graphs[end, skip].replay()
@@ -61,6 +65,13 @@ class Rows:
         copy_BX.copy_(self.state.result_BX, non_blocking=True)
         done.record()
         return PendingResults(copy_BX, nodes, events=(begun, done))
+
+    @torch.no_grad()
+    def _catch_up(self, end: int, skip: bool) -> None:
+        if self._unread == MOST_UNREAD or (self._unread and not skip):
+            self.drafting.catch_up(self.state, end, self._unread)
+            self._unread = 0
+        self._unread += skip
 
     def _capture(self, end: int, skip: bool) -> Graph:
         state, drafting = self.state, self.skipped if skip else self.drafting

@@ -16,6 +16,8 @@ from decode.captured import engine, graph, rows
 from decode.captured.engine import CapturedEngine
 from decode.captured.graph import Backend, WaitsForDevice, forbid_waiting
 from decode.engine.decoder import Decoder
+from decode.engine.output import RoundResult
+from decode.engine.pace import Trials
 from decode.engine.request import RequestRunner
 from decode.proposers.base import Proposer
 from decode.proposers.block import BlockProposer
@@ -295,3 +297,45 @@ def test_a_request_that_ends_at_once_leaves_nothing_behind(target: Target) -> No
     alone = decoder.generate(PROMPTS[0], 16)
     [_, after] = decoder.generate_batch([PROMPTS[2], PROMPTS[0]], [1, 16], batch_size=1)
     assert (after.tokens, after.accepted) == (alone.tokens, alone.accepted)
+
+
+def note_drafts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
+    """The texts before rounds, and what the rounds drafted."""
+    noted: list[tuple[list[int], list[int]]] = []
+    original = RequestRunner.commit_result
+
+    def commit(self: RequestRunner, result: RoundResult, chain: bool) -> None:
+        noted.append(([*self.prompt, *self.out.tokens], result.drafts))
+        original(self, result, chain)
+
+    monkeypatch.setattr(RequestRunner, "commit_result", commit)
+    return noted
+
+
+@pytest.mark.parametrize("most_unread", [128, 3])
+@pytest.mark.parametrize(
+    "name",
+    ["autoregressive", "copy autoregressive", "ddit 2 confidence", "masked_lm 2 left_to_right"],
+)
+def test_drafters_catch_up_after_rounds_without_drafts(
+    target: Target, name: str, most_unread: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They draft what they draft after the same text as a prompt."""
+    monkeypatch.setattr(rows, "MOST_UNREAD", most_unread)
+    proposer, noted = make(target, name), note_drafts(monkeypatch)
+    paced = CapturedEngine(target, proposer, paced=True)
+
+    def choose(trials: Trials) -> int | None:
+        trials.rounds += 1
+        return 0 if trials.rounds % 14 else None
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trials, "choose", choose)
+        Decoder(target, proposer, engine=paced).generate_batch(PROMPTS, 32, batch_size=3)
+    drafting = [one for one in noted if len(one[1]) >= 3]  # less than that near the end
+    assert len(drafting) >= 4 and len(noted) > 3 * len(drafting)
+    alone = Decoder(target, proposer, engine=CapturedEngine(target, proposer))
+    for one in drafting:
+        noted.clear()
+        alone.generate(one[0][:-1], 9)
+        assert noted[0] == one
