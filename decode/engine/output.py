@@ -1,5 +1,6 @@
 """The output of one request, with its counts and times."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,6 +23,19 @@ class RoundTrace(NamedTuple):
     committed: int
     accepted: int
     rejected: tuple[int, ...]
+
+
+def list_rejected(
+    tokens: Sequence[int], parents: Sequence[int], path: Sequence[int]
+) -> tuple[int, ...]:
+    """The drafts after the accepted path, each time the first that was drafted there."""
+    last = path[-1] if path else -1
+    rejected = []
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if parent == last:
+            rejected.append(token)
+            last = node
+    return tuple(rejected)
 
 
 class RoundResult(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decode.engine.detokenizer import TextStream, special_tokens_in
-from decode.engine.output import Generation, RoundResult, RoundTrace, Tree
+from decode.engine.output import Generation, RoundResult, RoundTrace, Tree, list_rejected
 from decode.proposers.base import DraftSession, Proposer, Request
 from decode.speculation.history import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
@@ -36,19 +36,6 @@ class ForwardInput(NamedTuple):
 
     tokens_1L: Tensor
     see_LL: Tensor | None
-
-
-def list_rejected(
-    tokens: Sequence[int], parents: Sequence[int], path: Sequence[int]
-) -> tuple[int, ...]:
-    """The drafts after the accepted path, each time the first that was drafted there."""
-    last = path[-1] if path else -1
-    rejected = []
-    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-        if parent == last:
-            rejected.append(token)
-            last = node
-    return tuple(rejected)
 
 
 class RequestRunner:

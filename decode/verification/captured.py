@@ -29,7 +29,8 @@ from decode.speculation.rules import Outcomes
 from decode.speculation.sampling import ProcessorState
 from decode.speculation.settings import Sampling
 from decode.speculation.verifiers import Outcome, Verdict
-from decode.verification.recording import Original, RecordedRequest, RecordedRound, Recorder, Watch
+from decode.verification.recorded import RecordedRequest, RecordedRound
+from decode.verification.recording import Original, Recorder, Watch
 from decode.verification.verdict import Tally
 from specalign.common.schema import JsonObject
 

@@ -8,7 +8,8 @@ import torch
 from decode.speculation.drafts import Drafts
 from decode.speculation.sampling import make_generator
 from decode.speculation.verifiers import VERIFIERS
-from decode.verification.recording import RecordedRequest, RecordedRound, Recorder
+from decode.verification.recorded import RecordedRequest, RecordedRound
+from decode.verification.recording import Recorder
 from decode.verification.reference import interval, is_inside, noise, own_numbers
 from decode.verification.verdict import Tally
 

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from decode.speculation.settings import Sampling
-from decode.verification.recording import RecordedRound, Recorder
+from decode.verification.recorded import RecordedRound
+from decode.verification.recording import Recorder
 from decode.verification.reference import Reference, dtype_limit, law, scores
 from decode.verification.verdict import Tally
 

@@ -29,7 +29,7 @@ from decode.verification.enumeration import (
     outcomes,
     pairs,
 )
-from decode.verification.recording import RecordedRound
+from decode.verification.recorded import RecordedRound
 from decode.verification.reference import interval
 from decode.verification.verdict import Tally
 from specalign.kernels import choice

@@ -19,7 +19,8 @@ from decode.verification.batches import Asked, RequestBatch, Requests, settings
 from decode.verification.captured import EngineRecorder, check_graphs
 from decode.verification.cases import Cases, cases_of, drafts_so
 from decode.verification.pair import VerifyConfig
-from decode.verification.recording import RecordedRequest, RecordedRound, Recorder
+from decode.verification.recorded import RecordedRequest, RecordedRound
+from decode.verification.recording import Recorder
 from decode.verification.reference import Reference
 from decode.verification.sources import DraftSource
 from decode.verification.verdict import TITLES, Tally

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from decode.engine.decoder import Decoder
-from decode.engine.output import Generation, Tree
-from decode.engine.request import RequestRunner, list_rejected
+from decode.engine.output import Generation, Tree, list_rejected
+from decode.engine.request import RequestRunner
 from decode.proposers.base import Proposer, Request
 from decode.proposers.lookup import LookupProposer
 from decode.speculation.proposal import Proposal
