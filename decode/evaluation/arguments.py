@@ -3,10 +3,9 @@
 import os
 from argparse import BooleanOptionalAction, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from pathlib import Path
 
 from decode.cli import Parser, list_systems, parse_whole, path, pop_drafting, pop_sampling
-from decode.evaluation.config import DEFAULT_METHODS, TUNING_PROMPTS, EvalConfig, ServerConfig
+from decode.evaluation.config import DEFAULT_METHODS, TUNING_PROMPTS, EvalConfig
 from decode.evaluation.reproductions import REPRODUCTIONS, find_reproduction
 from decode.systems.drafter_folders import read_drafters
 from decode.systems.parsing import read_methods, read_sweep
@@ -135,25 +134,13 @@ def read_config(arguments: Sequence[str]) -> EvalConfig:
     )
 
 
-def servers_of(config: EvalConfig) -> ServerConfig | None:
-    """The servers to measure; None = decoding here. Raises UserError for a baseline alone, or
-    options of decoding here."""
-    if config.server is None:
-        if config.baseline_server is not None:
-            raise UserError("--baseline-server needs --server")
-        return None
-    if given := _local_options(config):
+def check_servers(config: EvalConfig) -> None:
+    """Raises UserError for a baseline alone, or a server and options of decoding here."""
+    if config.server is None and config.baseline_server is not None:
+        raise UserError("--baseline-server needs --server")
+    if config.server is not None and (given := _local_options(config)):
         option = {"drafters": "drafter", "batch_sizes": "batch-size"}.get(given[0], given[0])
         raise UserError(f"--{option.replace('_', '-')} can't be combined with --server")
-    return ServerConfig(
-        config.server,
-        config.baseline_server,
-        config.concurrency,
-        config.sampling.temperature,
-        max(config.repeats, 2),
-        config.out or Path("runs/eval/server"),
-        config.resume,
-    )
 
 
 def _local_options(config: EvalConfig) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from decode.evaluation import charts
-from decode.evaluation.config import ServerConfig
+from decode.evaluation.config import EvalConfig
 from decode.evaluation.endpoint import ServedRequest
 from decode.evaluation.page import fill_page
 from decode.evaluation.statistics import (
@@ -198,7 +198,7 @@ def _percentiles(seconds: Sequence[float]) -> str:
     return f"{median:.1f} (p99 {late:.1f})"
 
 
-def serving_page(config: ServerConfig, rounds: Sequence[ServedRound]) -> str:
+def serving_page(config: EvalConfig, rounds: Sequence[ServedRound]) -> str:
     """The report of a measurement of servers."""
     rows = serving_rows(rounds)
     sizes = list(dict.fromkeys(one.concurrency for one in rounds))
@@ -212,11 +212,10 @@ def serving_page(config: ServerConfig, rounds: Sequence[ServedRound]) -> str:
     }
     drawn = [charts.chart_throughput(sizes, speeds), charts.chart_taus("request", taus)]
     drawn = [chart for chart in drawn if chart.traces]
-    where = f"{config.url} against {config.baseline}" if config.baseline else config.url
     return fill_page(
         "servers.html",
         drawn,
-        servers=where,
+        servers=" against ".join(filter(None, (config.server, config.baseline_server))),
         figures=(HEADER, rows),
         doubts=doubts(rounds),
         only_pooled=tau_of(rounds) and not any(taus.values()),
