@@ -176,3 +176,29 @@ def _find_differences(summaries: Sequence[Summary]) -> list[list[str]]:
         if len({*values}) > 1:
             rows.append([key, *(cut(value, 60) for value in values)])
     return rows
+
+
+def log_report(project: str, folder: Path, summary: Summary, records: Sequence[Record]) -> None:
+    """Log the figures, the charts, and the replays as a table to a new W&B run; offline with
+    WANDB_MODE=offline."""
+    import plotly.graph_objects as plotly
+    import wandb
+
+    run = wandb.init(project=project, name=folder.name, config=dict(summary.settings))
+    for method, found in summary.overall.items():
+        run.summary[f"{method}/speedup"] = value_of(found.speedup)
+        run.summary[f"{method}/tau"] = value_of(found.tau)
+        run.summary[f"{method}/identical"] = found.identical
+        run.summary[f"{method}/score"] = value_of(found.score)
+    run.summary["verdict"] = summary.verdict
+    for chart in charts.make_charts(summary, records):
+        figure = plotly.Figure(data=chart.traces, layout={**chart.layout, "title": chart.title})
+        run.log({f"charts/{chart.name}": figure})
+    table = wandb.Table(["prompt", "method", "round", "seconds", "accepted", "own", "rejected"])
+    for replay in read_replays(folder):
+        for lane in replay["lanes"]:
+            for number, one in enumerate(lane["rounds"]):
+                texts = ("".join(one["accepted"]), one["own"], "".join(one["rejected"]))
+                table.add_data(replay["title"], lane["method"], number, one["seconds"], *texts)
+    run.log({"replays": table})
+    run.finish()
