@@ -9,7 +9,7 @@ from pathlib import Path
 
 from align.config.recipe import Recipe
 from align.data.identity import check_same, identity
-from align.data.prompts import read_prompts
+from align.data.sources import read_prompts
 from align.writing.generation import Writer
 from align.writing.outline import TargetInfo
 from align.writing.prompts import TOO_LONG
@@ -40,11 +40,7 @@ class Synthesis:
         exists = (folder / "manifest.json").exists()
         found = data.read_manifest(folder) if exists else {}
         template = chat_template(target, found.get("date"))
-        self.prompts = None
-        if d.prompts:
-            self.prompts = read_prompts(
-                d.prompts, d.prompts_split, d.prompts_column, d.prompts_config, d.prompts_revision
-            )
+        self.prompts = read_prompts(d) if d.prompts else None
         settings = identity(recipe, target, template, self.prompts)
         if exists:
             check_same(folder / "manifest.json", found, settings)

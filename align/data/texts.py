@@ -12,7 +12,7 @@ from typing import TypedDict
 
 from align.config.recipe import Recipe
 from align.data.identity import check_same
-from align.data.text_sources import UNUSED_COLUMN, read_documents
+from align.data.sources import UNUSED_COLUMN, read_documents
 from align.writing.outline import TargetInfo
 from align.writing.template import first_tokens
 from specalign.common.errors import UserError
