@@ -1,5 +1,4 @@
-"""Processes, devices and packages that a recipe needs, and what this machine has. Imports torch
-only to count GPUs."""
+"""What a recipe needs and this machine has. Imports torch only to count GPUs."""
 
 import os
 from importlib import metadata
@@ -27,8 +26,7 @@ def use_deterministic_products() -> None:
 
 
 def gpu_count() -> int:
-    """GPUs that torch sees. The version of a CPU build answers without importing torch, which takes
-    seconds."""
+    """GPUs that torch sees. A CPU build's version answers without torch's slow import."""
     try:
         if metadata.version("torch").endswith("+cpu"):
             return 0
@@ -73,8 +71,7 @@ def check_packages(recipe: Recipe) -> None:
 
 
 def check_devices(recipe: Recipe) -> None:
-    """Raises UserError for missing GPUs, or for another number of processes than a launcher
-    started."""
+    """Raises UserError for missing GPUs, or another number of processes than was launched."""
     launch = recipe.launch
     if accelerator(recipe) == "gpu":
         gpus = gpu_count()

@@ -1,5 +1,4 @@
-"""Keys of a recipe: dataclass fields with documentation and limits, in sections that validate
-themselves."""
+"""Keys of a recipe: dataclass fields with documentation and limits, in sections."""
 
 import math
 from dataclasses import field, fields

@@ -59,8 +59,7 @@ def text_folder_name(recipe: Recipe, typed: Collection[str]) -> str:
 
 
 def is_offline() -> bool:
-    """Whether W&B stores runs on this machine only: without an online mode, an API key or `wandb
-    agent`."""
+    """Whether W&B stores runs here only: no online mode, API key or `wandb agent`."""
     mode = os.environ.get("WANDB_MODE")
     if mode is not None:
         return mode in _OFFLINE

@@ -1,5 +1,4 @@
-"""The draft vocabulary: the tokens that the target uses most, and how much of its text they
-cover."""
+"""The draft vocabulary: the target's most frequent tokens, and how much text they cover."""
 
 from itertools import pairwise
 

@@ -1,5 +1,4 @@
-"""Packs samples into rows of equal length, holds out a share for validation, and orders the rows of
-training."""
+"""Packs samples into rows, holds out a share for validation, and orders training's rows."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -76,8 +75,7 @@ class PackedRows(Sequence[PackedRow]):
 
 
 def pack(samples: Texts, length: int, seed: int) -> PackedRows:
-    """Pack samples, in a seeded order, into rows of `length`: first fit over the last open rows.
-    Longer samples are cut."""
+    """Pack samples in a seeded order, first fit over the last open rows. Longer ones are cut."""
     order = np.random.default_rng([seed, 0xACC]).permutation(len(samples))
     sizes = samples.lengths.clamp_max(length).numpy()[order]
     smallest = int(sizes.min()) if len(sizes) else 0

@@ -1,5 +1,4 @@
-"""What a drafter takes from its target: layers, sizes, a mask token; and notes on options that
-`drafter.init` overrides."""
+"""What a drafter takes from its target: layers, sizes, a mask token."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -25,8 +25,7 @@ Parts = dict[str, float]
 
 @dataclass(frozen=True)
 class NumberSizes:
-    """Bytes of a number: of the target's products, of its weights in memory, and of the drafter's
-    products."""
+    """Bytes of a number of the target's products and weights, and of the drafter's products."""
 
     target: int
     weights: int
@@ -61,8 +60,7 @@ def plan_writing(recipe: Recipe, target: TargetSizes, sizes: NumberSizes) -> Par
 def plan_training(
     recipe: Recipe, target: TargetSizes, drafter: DrafterSizes, sizes: NumberSizes
 ) -> Parts:
-    """`align.train`: weights of both, gradients, AdamW's averages, activations, and the checkpoint
-    assembled in memory."""
+    """`align.train`: weights, gradients, AdamW's averages, activations, and the checkpoint."""
     launch, trainer, processes = recipe.launch, recipe.trainer, recipe.processes
     # ZeRO-1 splits the optimizer's state, 2 gradients too, 3 weights too, as FSDP does
     split = {"fsdp": 3, "deepspeed_1": 1, "deepspeed_2": 2, "deepspeed_3": 3}
@@ -112,8 +110,7 @@ def feature_bytes(recipe: Recipe, target: TargetSizes, drafter: DrafterSizes) ->
 def _plan_step(
     recipe: Recipe, target: TargetSizes, drafter: DrafterSizes, sizes: NumberSizes
 ) -> float:
-    """What a step holds at its peak: the target's forward pass, the drafter's layers for the
-    backward pass, logits."""
+    """A step's peak: the target's forward pass, the drafter's layers for the backward, logits."""
     length, trainer, options = recipe.data.length, recipe.trainer, recipe.drafter
     rows = trainer.batch_size // (trainer.accumulate * recipe.processes)
     anchors = min(trainer.anchors, max(1, int(length * FILL * ANSWER_SHARE)))

@@ -1,5 +1,4 @@
-"""A target's sizes from its config.json: its network is built on torch's `meta` device, where
-tensors take no memory."""
+"""A target's sizes from its config.json: its network is built on torch's `meta` device."""
 
 from dataclasses import dataclass
 from typing import Any

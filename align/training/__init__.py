@@ -1,2 +1,1 @@
-"""Training runs: Lightning modules, callbacks, checkpoints, strategies. Only this package imports
-Lightning or DeepSpeed."""
+"""Training runs. Only this package imports Lightning or DeepSpeed."""

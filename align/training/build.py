@@ -109,8 +109,7 @@ def _save_block(
 
 @torch.no_grad()
 def _set_weights(fresh: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Copy trained weights into a new drafter, whose own may be sharded like the target's that it
-    was made from."""
+    """Copy trained weights into a new drafter, whose own may be sharded like the target's."""
     for name, parameter in [*fresh.named_parameters()]:
         if isinstance(parameter, DTensor):
             module, _, last = name.rpartition(".")

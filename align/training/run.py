@@ -52,8 +52,7 @@ def run_command(recipe: Recipe, argv: Sequence[str]) -> int:
 
 def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:
     """Run a recipe to its end and save the drafter to <output>/drafter. The step itself is
-    `DrafterModule.training_step`. Raises UserError: wrong input. NonFiniteLoss, Interrupted:
-    training stopped early."""
+    `DrafterModule.training_step`. Raises UserError, NonFiniteLoss, Interrupted."""
     quiet = quiet or not main_process()
     if recipe.target.parallel == "fsdp":  # sharded later
         options = {**recipe.target_options, "device": "cpu", "fast": False}

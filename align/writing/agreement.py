@@ -1,6 +1,5 @@
-"""Checks that the target wrote a text: the share of greedy tokens that the target itself finds most
-probable. A server may serve another model under the right name, and data may come from one without
-the weights at hand."""
+"""Checks that the target wrote a text: the share of greedy tokens that it finds most probable
+itself. A server may serve another model under the right name."""
 
 from collections.abc import Sequence
 

@@ -68,8 +68,7 @@ class PromptReader:
 
 
 def _without_oldest_turn(conversation: Conversation) -> Conversation | None:
-    """Without the first user message and its answers; None if there is only one. A system prompt
-    stays."""
+    """Without the first user message and its answers, but a system prompt; None if only one."""
     messages = conversation.messages
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if len(users) < 2:

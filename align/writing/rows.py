@@ -65,8 +65,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that determines how a batch begins. `prompts`: None = the target generates
-    them."""
+    """What determines how a batch begins. `prompts`: None = the target generates them."""
 
     recipe: Recipe
     target: TargetInfo
@@ -96,8 +95,7 @@ class Plan:
         return frozenset(self.target.eos_ids) | self.template.ends
 
     def rows(self, batch: int) -> list[Row]:
-        """The unwritten rows of a batch; none after the last prompt. Unusable prompts are done and
-        broken."""
+        """The unwritten rows of a batch; none after the last prompt. Unusable ones are broken."""
         d = self.recipe.data
         indices = range(batch * d.batch_size, (batch + 1) * d.batch_size)
         if self.prompts is not None:
@@ -167,8 +165,7 @@ class Plan:
         return Conversation.from_text(text)
 
     def _ask_again(self, row: Row) -> bool:
-        """Have a written prompt answered again if serving feeds other tokens. False if it does
-        not."""
+        """Have a written prompt answered again if serving feeds other tokens; else False."""
         prompt = row.tokens[: row.answer_start]
         text = self._text(prompt[len(self.template.prefix) : len(prompt) - len(self.template.turn)])
         row.conversation = Conversation.from_text(text)

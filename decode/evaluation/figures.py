@@ -1,5 +1,4 @@
-"""The share card: a measurement as one picture of 1200 × 630 pixels, drawn by matplotlib without a
-display."""
+"""The share card: a measurement as one picture of 1200 × 630 pixels, drawn by matplotlib."""
 
 import io
 import textwrap

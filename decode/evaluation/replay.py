@@ -1,5 +1,4 @@
-"""Replays: a prompt's rounds with their drafts and times, for the report. They are recorded apart from
-the measured generations."""
+"""Replays: a prompt's rounds with their drafts and times, recorded apart from measurements."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,8 +18,7 @@ _SHOWN = 400
 def record_replay(
     decoders: Mapping[str, Decoder], task: Task, settings: GenerationSettings
 ) -> JsonObject:
-    """Decode a prompt by plain decoding and the last `MOST_METHODS` methods; returns what the page
-    shows."""
+    """Decode a prompt plainly and by the last `MOST_METHODS` methods, for the page."""
     drafting = [name for name in decoders if name != PLAIN][-MOST_METHODS:]
     lanes = []
     for name in (PLAIN, *drafting):

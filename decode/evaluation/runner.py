@@ -119,8 +119,7 @@ def _spread(count: int) -> list[int]:
 
 
 def _orders(methods: list[str], rng: random.Random) -> Iterator[tuple[str, ...]]:
-    """Endless orders: all permutations in turn for up to five methods, else all rotations of one
-    shuffle after another."""
+    """Endless orders: all permutations of up to five methods, else rotations of shuffles."""
     if len(methods) <= 5:
         orders = list(itertools.permutations(methods))
         rng.shuffle(orders)
@@ -166,8 +165,7 @@ def run_tasks(
 ) -> list[Record]:
     """One record per task and method, in the order in which they ran. Above temperature 0 each
     prompt and repeat has its own seed, the same for all methods. Several tasks are decoded in one
-    batch: their prompts share the times of their forward passes, and products over more rows round
-    differently."""
+    batch: their prompts share the times of their forward passes."""
     limit = settings.max_new_tokens
     samplings = [settings.sampling] * len(tasks)
     if not settings.sampling.greedy:

@@ -1,5 +1,4 @@
-"""The verdict of a measurement in sentences: the speed-up, its uncertainty, and whether the output
-changed."""
+"""The verdict of a measurement in sentences."""
 
 from collections.abc import Iterator, Sequence
 
@@ -254,8 +253,7 @@ def find_busy(spread: float | None, load: float, threads: int, cores: int) -> li
 
 
 def _exceeds_tau(figures: Figures) -> bool:
-    """Whether a speed-up exceeds τ beyond both intervals: drafting saves at most τ − 1 of τ target
-    forwards."""
+    """Whether a speed-up exceeds τ, the most that drafting can save, beyond both intervals."""
     speedup, tau = figures.speedup, figures.tau
     if speedup is None or tau is None:
         return False

@@ -66,8 +66,7 @@ MAKERS: dict[str, Callable[[BlockDrafter], Exported]] = {
 
 
 def make_export(form: str, drafter: BlockDrafter) -> Exported:
-    """What a format holds of a drafter. Raises UserError if it can't hold it, with those that
-    can."""
+    """What a format holds of a drafter. Raises UserError, naming the formats that can hold it."""
     try:
         return MAKERS[form](drafter)
     except UserError as error:
@@ -162,8 +161,7 @@ def distance(found: Tensor, wanted: Tensor) -> float:
 
 
 def check_free(out: Path, form: str) -> None:
-    """Raises UserError unless `out` is free, or holds nothing but an export in the format
-    `form`."""
+    """Raises UserError unless `out` is free or holds an export in the format `form` alone."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UserError(f"--out={out}: not a folder")
     check_folder(out.resolve().parent, f"--out={out}: folder")
@@ -210,15 +208,13 @@ class Snippet:
     lines: tuple[str, ...]
 
     def as_text(self) -> list[str]:
-        """A block under its title for the terminal. Python is not indented, so that it can be
-        pasted."""
+        """A block under its title for the terminal; Python can be pasted as it is."""
         indent = "" if self.language == "python" else "      "
         return [f"  with {self.engine}:", "", *(f"{indent}{line}" for line in self.lines), ""]
 
 
 def resolved_name(target: str) -> str:
-    """What engines on this machine open: a folder (for a GGUF file or package the converted one) or
-    a hub id."""
+    """What engines on this machine open: a hub id or a folder (GGUF files are converted)."""
     try:
         found = resolve_folder(target)
     except UserError:  # debug targets have no folder
