@@ -1,5 +1,4 @@
-"""Continuations by an OpenAI-compatible server that takes and returns token ids (vLLM, SGLang),
-with checked replies and one-line errors."""
+"""Continuations, as token ids, by an OpenAI-compatible server (vLLM, SGLang), checked."""
 
 import os
 from collections.abc import Sequence
@@ -126,8 +125,7 @@ class Server:
         return self.read(request, await self.send("/completions", self.make_body(request)))
 
     async def send(self, path: str, body: Json | None = None) -> Json:
-        """The JSON object of a reply; completions are retried, as the address is known to be right.
-        Raises UserError: no such reply."""
+        """A reply's JSON object; only completions are retried. Raises UserError: no such reply."""
         where = f"{self.url}/v1{path}"
         try:
             if body is None:
