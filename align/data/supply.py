@@ -52,7 +52,6 @@ class Supply:
         return RowStream(own, seed, pack(self.text, length, seed), text_rows)
 
     def line(self, recipe: Recipe) -> str:
-        """A description of the training data."""
         found, wanted = len(self.training) + len(self.validation), recipe.data.samples
         line = (
             f"training on {len(self.training)} samples ({self.training.token_count} tokens) "

@@ -67,13 +67,11 @@ class Synthesis:
         return Writer(self.plan.target, self.plan)
 
     def close(self) -> None:
-        """End running requests."""
         if "source" in vars(self):
             self.source.close()
 
     @property
     def done(self) -> bool:
-        """Whether all samples are written."""
         return bool(self.manifest["samples"] >= self.recipe.data.samples)
 
     def write_shard(self) -> bool:

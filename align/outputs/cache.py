@@ -83,7 +83,6 @@ def _round(features: TargetFeatures, dtype: torch.dtype) -> TargetFeatures:
 
 
 def count_bytes(row: Row) -> int:
-    """The bytes of a row's numbers."""
     return sum(tensor.numel() * tensor.element_size() for tensor in row.values())
 
 

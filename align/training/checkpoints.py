@@ -48,7 +48,6 @@ class Checkpoint:
 
 
 def place(folder: Path, step: int) -> Path:
-    """The path of a step's checkpoint."""
     return folder / f"step-{step}.ckpt"
 
 

@@ -16,7 +16,6 @@ from specalign.suites.registry import GROUPS, SUITES, resolve
 
 
 def parser() -> Parser:
-    """The command's options."""
     p = Parser(
         prog="python -m decode.eval",
         description="Measure speed-up, acceptance and losslessness against plain decoding.",

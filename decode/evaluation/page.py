@@ -66,7 +66,6 @@ def print_report(
 
 
 def page(summary: Summary, records: Sequence[Record], replays: Sequence[JsonObject] = ()) -> str:
-    """The whole page."""
     names = ("settings", "machine", "versions", "git_commit", "started")
     facts = {name: getattr(summary.run, name) for name in names}
     facts["load_average"] = summary.load_average

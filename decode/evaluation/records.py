@@ -163,7 +163,6 @@ def read_run(folder: Path) -> Run:
 
 
 def write_replays(folder: Path, replays: Sequence[JsonObject]) -> None:
-    """Write what `decode.evaluation.replay` has recorded."""
     write_json(folder / REPLAYS, list(replays), **AS_JSON)
 
 

@@ -31,7 +31,6 @@ _ALLOW, _REFUSE, _MISSING, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x8000000
 
 
 def confine() -> None:
-    """Limits of this process, and a filter of its system calls (seccomp)."""
     for kind, limit in (
         (resource.RLIMIT_CPU, SECONDS),
         (resource.RLIMIT_AS, MEMORY),

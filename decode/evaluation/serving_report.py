@@ -197,7 +197,6 @@ def _percentiles(seconds: Sequence[float]) -> str:
 
 
 def serving_page(config: EvalConfig, rounds: Sequence[ServedRound]) -> str:
-    """The report of a measurement of servers."""
     rows = serving_rows(rounds)
     sizes = list(dict.fromkeys(one.concurrency for one in rounds))
     speeds = {

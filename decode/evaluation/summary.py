@@ -162,7 +162,6 @@ def _flatten(figures: object) -> Any:
 
 
 def summarise(run: Run, records: Sequence[Record]) -> Summary:
-    """The figures of a run's records."""
     found = {
         size: [record for record in records if record.batch == size]
         for size in run.settings.get("batch_sizes") or [1]

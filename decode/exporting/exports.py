@@ -61,7 +61,6 @@ class ExportVerdict:
 
     @property
     def conclusion(self) -> str:
-        """The last line."""
         if self.files_same is False:
             return "NOT THE SAME DRAFTER"
         if self.engine_same:
