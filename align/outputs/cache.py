@@ -178,10 +178,8 @@ class TargetOutputCache:
 
     def outputs(self, step: Step, temperature: float) -> TargetOutputs:
         """Like `compute_target_outputs`, but from the cached rows of `step.keys`."""
-        digests = step.digests or step.batch.digests()
-        rows = [
-            self._row(step.batch.row(i), (digest, temperature)) for i, digest in enumerate(digests)
-        ]
+        digests = enumerate(step.digests or step.batch.digests())
+        rows = [self._row(step.batch.row(i), (digest, temperature)) for i, digest in digests]
         # converted first: autocast to bf16 refuses to join fp16
         joined = {
             name: torch.cat([self._restore(name, row[name]) for row in rows]) for name in rows[0]
