@@ -29,12 +29,8 @@ class DomainTau:
         missing = "not recorded" if self.in_domain else "n/a"
         tau = missing if self.tau is None else format_estimate(self.tau, "")
         unit = f"{self.count:,} positions" if self.in_domain else plural(self.count, "prompt")
-        return [
-            titles.get(self.text, self.text),
-            tau,
-            unit if self.count else "",
-            self.contamination,
-        ]
+        title = titles.get(self.text, self.text)
+        return [title, tau, unit if self.count else "", self.contamination]
 
 
 def compare_domains(
