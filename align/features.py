@@ -18,6 +18,8 @@ from specalign.common.errors import UserError, cli
 def main(argv: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if argv is None else argv
     recipe = parse_command(arguments, "align.features", __doc__ or "")
+    if recipe is None:
+        return
     if not recipe.trainer.features_gb:
         raise UserError("trainer.features_gb=0 stores nothing; set it to the disk limit in GB")
     check_training(recipe)

@@ -20,6 +20,8 @@ from specalign.common.text import say
 def main(argv: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if argv is None else argv
     recipe = parse_command(arguments, "align.synthesize", __doc__ or "")
+    if recipe is None:
+        return
     check_generation(recipe)
     check_sources(recipe.data)
     use_deterministic_products()

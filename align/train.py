@@ -16,6 +16,8 @@ from specalign.common.errors import UserError, cli
 def main(argv: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if argv is None else argv
     recipe = parse_command(arguments, "align.train", __doc__ or "")
+    if recipe is None:
+        return
     if recipe.processes > 1 and not is_launched():
         launcher = f"torchrun --nproc-per-node {recipe.launch.devices} -m align.train"
         raise UserError(f"several processes need a launcher: {launcher} … (docs/scale.md)")

@@ -40,15 +40,15 @@ COMMON_KEYS = (
 """Keys of the short help."""
 
 
-def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe:
-    """The recipe of a command line. Raises UserError; SystemExit after `--help` or `--print`."""
+def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe | None:
+    """The recipe of a command line; None after `--help` or `--print`. Raises UserError."""
     if {"-h", "--help", "--help-all"} & {*argv}:
         say(help_text(prog, description, every="--help-all" in argv))
-        raise SystemExit
+        return None
     recipe = load_recipe([argument for argument in argv if argument != "--print"])
     if "--print" in argv:
         say(dump_yaml(resolve(recipe)), end="")
-        raise SystemExit
+        return None
     return recipe
 
 
