@@ -38,8 +38,7 @@ PARAMETER_KEYS = ("value", "values", "min", "max", "distribution")
 RANGES = ("uniform", "int_uniform", "log_uniform_values")
 USE_AGENT = "is not supported by the local runner; use `wandb sweep` and `wandb agent`"
 FINISHED = "finished.json"
-Values = dict[str, str]
-"""Arguments by recipe key."""
+Values = dict[str, str]  # arguments by recipe key
 Choices = list[str] | Callable[[random.Random], float]
 """Listed values, or what draws one from a range."""
 

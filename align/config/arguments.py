@@ -12,10 +12,8 @@ from specalign.common.schema import convert, type_name
 from specalign.common.strict_yaml import parse_yaml
 from specalign.common.text import short
 
-COMMAND_LINE = "command line"
-"""The place in messages."""
-_PATHS = ("data.text", "data.exclude")
-"""Lists of paths, which may contain spaces."""
+COMMAND_LINE = "command line"  # the place in messages
+_PATHS = ("data.text", "data.exclude")  # lists of paths, which may contain spaces
 
 
 def read_arguments(argv: Sequence[str], recipes: Sequence[str]) -> dict[str, str]:

@@ -26,8 +26,7 @@ from specalign.common.text import say, short
 
 _MAPPINGS = ("objective.terms", "data.template_kwargs")
 """Keys whose entries can be given one by one: `objective.terms.forward_kl=1`."""
-_REQUIRED = "???"
-"""In a recipe's file: the user must give this value."""
+_REQUIRED = "???"  # in a recipe's file: the user must give this value
 _LENGTHS = (
     ("trainer.max_steps", "trainer.warmup_steps", 3),
     ("data.samples", "data.batch_size", 1),

@@ -13,8 +13,7 @@ RUN_ID = "WANDB_RUN_ID"
 SWEEP_ID = "WANDB_SWEEP_ID"
 """Environment variables that `wandb agent` sets for each trial."""
 TRIAL_VARIABLES = (RUN_ID, SWEEP_ID)
-RUN_ID_FILE = "wandb-run-id"
-"""The file of an output folder with the id of its W&B run."""
+RUN_ID_FILE = "wandb-run-id"  # the file of an output folder with the id of its W&B run
 
 _OFFLINE = ("offline", "dryrun", "disabled")
 _TRAINING_ONLY = (

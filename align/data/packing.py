@@ -12,12 +12,9 @@ from specalign.common.errors import UserError
 from specalign.common.text import plural
 from specalign.rows.shards import ShardSamples, Texts
 
-OPEN_ROWS = 64
-"""The last rows, into which a sample may still fit."""
-TEXT = 1 << 40
-"""The first key of rows of other text."""
-_OWN_STREAM, _TEXT_STREAM = 1, 7
-"""Numbers that distinguish the permutations of one seed."""
+OPEN_ROWS = 64  # the last rows, into which a sample may still fit
+TEXT = 1 << 40  # the first key of rows of other text
+_OWN_STREAM, _TEXT_STREAM = 1, 7  # numbers that distinguish the permutations of one seed
 
 
 def split_validation(samples: ShardSamples, fraction: float) -> tuple[ShardSamples, ShardSamples]:

@@ -20,8 +20,7 @@ from specalign.suites.overlap import check_excluded
 
 TABLES = (".jsonl", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv")
 """Files that make a folder a data set, in which .json may be anything."""
-UNUSED_COLUMN = "values of column"
-"""How `left_out` counts what the columns without the text hold."""
+UNUSED_COLUMN = "values of column"  # how `left_out` counts what the columns without the text hold
 SEARCHED_ROWS = 1000
 """Of a table or a Hub data set, without a text, after which it lacks the column."""
 MOST_CHARACTERS = 200_000

@@ -21,8 +21,7 @@ from specalign.lm.model import Target
 from specalign.rows import shards as data
 from specalign.rows.shards import Manifest, ShardSamples, read_samples
 
-WAIT_SECONDS = 1.0
-"""Between looks at what another process writes."""
+WAIT_SECONDS = 1.0  # between looks at what another process writes
 _SAME_TEXTS = ("writer", "target_sha256", "dtype", "seed", "batch_size")
 """Settings that do not make a note."""
 

@@ -21,10 +21,8 @@ from specalign.lm.model import Target
 from specalign.rows import shards as data
 from specalign.rows.shards import Manifest
 
-FRUITLESS_BATCHES = 20
-"""In a row, all of whose samples were dropped, after which the writing stops."""
-LINE_EVERY = 30.0
-"""Seconds between lines of progress."""
+FRUITLESS_BATCHES = 20  # in a row, all of whose samples were dropped, after which the writing stops
+LINE_EVERY = 30.0  # seconds between lines of progress
 
 
 class Synthesis:

@@ -22,10 +22,8 @@ from specalign.rows import shards as data
 from specalign.rows.shards import FolderFields, Manifest
 from specalign.suites.overlap import read_excluded
 
-SHARD_TOKENS = 1 << 18
-"""A shard ends with the document that reaches this many tokens."""
-LEAST_TOKENS = 8
-"""Shorter pieces of a document are left out."""
+SHARD_TOKENS = 1 << 18  # a shard ends with the document that reaches this many tokens
+LEAST_TOKENS = 8  # shorter pieces of a document are left out
 _SETTINGS = ("sources", "target_sha256", "length", "mixture", "options", "exclude")
 """What a restart must find unchanged; of the sources their names."""
 

@@ -23,8 +23,7 @@ from specalign.models.target_features import TargetFeatures, target_features
 Row = dict[str, Tensor]
 """One row: hidden, key.N, value.N, taps for the drafter; log_z, best and log_p (of the next token)
 at its L places."""
-RowKey = tuple[str, float]
-"""A hash of a row's text and layout, and the temperature of p."""
+RowKey = tuple[str, float]  # a hash of a row's text and layout, and the temperature of p
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 

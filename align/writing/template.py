@@ -23,8 +23,7 @@ _MARK = "\u2402PROMPT\u2402"
 _TEXTS = ("Hello", "the", "I", "a", "What is 17 times 23?", "1", "(a)", "été", "你好", "`x`")
 """User texts that begin and end in different ways."""
 _SPACED_TEXT = " Hello "
-_NO_LIMIT = 1 << 62
-"""As a vocabulary size: a probe may hold tokens that this target lacks."""
+_NO_LIMIT = 1 << 62  # as a vocabulary size: a probe may hold tokens that this target lacks
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from specalign.common.errors import UserError
 from specalign.common.text import markdown_table, say
 from specalign.lm.model import Target
 
-TREES = (5, 8)
-"""Tree sizes to try with block drafters."""
+TREES = (5, 8)  # tree sizes to try with block drafters
 TREE_TEMPERATURES = 0.7
 """Trees are chosen, not drawn: they are tried up to this temperature (`decode.proposers.block`)."""
 

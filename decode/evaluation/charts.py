@@ -13,8 +13,7 @@ from decode.systems.registry import PLAIN
 from specalign.common.schema import JsonObject
 
 COLOURS = ("#2a78b5", "#d1602f", "#4c9a52", "#8a5fb0", "#b8860b", "#7a7a7a")
-MANY = 6
-"""Methods beyond which lines are unreadable: charts of lines show the first ones."""
+MANY = 6  # methods beyond which lines are unreadable: charts of lines show the first ones
 MOST_CATEGORIES, HEAD, TAIL = 12, 9, 14
 """Categories that fit next to each other, and characters of a name's beginning and end."""
 _NAMES: JsonObject = {"type": "category"}

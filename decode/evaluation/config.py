@@ -13,10 +13,8 @@ from specalign.suites.registry import SUITES, resolve
 
 DEFAULT_METHODS = (PLAIN, LOOKUP, DRAFTER, COMBINED)
 DEFAULT_SUITE, LONG = "builtin", "long"
-OWN = 128
-"""Length limit of answers to a user's own prompts."""
-TUNING_SUITE = "builtin"
-"""The suite on which options are tuned: built-in prompts, not a benchmark."""
+OWN = 128  # length limit of answers to a user's own prompts
+TUNING_SUITE = "builtin"  # the suite on which options are tuned: built-in prompts, not a benchmark
 TUNING_PROMPTS = 12
 
 

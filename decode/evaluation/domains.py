@@ -9,8 +9,7 @@ from specalign.common.schema import JsonObject
 from specalign.common.text import plural
 
 HEADER = ("text", "τ [95%]", "measured on", "overlap with the training data")
-DEVIATIONS = 1.96
-"""Standard errors on each side of a 95% interval."""
+DEVIATIONS = 1.96  # standard errors on each side of a 95% interval
 _KINDS = {0.0: "greedy", 1.0: "sampling"}
 
 

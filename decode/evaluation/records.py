@@ -23,8 +23,7 @@ _OWN = (RECORDS, SUMMARY, "share.png", "report.html", REPLAYS, "tuning")
 
 
 Row = TypeVar("Row")
-RecordKey = tuple[str, str, str, int, int]
-"""Suite, prompt, method, repeat, batch size."""
+RecordKey = tuple[str, str, str, int, int]  # suite, prompt, method, repeat, batch size
 
 
 @dataclass

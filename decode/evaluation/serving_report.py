@@ -24,12 +24,9 @@ HEADER = (
     "in flight", "server", "tokens/s", "speed-up [95%]", "TTFT, ms", "TPOT, ms",
     "ITL, ms", "τ", "τ macro", "requests", "mean in flight",
 )  # fmt: skip
-_PROMPTS = 4
-"""Prompts of a group for each request in flight, where there are enough."""
-_FULL = 0.8
-"""Share of the requests in flight below which a row's speed is that of fewer."""
-_AGREES = 0.1
-"""Relative difference up to which a stream's bursts add up to the server's counters."""
+_PROMPTS = 4  # prompts of a group for each request in flight, where there are enough
+_FULL = 0.8  # share of the requests in flight below which a row's speed is that of fewer
+_AGREES = 0.1  # relative difference up to which a stream's bursts add up to the server's counters
 
 
 @dataclass

@@ -21,8 +21,7 @@ COLUMNS = (
 SUITE, METHOD, SPEED, SPEEDUP, _, TAU, _, _, _, SAME, _ = COLUMNS
 ACCURACY = (SUITE, "metric", "scored", METHOD, "score", "difference [95%]")
 AGAINST = ("point or method", "τ, difference [95%]", "speed, ratio [95%]", "prompts")
-FAIR = 0.97
-"""From this ratio to transformers' speed on the baseline is strong."""
+FAIR = 0.97  # from this ratio to transformers' speed on the baseline is strong
 TOY = 10_000_000
 """Parameters below which the baseline is not judged: a token costs less than the code around it."""
 

@@ -8,8 +8,7 @@ from decode.systems.registry import MAIN, PLAIN, TITLES
 from specalign.common.text import plural
 
 NOISE, EQUAL = "noise", "equal"
-_MOST_SENTENCES = 5
-"""With more methods than this, only the best one has its own sentence."""
+_MOST_SENTENCES = 5  # with more methods than this, only the best one has its own sentence
 STEADY = 2.0
 """On an idle machine plain decoding's slowest prompt takes less than this times the seconds per
 token of its fastest one: 1.4 and 1.5 over MT-Bench, 4 to 10 next to another process."""

@@ -28,8 +28,7 @@ from specalign.suites.prompt import Prompt
 
 TOLERANCE = 2e-3
 """Of a quantity's root mean square, in fp32: another order of sums stays a hundred times below."""
-BLOCKS = 16
-"""Blocks that are compared in each text."""
+BLOCKS = 16  # blocks that are compared in each text
 
 
 @dataclass
