@@ -37,17 +37,13 @@ def parser() -> Parser:
         f"{TUNING_PROMPTS}), over the --sweep values or the system's defaults (not for drafter "
         "and combined)"
     )
+    limit = "use N prompts of each suite, evenly spread"
     sweep = "measure every combination of option values: draft_tokens=4,8,16 steps=1,2,4"
     add = p.add_argument
     p.add_prompt_options(
         f"comma-separated: {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)"
     )
-    add(
-        "--limit",
-        type=parse_whole(1),
-        metavar="N",
-        help="use N prompts of each suite, evenly spread",
-    )
+    add("--limit", type=parse_whole(1), metavar="N", help=limit)
     p.add_target_options()
     p.add_engine_option()
     p.add_chat_options()
@@ -60,7 +56,7 @@ def parser() -> Parser:
         "options of the methods drafter and combined (--draft-tokens: of every method)"
     )
     p.add_sampling_options("seed for sampling, method order and intervals (default 0)")
-    p.set_defaults(temperature=None)
+    p.set_defaults(temperature=None, batch_sizes=(1,))
     _add_measuring_options(p)
     _add_other_measurements(p)
     return p
@@ -79,14 +75,7 @@ def _add_measuring_options(p: Parser) -> None:
     # OpenMP ends the process silently with far more threads than cores
     thread_count = parse_whole(1, 4 * (os.cpu_count() or 1))
     add("--max-new-tokens", type=parse_whole(1), metavar="N", help=length)
-    add(
-        "--batch-size",
-        type=parse_sizes,
-        default=(1,),
-        metavar="N,N",
-        dest="batch_sizes",
-        help=batches,
-    )
+    add("--batch-size", type=parse_sizes, metavar="N,N", dest="batch_sizes", help=batches)
     first = "leave out later turns of conversations"
     add("--first-turn", action="store_true", help=first)
     add("--execute-code", action="store_true", help=execute)
