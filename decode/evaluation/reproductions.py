@@ -1,6 +1,6 @@
 """Tables of papers, measured again: `decode.eval --reproduce NAME`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from decode.evaluation.summary import Figures, Summary
 from decode.evaluation.verdict import list_reservations
 from decode.speculation.settings import Sampling
 from decode.systems.parsing import read_methods, read_sweep
+from decode.systems.registry import PLAIN
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import read_text
 from specalign.common.schema import convert
@@ -88,6 +89,7 @@ def plan_measurements(
     for cell in cells:
         key = (target or "debug", "builtin") if tiny else (cell.target, cell.suite)
         groups.setdefault(key, []).append(cell)
+    sweep = ["draft_tokens=2,3", "steps=1,2"] if tiny and found.sweep else found.sweep
     root = config.out or Path("runs/reproduce") / name
     plans = []
     for (of_target, suite), members in groups.items():
@@ -97,7 +99,7 @@ def plan_measurements(
             target=of_target,
             suite=suite,
             methods=read_methods(methods),
-            sweep=read_sweep(_shorten_sweep(found.sweep, tiny)),
+            sweep=read_sweep(sweep),
             max_new_tokens=config.max_new_tokens or (8 if tiny else found.max_new_tokens),
             limit=config.limit or (max(2, *config.batch_sizes) if tiny else None),
             out=root / f"{of_target.rpartition('/')[2]}-{suite}",
@@ -111,10 +113,6 @@ def _shorten(method: str, tiny: bool) -> str:
     name, *options = method.split(":")
     kept = [o for o in options if not (tiny and o.startswith("draft_tokens="))]
     return ":".join([name, *kept])
-
-
-def _shorten_sweep(sweep: Sequence[str], tiny: bool) -> list[str]:
-    return ["draft_tokens=2,3", "steps=1,2"] if tiny and sweep else list(sweep)
 
 
 def reproduce(
@@ -141,10 +139,10 @@ def reproduce(
         bugs += summary.bugs
         notes += [f"- {cells[0].suite}: {line}" for line in list_reservations(summary)[1:]]
         if found.sweep:
-            rows += _list_points(cells[0], summary)
-            continue
-        for cell in cells:
-            rows.append(_compare(cell, summary.overall, _shorten(cell.method, tiny)))
+            points = [method for method in summary.overall if method != PLAIN]
+            rows += [_compare(cells[0], summary.overall, m, best=" at its best") for m in points]
+        else:
+            rows += [_compare(c, summary.overall, _shorten(c.method, tiny)) for c in cells]
     lines = [f"# {found.title} ({found.source})", markdown_table(HEADER, rows)]
     if notes:
         lines.append("\n".join(notes))
@@ -168,23 +166,17 @@ def _list_changes(found: Reproduction, config: EvalConfig) -> list[str]:
 
 
 def _compare(
-    cell: Cell, overall: Mapping[str, Figures], method: str, missing: str = "skipped"
+    cell: Cell,
+    overall: Mapping[str, Figures],
+    method: str,
+    missing: str = "skipped",
+    best: str = "",
 ) -> list[str]:
     figures = overall.get(method)
     ours = [missing, "", ""]
     if figures is not None:
         tau = format_number(value_of(figures.tau))
         ours = [format_estimate(figures.speedup), tau, str(figures.prompts)]
-    published = f"{cell.speedup:.2f}×"
+    published = f"{cell.speedup:.2f}×{best}"
     tau = "" if cell.tau is None else f"{cell.tau:.2f}"
     return [cell.target, cell.suite, method, published, ours[0], tau, *ours[1:]]
-
-
-def _list_points(cell: Cell, summary: Summary) -> list[list[str]]:
-    best = f"{cell.speedup:.2f}× at its best"
-    rows = []
-    for method in summary.overall:
-        if method != "plain":
-            row = _compare(cell, summary.overall, method)
-            rows.append([*row[:3], best, *row[4:]])
-    return rows
