@@ -53,23 +53,19 @@ def read_prompts(data: DataConfig) -> list[Conversation]:
     found, unreadable, without that column, or without a prompt."""
     assert data.prompts is not None
     check_prompts(data.prompts)
-    where = f"data.prompts={data.prompts!r}"
-    rows = _read_prompts(data, data.prompts)
-    found = read_prompt_rows(rows, where, data.prompts_column, "data.prompts_column")
-    return [row.conversation for row in found]
-
-
-def _read_prompts(data: DataConfig, source: str) -> Iterator[object]:
-    split, config, path = data.prompts_split, data.prompts_config, expand_path(source)
-    files = []
+    source, split, config = data.prompts, data.prompts_split, data.prompts_config
+    path, files = expand_path(source), list[Path]()
     if path.is_file():
         files = [path]
     elif path.is_dir() and re.fullmatch(r"\w+", split):  # only `datasets` knows train[:100]
         files = table_files(path, split, config, "data.prompts")
+    tables = (read_rows(file, split, "data.prompts_split") for file in files)
+    rows: Iterator[object] = chain.from_iterable(tables)
     if not files:
-        yield from hub_rows(source, split, config, data.prompts_revision, key="data.prompts")
-    for file in files:
-        yield from read_rows(file, split, "data.prompts_split")
+        rows = hub_rows(source, split, config, data.prompts_revision, key="data.prompts")
+    where = f"data.prompts={source!r}"
+    found = read_prompt_rows(rows, where, data.prompts_column, "data.prompts_column")
+    return [row.conversation for row in found]
 
 
 def check_text_source(source: str) -> None:

@@ -65,7 +65,11 @@ def judge(figures: Figures) -> str:
 def list_reservations(summary: Summary) -> list[str]:
     """The headline, and all that changed the output or casts doubt on the figures."""
     lossy = [_describe_lossy(m, f) for m, f in summary.overall.items() if f.lossy]
-    changed = [_describe_bugs(summary)] if summary.bugs else []
+    changed = []
+    if summary.bugs:
+        count, who = plural(summary.bugs, "difference"), _name_changed(summary)
+        line = f"OUTPUT CHANGED by {who}: {count} that rounding does not explain. Do not use it."
+        changed.append(line)
     return [headline(summary), *changed, *lossy, *_warnings(summary)]
 
 
@@ -126,12 +130,6 @@ def _describe_speed(figures: Figures) -> str:
 
 def _name_changed(summary: Summary) -> str:
     return ", ".join(method for method, figures in summary.overall.items() if figures.bugs)
-
-
-def _describe_bugs(summary: Summary) -> str:
-    count = plural(summary.bugs, "difference")
-    who = _name_changed(summary)
-    return f"OUTPUT CHANGED by {who}: {count} that rounding does not explain. Do not use it."
 
 
 def _describe_losslessness(summary: Summary, methods: Sequence[str]) -> str:
