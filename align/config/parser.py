@@ -113,9 +113,6 @@ def _set(values: JsonObject, name: str, value: object, where: str) -> None:
     values[mapping] = values.get(mapping, key.default) | entry
 
 
-# ---- help ----
-
-
 def help_text(prog: str, description: str, every: bool = True) -> str:
     """Usage, recipes and keys; unless `every`, without most keys, toy recipes and recipes that
     repeat another for SmolLM2."""

@@ -44,9 +44,6 @@ class Checkpoint:
     seal: Seal
 
 
-# ---- saving ----
-
-
 def place(folder: Path, step: int) -> Path:
     return folder / f"step-{step}.ckpt"
 
@@ -110,9 +107,6 @@ def _list_steps(folder: Path) -> list[Path]:
     """Checkpoints, complete or not, newest first."""
     paths = [p for p in folder.glob("step-*.ckpt") if p.stem[5:].isdecimal()]
     return sorted(paths, key=lambda p: int(p.stem[5:]), reverse=True)
-
-
-# ---- resuming ----
 
 
 def read_seal(path: Path) -> Seal:

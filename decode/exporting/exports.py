@@ -104,9 +104,6 @@ def decode_greedily(
     return [GreedyText(p, o.tokens, o.accepted) for p, o in zip(prompts, found, strict=True)]
 
 
-# ---- networks ----
-
-
 @torch.no_grad()
 def round_weights(network: BlockDrafter, dtype: torch.dtype) -> None:
     """Round to what weights of `dtype` hold."""
@@ -142,9 +139,6 @@ def open_assistant(folder: Path, model: Any) -> Any:
     # trust_remote_code: if it is not given, transformers asks on the terminal
     network = AutoModel.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
     return network.eval().to(model.device)
-
-
-# ---- one export ----
 
 
 def compare_export(
