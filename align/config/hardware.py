@@ -1,6 +1,7 @@
 """What a recipe needs and this machine has. Imports torch only to count GPUs."""
 
 import os
+from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
 
@@ -27,11 +28,9 @@ def use_deterministic_products() -> None:
 
 def gpu_count() -> int:
     """GPUs that torch sees. A CPU build's version answers without torch's slow import."""
-    try:
+    with suppress(metadata.PackageNotFoundError):
         if metadata.version("torch").endswith("+cpu"):
             return 0
-    except metadata.PackageNotFoundError:
-        pass
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
