@@ -1,14 +1,18 @@
-"""Command lines of `key=value` arguments, and their values."""
+"""Command lines of `key=value` arguments, also in the forms of W&B's agents, and their values."""
 
 import ast
+import json
+import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from align.config.recipe import keys
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
-from specalign.common.schema import convert, type_name
+from specalign.common.schema import convert, parse_json, read_object, type_name
 from specalign.common.strict_yaml import parse_yaml
 from specalign.common.text import short
 
@@ -17,23 +21,53 @@ _PATHS = ("data.text", "data.exclude")  # lists of paths, which may contain spac
 
 
 def read_arguments(argv: Sequence[str], recipes: Sequence[str]) -> dict[str, str]:
-    """A command line of `key=value` or `--key=value` as key → text. `recipes`: names for hints.
-    Raises UserError: not an argument, or a key given twice."""
+    """A command line as key → text. `recipes`: names for hints. Raises UserError: not an argument,
+    or a key given twice."""
     given: dict[str, str] = {}
-    for argument in argv:
-        key, equals, text = argument.removeprefix("--").partition("=")
-        if not equals:
-            choices = [f"recipe={name}" for name in recipes]
-            wanted = f"recipe={key}" if key in recipes else argument
-            near = nearest(wanted, [*keys(), "recipe", *choices])
-            if key in (*keys(), "recipe"):
-                near = f" (write {key}=VALUE, without spaces)"
-            raise UserError(f"{COMMAND_LINE}: {short(argument)} is not key=value{near}")
-        if key in given:
-            values = f"{short(given[key])} and {short(text)}"
-            raise UserError(f"{COMMAND_LINE}: {key} is given twice ({values})")
-        given[key] = text
+    arguments = list(argv)
+    while arguments:
+        for key, text in _take_pairs(arguments, recipes):
+            if key in given:
+                values = f"{short(given[key])} and {short(text)}"
+                raise UserError(f"{COMMAND_LINE}: {key} is given twice ({values})")
+            given[key] = text
     return given
+
+
+def _take_pairs(arguments: list[str], recipes: Sequence[str]) -> list[tuple[str, str]]:
+    """Take the next argument off `arguments`: `key=value`, `--key=value`, `--key value`, or another
+    form of W&B's agents: a JSON object or a .json file (`${args_json}`, `${args_json_file}`),
+    `+key=value` and `++key=value` for Hydra, a bare `--key` for true (`${args_no_boolean_flags}`).
+    """
+    argument = arguments.pop(0)
+    if argument.startswith("{"):
+        pairs = parse_json(argument, COMMAND_LINE)
+        return [(key, as_text(value)) for key, value in pairs.items()]
+    if argument.endswith(".json") and os.path.isfile(argument):
+        return [(key, as_text(value)) for key, value in read_object(Path(argument)).items()]
+    key, equals, text = re.sub(r"^(--|\+{1,2})", "", argument).partition("=")
+    if equals:
+        return [(key, text)]
+    known = keys().get(key)
+    if argument.startswith("--"):
+        is_switch = key.startswith("data.template_kwargs.")
+        is_flag = is_switch or known is not None and known.type is bool
+        follows = arguments[0] if arguments and not arguments[0].startswith("--") else None
+        is_value = follows is not None if is_switch else str(follows).lower() in ("true", "false")
+        if is_flag and not is_value:
+            return [(key, "true")]
+        if follows is not None:
+            return [(key, arguments.pop(0))]
+    choices = [f"recipe={name}" for name in recipes]
+    near = nearest(f"recipe={key}" if key in recipes else argument, [*keys(), "recipe", *choices])
+    if known is not None or key == "recipe":
+        near = f" (write {key}=VALUE, without spaces)"
+    raise UserError(f"{COMMAND_LINE}: {short(argument)} is not key=value{near}")
+
+
+def as_text(value: object) -> str:
+    """Write a JSON value as an argument's text."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def read_value(key: str, text: str) -> Any:

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import get_args, get_type_hints
 
-from align.config.arguments import COMMAND_LINE, convert_value, read_arguments, read_value
+from align.config.arguments import COMMAND_LINE, as_text, convert_value, read_arguments, read_value
 from align.config.recipe import GROUPS, Recipe, keys, resolve
 from align.config.recipe_files import (
     FOLDER,
@@ -16,7 +16,7 @@ from align.config.recipe_files import (
     list_recipes,
     read_with_bases,
 )
-from align.config.wandb_runs import separate_trial
+from align.config.wandb_runs import read_agent_parameters, separate_trial
 from specalign.common.commands import command
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
@@ -55,6 +55,7 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
     """Read `recipe=NAME key=value …`. The command line overrides the file, which overrides its
     base. Raises UserError: a key or value that is unknown, impossible or given twice."""
     given = read_arguments(argv, list_recipes())
+    given |= {key: as_text(value) for key, value in read_agent_parameters(given).items()}
     if "recipe" not in given:
         raise UserError(
             f"{COMMAND_LINE}: recipe=NAME is missing (for instance recipe=block; --help lists "

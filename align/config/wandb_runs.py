@@ -1,18 +1,23 @@
-"""W&B runs and sweeps: a folder for each trial, and shared folders for their text."""
+"""W&B runs and sweeps: a folder for each trial, shared folders for their text, and parameters from
+the agent's file."""
 
+import hashlib
+import json
 import os
 from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 
-from align.config.recipe import Recipe
-from specalign.common.checksums import hash_json
+from align.config.recipe import GROUPS, Recipe, keys
+from specalign.common.files import read_text
 from specalign.common.schema import JsonObject
+from specalign.common.strict_yaml import parse_yaml
 
 RUN_ID = "WANDB_RUN_ID"
 SWEEP_ID = "WANDB_SWEEP_ID"
+PARAMETER_FILE = "WANDB_SWEEP_PARAM_PATH"
 """Environment variables that `wandb agent` sets for each trial."""
-TRIAL_VARIABLES = (RUN_ID, SWEEP_ID)
+TRIAL_VARIABLES = (RUN_ID, SWEEP_ID, PARAMETER_FILE)
 RUN_ID_FILE = "wandb-run-id"  # the file of an output folder with the id of its W&B run
 
 _OFFLINE = ("offline", "dryrun", "disabled")
@@ -49,7 +54,33 @@ def text_folder_name(recipe: Recipe, typed: Collection[str]) -> str:
     settings |= {f"target.{k}": v for k, v in asdict(recipe.target).items() if k in _TARGET_KEYS}
     if not any(key in settings or key.startswith("data.template_kwargs.") for key in typed):
         return "data"
-    return f"data-{hash_json(settings)[:8]}"
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    return f"data-{digest[:8]}"
+
+
+def read_agent_parameters(given: Collection[str]) -> JsonObject:
+    """The trial's parameters in the agent's file that the command line, with the keys `given`,
+    lacks: `${args_no_boolean_flags}` omits false values, a command without `${args}` all. Other
+    names than keys are for a script around this command. Raises UserError: an unreadable file."""
+    path = os.environ.get(PARAMETER_FILE)
+    if not path or not os.environ.get(SWEEP_ID) or not Path(path).is_file():
+        return {}
+    content = parse_yaml(read_text(Path(path)), path)
+    parameters: JsonObject = {}
+    for name, entry in content.items() if isinstance(content, dict) else ():
+        if not isinstance(entry, dict) or "value" not in entry or name in given:
+            continue
+        value = entry["value"]
+        if name in GROUPS and isinstance(value, dict):
+            parameters |= {f"{name}.{k}": v for k, v in value.items()}
+        else:
+            parameters[name] = value
+    known = {*keys(), "recipe"}
+    return {
+        name: value
+        for name, value in parameters.items()
+        if name not in given and (name in known or name.rpartition(".")[0] in known)
+    }
 
 
 def is_offline() -> bool:

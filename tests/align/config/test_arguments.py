@@ -14,7 +14,10 @@ from specalign.common.errors import UserError
 
 wandb_agent = pytest.importorskip("wandb.wandb_agent")
 
-MACROS = ("args", "args_no_hyphens")
+MACROS = (
+    "args", "args_no_hyphens", "args_no_equals", "args_no_boolean_flags", "args_json", "args_json_file",
+    "args_append_hydra", "args_override_hydra",
+)  # fmt: skip
 TRIALS: dict[str, dict[str, Any]] = {
     "dotted": {"trainer.learning_rate": 1e-05, "trainer.max_steps": 20, "objective.weighting": "uniform"},
     "whole floats": {"trainer.batch_size": 6.0, "trainer.max_steps": 1e3, "seed": 7.0, "drafter.target_layers": [1.0]},
@@ -102,11 +105,23 @@ def test_every_form_of_an_agents_command_line_gives_the_trials_values(
         assert default is None or type(found) is type(default)
 
 
+def test_parameters_without_a_macro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = {"trainer": {"learning_rate": 1e-05, "max_steps": 4}, "seed": 3, "note": "x"}
+    agents_command("args", trial, tmp_path, monkeypatch)
+    recipe = load_recipe(["recipe=debug_block", "trainer.max_steps=9"])
+    assert (recipe.trainer.learning_rate, recipe.trainer.max_steps, recipe.seed) == (1e-05, 9, 3)
+
+
 @pytest.mark.parametrize(
     ("words", "given"),
     [
-        (["--launch.offload=true", "seed=-3"], {"launch.offload": "true", "seed": "-3"}),
-        (["data.system=trainer.batch_size=9"], {"data.system": "trainer.batch_size=9"}),
+        (["--launch.offload", "seed=3"], {"launch.offload": "true", "seed": "3"}),
+        (["--launch.offload", "--seed", "-3"], {"launch.offload": "true", "seed": "-3"}),
+        (["--data.system", "trainer.batch_size=9"], {"data.system": "trainer.batch_size=9"}),
+        (["--data.template_kwargs.mode", "yes"], {"data.template_kwargs.mode": "yes"}),
+        (["--data.template_kwargs.a", "--seed=3"], {"data.template_kwargs.a": "true", "seed": "3"}),
+        (["+seed=3", "++trainer.anchors=4"], {"seed": "3", "trainer.anchors": "4"}),
+        (['{"seed": 3, "trainer": {"anchors": 4}}'], {"seed": "3", "trainer": '{"anchors": 4}'}),
     ],
 )
 def test_forms_of_an_argument(words: list[str], given: dict[str, str]) -> None:
@@ -118,9 +133,9 @@ def test_forms_of_an_argument(words: list[str], given: dict[str, str]) -> None:
     [
         (["launch.offload"], "'launch.offload' is not key=value (write launch.offload=VALUE"),
         (["--seed"], "'--seed' is not key=value"),
-        (["--seed", "3"], "'--seed' is not key=value (write seed=VALUE"),
-        (['{"seed": 1}'], "is not key=value"),
-        (["--seed=1", "seed=2"], "seed is given twice"),
+        (["--launch.offload", "maybe"], "'maybe' is not key=value"),
+        (["{seed: 1}"], "not readable JSON"),
+        (['{"seed": 1}', "seed=2"], "seed is given twice"),
         (["debug_block"], "did you mean 'recipe=debug_block'"),
     ],
 )
