@@ -38,9 +38,13 @@ class CompletionRequest:
 
 
 class Server:
-    """One model of a server, within one event loop. url: the server's address without `/v1`. model:
-    the name under which it serves the target; set by `connect`. Raises UserError: an invalid
-    address, API key or proxy."""
+    """One model of a server, within one event loop. Raises UserError: an invalid address, API key
+    or proxy.
+
+    Attributes:
+        url: the server's address without `/v1`.
+        model: the name under which it serves the target; set by `connect`.
+    """
 
     def __init__(self, target: TargetInfo, options: DataConfig) -> None:
         assert options.server is not None

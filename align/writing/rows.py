@@ -126,9 +126,11 @@ class Plan:
         return row
 
     def advance(self, row: Row) -> bool:
-        """Prepare a finished row for what is written next; False if there is nothing. That is the
-        answer to a written prompt which had to be rendered or which serving would tokenize in
-        another way, or the next answer of a conversation (`data.turns=all`)."""
+        """Prepare a finished row for what is written next; False if there is nothing.
+
+        That is the answer to a written prompt which had to be rendered or which serving would
+        tokenize in another way, or the next answer of a conversation (`data.turns=all`).
+        """
         if row.broken:
             return False
         try:

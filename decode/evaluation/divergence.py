@@ -62,7 +62,8 @@ def explain_divergence(
         drafted, accepted, trees: of each call of the other method.
         score: (logits (V,), index of the token) → the values of which the token was the argmax;
             default: the logits.
-        others: the target as the other method runs it (on another device, for instance).
+        others: the target as the other method runs it, where that differs (on another device, for
+            instance).
         batched: the outputs were decoded together with others, so that a replay alone need not
             give both tokens again; their gap is still bounded by the dtype's rounding.
     """

@@ -76,9 +76,17 @@ def find_reproduction(name: str) -> Reproduction:
 def plan_measurements(
     name: str, config: EvalConfig, tiny: bool
 ) -> list[tuple[EvalConfig, list[Cell]]]:
-    """A measurement for each target and suite of a reproduction, with its published cells. The
-    config's target chooses its own. tiny: a few short answers to built-in prompts by any target: the
-    same code, no reproduction. Raises UserError: a target that the table does not have."""
+    """A measurement for each target and suite of a reproduction, with its published cells.
+
+    Args:
+        config: drafters, limits, sampling and the rest as given; a target chooses the cells of its
+            own.
+        tiny: a few short answers to built-in prompts by whatever target is given: the same code,
+            no reproduction.
+
+    Raises:
+        UserError: a target that the table does not have.
+    """
     found = find_reproduction(name)
     target = config.target
     if target is not None and not tiny and target not in found.targets:

@@ -31,9 +31,12 @@ Work = TypeVar("Work")
 
 @dataclass(frozen=True)
 class Task:
-    """One prompt in one repeat, on which every method runs before the next task begins. tokens: none
-    yet for a later turn, which needs the target's answer before. follows: the prompts of earlier
-    turns; its own prompt holds what the user says in all. batch: prompts decoded together."""
+    """One prompt in one repeat, on which every method runs before the next task begins.
+
+    tokens: none yet for a later turn, which needs the target's answer to the one before.
+    follows: the prompts of the turns before it; its own prompt holds what the user says in all.
+    batch: prompts that are decoded together.
+    """
 
     suite: str
     prompt: Prompt

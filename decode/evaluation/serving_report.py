@@ -31,8 +31,11 @@ _AGREES = 0.1  # relative difference up to which a stream's bursts add up to the
 
 @dataclass
 class ServedRound:
-    """A group of prompts, sent once to one server with `concurrency` requests in flight. seconds: on
-    the clock. drafts, accepted: of the server's counters, if any. load: of this machine."""
+    """A group of prompts, sent once to one server with `concurrency` requests in flight.
+
+    seconds: on the clock. drafts, accepted: of the server's counters; None = it has none.
+    part: number of the group. load: of this machine.
+    """
 
     server: str
     concurrency: int

@@ -47,8 +47,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Acceptance at one drafted position, 1 = the first. calls: those whose verdict on it is known.
-    conditional: None where no call accepted everything before."""
+    """Acceptance at one drafted position, 1 = the first.
+
+    calls: those that drafted that many tokens and whose verdict on this one is known.
+    conditional: None where no call accepted everything before.
+    """
 
     position: int
     calls: int
@@ -243,8 +246,11 @@ def _mean(values: Mapping[PromptKey, float], least: float) -> Estimate | None:
 
 
 def acceptance(records: Iterable[Record]) -> list[Acceptance]:
-    """Acceptance per position, in order. An output cut at an end of sequence or a limit ends inside
-    a call: the drafted tokens after the cut are not counted."""
+    """Acceptance per position, in order.
+
+    An output cut at an end of sequence or a limit ends inside a call: the drafted tokens after the
+    cut were neither accepted nor rejected, and are not counted.
+    """
     drafted_by: Counter[int] = Counter()
     reached_by: Counter[int] = Counter()
     accepted_by: Counter[int] = Counter()
