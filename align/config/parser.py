@@ -1,4 +1,5 @@
-"""Reads a recipe, recipes/NAME.yaml, its bases and the command line; and the commands' help."""
+"""Reading a recipe: recipes/NAME.yaml and the files that it starts from, then the command line; and
+the help of the commands that take one."""
 
 import json
 import textwrap
@@ -40,7 +41,8 @@ COMMON_KEYS = (
 
 
 def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe | None:
-    """The recipe of a command line; None after `--help` or `--print`. Raises UserError."""
+    """The recipe of a command line; None if the command ends here: after `--help` or `--print`.
+    Raises UserError: see `load_recipe`."""
     if {"-h", "--help", "--help-all"} & {*argv}:
         say(help_text(prog, description, every="--help-all" in argv))
         return None

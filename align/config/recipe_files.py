@@ -54,7 +54,8 @@ def read_with_bases(path: Path, above: tuple[Path, ...] = ()) -> list[Layer]:
 
 
 def flatten_all(values: Values, where: str) -> Values:
-    """Values with groups as dotted keys; other mappings (objective.terms) are values."""
+    """Values with groups flattened to dotted keys; other mappings (objective.terms) are values.
+    Raises UserError for a key given twice."""
     flat: Values = {}
     for key, value in values.items():
         entries: Values = {key: value}

@@ -57,7 +57,8 @@ def _hash_prompts(prompts: Sequence[Conversation]) -> str:
 
 
 def find_differences(manifest: Manifest, recipe: Recipe, target: Target) -> list[str]:
-    """Settings of a folder's texts, but names and prompts, that differ from the recipe's."""
+    """The settings of a folder's texts that differ from the recipe's; the content of the prompts
+    and the target's name are not compared."""
     wanted = identity(recipe, target, chat_template(target, manifest.get("date")), None)
     ignored = ("prompts_sha256", "target")
     return [k for k, v in wanted.items() if k not in ignored and not is_same(manifest, k, v)]

@@ -127,7 +127,8 @@ def _read_file(path: Path, data: DataConfig, left_out: Counter[str]) -> Iterator
 def _read_column(
     rows: Iterable[object], source: str, column: str, left_out: Counter[str]
 ) -> Iterator[str]:
-    """The text of each row that has one. Raises UserError if no early row has the column."""
+    """The text of each row that has one; a row that is a string is one. Raises UserError if none of
+    the first `SEARCHED_ROWS` has the column."""
     rows = iter(rows)
     first = list(islice(rows, SEARCHED_ROWS))
     if first and not any(isinstance(r, str) or isinstance(r, dict) and column in r for r in first):

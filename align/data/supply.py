@@ -108,7 +108,8 @@ def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
 
 
 def _check_writer(folder: Path, manifest: Manifest, samples: ShardSamples, target: Target) -> None:
-    """Raises UserError if another target wrote the samples, by its hash or its greedy answers."""
+    """Raises UserError if another target wrote the samples. If only a server had the weights, its
+    greedy answers are compared."""
     known = manifest.get("target_sha256")
     if known is None and manifest.get("writer") == "server":
         chosen = (samples.temperature == 0).nonzero()[: len(PROBES), 0].tolist()

@@ -117,7 +117,8 @@ class Synthesis:
 
 def synthesize(recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = False) -> Manifest:
     """Write `recipe.data.samples` samples into `folder`, resuming from what is there; returns the
-    manifest. Raises UserError as `Synthesis` does, and if nothing is kept."""
+    manifest. Raises UserError: a folder written with other settings, prompts that can't be read,
+    or settings under which nothing is kept."""
     d = recipe.data
     with closing(Synthesis(recipe, target, folder, quiet)) as writing:
         manifest = writing.manifest

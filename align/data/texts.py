@@ -157,7 +157,8 @@ class _TextReader:
 
 def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> Manifest:
     """Read `data.text` up to `data.text_tokens` tokens into `text_folder` unless it has them;
-    returns the manifest. Raises UserError: other settings, an unreadable source, or no text."""
+    returns the manifest. Raises UserError: a folder that was read with other settings, a source
+    that can't be read, or no text."""
     wanted, folder = recipe.data.text_tokens, text_folder(recipe)
     if (folder / "manifest.json").exists():
         open_text(recipe, target)

@@ -21,7 +21,8 @@ _LEAST = 1e-12  # the smallest acceptance to divide by
 
 
 def d_pace_weights(log_q_label: Tensor, alpha: float, valid: Tensor) -> Tensor:
-    """w_k = Σ_{m≥k} Π_{j≤m} ((1−α)·q_j + α) up to the end of `valid`, D-PACE (arXiv 2605.18810)."""
+    """w_k = Σ_{m≥k} Π_{j≤m} ((1−α)·q_j + α), D-PACE (arXiv 2605.18810), up to the first position
+    that is not `valid`; α = 0: the streak loss's."""
     smooth = ((1 - alpha) * log_q_label.detach().exp() + alpha) * valid
     return smooth.cumprod(-1).flip(-1).cumsum(-1).flip(-1)
 

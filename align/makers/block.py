@@ -67,7 +67,8 @@ def _continue_from(init: str, target: Target, options: DrafterConfig) -> BlockDr
 def from_target(
     target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
 ) -> BlockDrafter:
-    """A fresh drafter, by default starting from the target's layers. Raises UserError."""
+    """A fresh drafter, by default starting from the target's layers. Raises UserError for an option
+    that does not fit the target."""
     config = block_config(target, options, draft_vocab)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -103,7 +104,8 @@ def _initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> Non
 
 
 def _copy_layer(layer: BlockLayer, theirs: dict[str, Tensor]) -> None:
-    """Copy a target layer's weights where shapes agree; QK-norms start at the typical rms."""
+    """Copy a target layer's weights where shapes agree; QK-norms that the target lacks start at the
+    typical rms of its queries and keys."""
     norm = theirs.get("input_layernorm.weight")
     for name, parameter in layer.named_parameters():
         if name in theirs and theirs[name].shape == parameter.shape:

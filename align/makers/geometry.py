@@ -71,7 +71,8 @@ class SizedTarget(Protocol):
 
 
 def named_layers(target: SizedTarget, named: Sequence[int] | None) -> list[int]:
-    """The target layers that a recipe names, -1 the last one. Raises UserError for others."""
+    """The target layers that a recipe names, -1 the last one; empty for None. Raises UserError for
+    a layer that the target lacks."""
     count = target.num_layers
     if named is not None and not all(-count <= i < count for i in named):
         has = f"target {target.spec!r} has the layers 0 to {count - 1} (-1 = the last one)"

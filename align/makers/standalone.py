@@ -147,8 +147,9 @@ def adapt(
     """A diffusion drafter that starts from these layers of an autoregressive target and its norm,
     with the target's shift (DiffuLLaMA, arXiv 2410.17891).
 
-    `share_embedding`: the target's embedding and head are used, frozen and not stored; else copies
-    are trained and stored, tied if the target's are. Raises UserError for what does not fit."""
+    `share_embedding`: the target's embedding and head are used, frozen and not stored; else they
+    are copied, trained and stored, tied if the target's are. Raises UserError for a mask, attention
+    or architecture that does not fit."""
     where = f"target {target.spec!r}"
     with refuse_on_error(where, "masked_lm", NotImplementedError):
         own = own_layers(target, layers)

@@ -97,7 +97,8 @@ def _count_target(recipe: Recipe, target: TargetSizes) -> float:
 
 
 def feature_bytes(recipe: Recipe, target: TargetSizes, drafter: DrafterSizes) -> int:
-    """Bytes of a token's stored outputs: states, what the drafter reads, three numbers of p."""
+    """Bytes of a token's stored outputs: hidden state, what the drafter reads, log-sum-exp, argmax
+    and log p of the next token."""
     number = 4 if recipe.trainer.features_dtype == "fp32" else 2
     return (target.hidden_size + drafter.context) * number + 16
 

@@ -51,7 +51,8 @@ def make_batch(
 def draw_prefixes(
     recipe: Recipe, anchors: Anchors, length: int, places: Sequence[int]
 ) -> Tensor | None:
-    """Clean tokens at each block's start, (B, A), by each row's place; None = always 0."""
+    """The number of clean tokens at each block's start while training, (B, A), drawn from each
+    row's place in the stream; None = always 0."""
     decay = recipe.objective.prefix_decay
     if decay == 0:
         return None

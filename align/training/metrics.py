@@ -16,8 +16,9 @@ _SAVED = ("positions", "tokens_seen", "seconds", "window")
 @dataclass
 class TrainingProgress:
     """Progress of a run over all its parts and processes; the same in every process. positions:
-    drafted positions in the loss. seconds: time trained. window: sums since the last progress line.
-    stop_wanted: this process received a signal. stopping: one did, and all know."""
+    drafted positions in the loss. tokens_seen: text tokens. seconds: time trained. window: sums
+    since the last progress line. stop_wanted: this process received a signal. stopping: one of the
+    processes did, and all know."""
 
     positions: int = 0
     tokens_seen: int = 0

@@ -101,7 +101,8 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
 
 
 def _open(recipe: Recipe, target: Target, quiet: bool) -> tuple[Drafter, Supply, Checkpoint | None]:
-    """The drafter, its data, and the checkpoint to resume from. Checks come before the data."""
+    """The drafter, its data, and the checkpoint to resume from. What can fail without data comes
+    first: generating them may take hours."""
     options, folder = recipe.drafter, Path(recipe.output) / "checkpoints"
     resume = checkpoints.find_resume(folder, recipe.trainer.resume, target.hash)
     # a new block drafter drafts over the data's most frequent tokens

@@ -91,7 +91,8 @@ def checkpoint_kind(recipe: Recipe) -> str:
 
 
 class Sharded(ModelParallelStrategy):
-    """FSDP2. A checkpoint is one file: any number of processes can resume it."""
+    """FSDP2 over all processes. A checkpoint is one file, gathered on the main process: any number
+    of processes can resume it."""
 
     def shard(self, module: nn.Module) -> None:
         """Shard a Lightning module layer by layer: each layer is gathered while it computes, in
@@ -225,7 +226,8 @@ class Zero(DeepSpeedStrategy):
 
 
 def load_zero(path: str, map_location: object = None) -> Any:
-    """A ZeRO checkpoint's file. Raises ForeignObject: it names another class or function."""
+    """A file of a ZeRO checkpoint: tensors and DeepSpeed's own objects. Raises ForeignObject: it
+    names another class or function."""
     from deepspeed.utils.tensor_fragment import fragment_address
 
     deepspeed = _import_deepspeed()

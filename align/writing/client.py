@@ -1,4 +1,5 @@
-"""Continuations, as token ids, by an OpenAI-compatible server (vLLM, SGLang), checked."""
+"""Continuations by an OpenAI-compatible server that takes and returns token ids (vLLM, SGLang),
+with checked replies and one-line errors."""
 
 import os
 from collections.abc import Sequence
@@ -124,7 +125,8 @@ class Server:
         return self.read(request, await self.send("/completions", self.make_body(request)))
 
     async def send(self, path: str, body: Json | None = None) -> Json:
-        """A reply's JSON object; only completions are retried. Raises UserError: no such reply."""
+        """The JSON object of a reply; completions are retried, as the address is known to be right.
+        Raises UserError: no such reply."""
         where = f"{self.url}/v1{path}"
         try:
             if body is None:

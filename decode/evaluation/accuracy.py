@@ -161,7 +161,8 @@ def _passes(code: str, case: Mapping[str, str], method: str) -> bool:
 
 
 def find_blocks(text: str) -> list[str]:
-    """The blocks of Python, complete or not; without any, all blocks or the text; not indented."""
+    """The blocks of Python, also one that was cut; without any, all blocks or the text. A block in
+    a list loses the list's indentation."""
     found = _FENCE.findall(text)
     python = [block for block in found if block[2].lower() in _PYTHON]
     return [

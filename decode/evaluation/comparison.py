@@ -1,6 +1,7 @@
 """Compares recipes: the drafters saved during training (`trainer.milestones`) decode the same
-prompts; a table shows τ over the text tokens trained on. Each recipe is trained by `align.train` in
-its own process. Only records of unchanged drafters survive an interruption."""
+prompts; a table shows τ over the text tokens trained on. Each recipe is read and trained by
+`align.train` in its own process. Records survive an interruption; those of a drafter that has
+changed since are measured again."""
 
 import signal
 import subprocess
@@ -82,7 +83,8 @@ class ComparedRecipe:
 
 
 def _run_align(*words: str, capture: bool = False) -> str:
-    """Run `align.train`; returns its captured output. Raises UserError with its error."""
+    """Run `align.train`; returns its captured output. Raises UserError if it fails: with its own
+    error, unless that was printed."""
     pipe = subprocess.PIPE if capture else None
     command = [sys.executable, "-m", "align.train", *words]
     done = subprocess.run(command, stdout=pipe, stderr=pipe, text=True)
@@ -176,7 +178,8 @@ def measure(
 def _open_folder(
     folder: Path, milestones: Sequence[Milestone], settings: JsonObject
 ) -> list[Record]:
-    """Write the settings; the valid records. Raises UserError: a comparison of other settings."""
+    """The folder's records that are still valid. Writes its settings. Raises UserError: it holds a
+    comparison under other ones."""
     path = folder / SETTINGS
     hashes = {m.method: sha256_file(m.folder / _WEIGHTS) for m in milestones}
     records: list[Record] = []
@@ -196,7 +199,8 @@ def _open_folder(
 
 
 def render_table(milestones: Sequence[Milestone], records: Sequence[Record]) -> str:
-    """Markdown: each milestone's τ, and τ − 1 over the last recipe's after as many tokens."""
+    """Markdown: a row for each milestone. Accepted tokens per call, τ − 1, are compared with the
+    last recipe's after the same number of tokens."""
     reference = milestones[-1].recipe
     header = (
         "text tokens", "recipe", "τ [95%]", f"accepted, of {reference}'s", "identical", "prompts",

@@ -1,4 +1,5 @@
-"""What is known of a drafter's training, and the prompts that overlap with its data."""
+"""What is known of a drafter's training: its folder's record, and the prompts that overlap with its
+training data (the rule of `data.exclude`)."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,8 +36,9 @@ def find_training(
     prompts: Mapping[str, TokenizedPrompts],
     earlier: DrafterTraining | None,
 ) -> DrafterTraining | None:
-    """What is known of the drafter that the first method with one uses, if there is one. `earlier`:
-    of a measurement that is continued. Raises UserError: training data that can't be read."""
+    """What is known of the drafter that the first method with one uses; None without such a method.
+    `earlier`: of a measurement that is continued, with its overlaps. Raises UserError: training
+    data that can't be read, or of another target."""
     methods = [plan.methods[name] for name in decoders if name in plan.methods]
     methods.sort(key=lambda method: method.name != MAIN)
     method = next((method for method in methods if method.needs), None)

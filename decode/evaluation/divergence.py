@@ -166,7 +166,8 @@ class TokenChoices:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Context manager that records the routers' choices or, with `again`, repeats them."""
+        """Context manager in which the routers' choices are recorded or, with `again`, replaced by
+        those recorded at the same place."""
         hooks = [
             module.register_forward_pre_hook(partial(self._route, layer, names), with_kwargs=True)
             for layer, (module, names) in enumerate(self.modules)

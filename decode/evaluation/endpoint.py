@@ -63,7 +63,8 @@ class Endpoint:
         return found if isinstance(found, dict) else {}
 
     def read_counters(self) -> dict[str, float]:
-        """Its `drafts` (rounds), `draft_tokens` and `accepted_tokens` so far; empty without any."""
+        """Its `drafts` (rounds), `draft_tokens` and `accepted_tokens` so far; empty if it counts
+        none, or has no page of metrics."""
         totals = defaultdict[str, float](float)
         with suppress(UserError):
             for name, value in _COUNTER.findall(self._request("/metrics")):
@@ -169,7 +170,8 @@ class Endpoint:
 
 
 def has_text(choice: Any) -> bool:
-    """Whether a chunk carries what the model wrote: an answer, reasoning or a tool call."""
+    """Whether a chunk of a stream carries what the model wrote: an answer, reasoning (servers name
+    it differently) or a tool call."""
     delta = getattr(choice, "delta", None)
     if delta is None:
         return bool(choice.text)

@@ -26,7 +26,8 @@ from specalign.lm.names import DEFAULT_TARGET
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """The target's name, drafter folders by kind, and methods by name, plain decoding first."""
+    """The target's name, the drafters' folders by kind (the first one given first), and the methods
+    by name (plain decoding first)."""
 
     target: str
     drafters: Mapping[str, str]
@@ -35,7 +36,8 @@ class EvalPlan:
 
 def make_plan(config: EvalConfig, say: Callable[[str], object]) -> tuple[EvalPlan, list[str]]:
     """The plan for these options, and a line for each method of `all` that lacks its drafter. `say`
-    receives notes. Raises UserError: a wrong kind of drafter, or an option that no method reads."""
+    receives notes. Raises UserError: a drafter of the wrong kind, a sweep of what no method has, or
+    an option that no method reads."""
     target = DEFAULT_TARGET if config.target is None else config.target
     drafters = drafters_by_kind(drafters_for(config.drafters, target), say)
     left_out: list[str] = []

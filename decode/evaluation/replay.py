@@ -36,7 +36,8 @@ def show_rounds(
     target: Target, tokens: Sequence[int], trace: Sequence[RoundTrace]
 ) -> list[JsonObject]:
     """The rounds of an output as text: accepted drafts, the target's own token, rejected drafts,
-    their tokens, and seconds. A character stands with the token that completes it."""
+    how many tokens were committed, and the seconds since the first one. A character stands with
+    the token that completes it."""
     texts = split_text(target, tokens)
     rounds: list[JsonObject] = []
     start = 0

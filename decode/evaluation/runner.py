@@ -64,9 +64,10 @@ def plan_tasks(
     batch: int = 1,
 ) -> list[list[Task]]:
     """All tasks, those that are decoded together in one list, repeat by repeat, over all suites at
-    once: an interrupted run has covered every suite evenly. Later turns follow the earlier ones.
-    With few methods every order occurs equally often in each suite; with many, each method is
-    equally often at each position (seeded). Suites with fewer prompts than `batch` are left out."""
+    once; later turns follow the earlier ones. A run that is interrupted has covered every suite
+    evenly, although categories usually lie in blocks. With few methods every order occurs equally
+    often in each suite; with many, each method is equally often at each position (seeded). Suites
+    with fewer prompts than `batch` are left out."""
     suites = {name: prompts for name, prompts in suites.items() if len(prompts) >= batch}
     orders = {
         name: itertools.islice(_orders(list(methods), random.Random(seed)), start, None)

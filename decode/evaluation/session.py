@@ -255,7 +255,8 @@ def time_against_transformers(
     plain: Decoder, tokens: list[int], max_new_tokens: int = 64, repeats: int = 3
 ) -> JsonObject:
     """Greedy decoding of one prompt by both in turn, prefill included; the fastest repeat counts.
-    The stock model is loaded for this. `{"error": line}` if transformers can't run it."""
+    The stock model is loaded for this, with its own linear layers and attention. `{"error": line}`
+    if transformers can't run the model."""
     target = plain.target
 
     def generate(limit: int) -> list[int]:

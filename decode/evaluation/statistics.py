@@ -84,7 +84,8 @@ def whole_time(unit: Sequence[Record]) -> float:
 def times(
     records: Iterable[Record], method: str, time: Callable[[Sequence[Record]], float] = decode_time
 ) -> dict[PromptKey, float]:
-    """(suite, prompt or first one of a batch) → the method's mean time per token over repeats."""
+    """(suite, prompt) → that method's mean time per token over its repeats; of prompts that were
+    decoded together, under the first one."""
     collected: defaultdict[PromptKey, list[float]] = defaultdict(list)
     for unit in list_units(records, method):
         collected[unit[0].suite, unit[0].group].append(time(unit))
@@ -224,7 +225,8 @@ def mean_score(found: Mapping[PromptKey, float]) -> Estimate | None:
 def score_difference(
     baseline: Mapping[PromptKey, float], method: Mapping[PromptKey, float], identical: bool = False
 ) -> Estimate | None:
-    """The method's mean score minus the baseline's, in pairs. identical: their outputs are."""
+    """The method's mean score minus the baseline's, over the prompts that both have, in pairs.
+    identical: their outputs are."""
     both = baseline.keys() & method.keys()
     found = _mean({key: method[key] - baseline[key] for key in both}, least=-1.0)
     if identical and found is not None and found.lo is not None:

@@ -131,7 +131,8 @@ def overview(summary: Summary) -> tuple[list[str], list[list[str]]]:
 
 
 def markdown(summary: Summary) -> str:
-    """Headline, machine, table (of several suites the overview) and reservations as Markdown."""
+    """Headline, machine, table and reservations as Markdown, for a README or a model card; of
+    several suites the overview."""
     settings = summary.settings
     if len(summary.suites) > 1:
         header, body = overview(summary)

@@ -51,7 +51,8 @@ def headline(summary: Summary) -> str:
 
 
 def judge(figures: Figures) -> str:
-    """What the speed-up's interval says: NOISE (no drafts accepted), EQUAL, `faster`, `SLOWER`."""
+    """What the speed-up's interval says: NOISE (hardly any drafts were accepted), EQUAL, `faster`,
+    `SLOWER`; "" without an interval."""
     speedup = figures.speedup
     if speedup is None or speedup.lo is None or speedup.hi is None:
         return ""

@@ -175,7 +175,8 @@ def _list_files(folder: Path) -> list[str]:
 
 
 def write_card(form: str, source: Path, target: str, name: str, serve: Sequence[Snippet]) -> str:
-    """README.md: lines that serve the export `name`, and the licence of the drafter in `source`."""
+    """README.md: what it is, and lines that serve it; the licence is that of the drafter's own
+    folder (`source`). `name`: of the export."""
     libraries = {"speculators": "speculators"}
     libraries |= dict.fromkeys(("transformers", "custom_generate"), "transformers")
     tags = ("speculative-decoding", "discrete-diffusion", "drafter", form)

@@ -1,4 +1,5 @@
-"""`decode.parity` against a running server (vLLM or llama.cpp) and the files it has loaded."""
+"""`decode.parity` against a running server (vLLM or llama.cpp): its outputs, accepted drafts, and
+the files that it has loaded."""
 
 from __future__ import annotations
 
@@ -98,8 +99,9 @@ def check_server(
     max_new_tokens: int,
     export: Path | None = None,
 ) -> ExportVerdict:
-    """Compare a running server's greedy outputs and acceptance with ours, and the files that it has
-    loaded (`export`) with the drafter. Raises UserError for a server that did not draft."""
+    """Compare a running server's greedy outputs with this project's, its acceptance with ours, and
+    the files that it has loaded (`export`) with the drafter. Raises UserError for a server that did
+    not draft, or a folder that is no export."""
     form = "server" if export is None else read_format(export)
     server = DraftingServer(url)
     tokens = encode_prompts(target, prompts)
