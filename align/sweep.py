@@ -56,7 +56,8 @@ class SweepFile:
 
 
 def read_sweep(file: Path, method: str | None = None) -> SweepFile:
-    """Read a sweep file; `method` replaces its own. Raises UserError: not one that runs here."""
+    """Read a sweep file; `method` replaces the file's. Raises UserError: not a sweep file, or one
+    that needs W&B's service."""
     where = file.name
     content = convert(parse_yaml(read_text(file), where), JsonObject, "content", where)
     _check_known(content, KEYS, where)
@@ -159,7 +160,8 @@ def _join(arguments: Values) -> list[str]:
 
 def run_trial(sweep: SweepFile, arguments: Values) -> Values:
     """Run a trial unless it has finished. Returns its last row of metrics.csv with the metric; {}
-    if it failed. Raises UserError: no such metric; KeyboardInterrupt: the trial was interrupted."""
+    if it failed. Raises UserError: the metric was not logged; KeyboardInterrupt: the trial was
+    interrupted."""
     output = Path(arguments["output"])
     if not (output / FINISHED).is_file():
         say(f"trial {output}", error=True)

@@ -1,4 +1,5 @@
-"""What a recipe needs and this machine has. Imports torch only to count GPUs."""
+"""Processes, devices and packages that a recipe needs, and what this machine has. Imports torch
+only to count GPUs."""
 
 import os
 from contextlib import suppress
@@ -27,7 +28,8 @@ def use_deterministic_products() -> None:
 
 
 def gpu_count() -> int:
-    """GPUs that torch sees. A CPU build's version answers without torch's slow import."""
+    """GPUs that torch sees. The version of a CPU build answers without importing torch, which takes
+    seconds."""
     with suppress(metadata.PackageNotFoundError):
         if metadata.version("torch").endswith("+cpu"):
             return 0
@@ -70,7 +72,8 @@ def check_packages(recipe: Recipe) -> None:
 
 
 def check_devices(recipe: Recipe) -> None:
-    """Raises UserError for missing GPUs, or another number of processes than was launched."""
+    """Raises UserError for missing GPUs, or for another number of processes than a launcher
+    started."""
     launch = recipe.launch
     if accelerator(recipe) == "gpu":
         gpus = gpu_count()

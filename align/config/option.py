@@ -1,4 +1,5 @@
-"""Keys of a recipe: dataclass fields with documentation and limits, in sections."""
+"""Keys of a recipe: dataclass fields with documentation and limits, in sections that validate
+themselves."""
 
 import math
 from dataclasses import field, fields

@@ -55,7 +55,8 @@ def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe | 
 
 def load_recipe(argv: Sequence[str]) -> Recipe:
     """Read `recipe=NAME key=value …`. The command line overrides the file, which overrides its
-    base. Raises UserError: a key or value that is unknown, impossible or given twice."""
+    base. Raises UserError: a key or value that is unknown, impossible, of the wrong type or given
+    twice."""
     given = read_arguments(argv, list_recipes())
     given |= {key: as_text(value) for key, value in read_agent_parameters(given).items()}
     if "recipe" not in given:
@@ -72,7 +73,8 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
 
 
 def _build(layers: list[Layer], name: str) -> Recipe:
-    """Convert the values, later layers over earlier ones, and create the sections."""
+    """Convert the values, later layers over earlier ones, and create the sections, which validate
+    themselves."""
     values: JsonObject = {"name": name}
     for where, layer in layers:
         for key in sorted(layer, key=lambda key: key not in _MAPPINGS):  # entries join a mapping

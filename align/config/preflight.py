@@ -1,4 +1,5 @@
-"""What a command lacks, before torch is imported: models, data, packages, folders, devices."""
+"""What a command lacks, before torch is imported: target, drafter, data, packages, folders,
+devices."""
 
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from specalign.lm.names import WHEELS, check_name
 
 
 def check_training(recipe: Recipe) -> None:
-    """Raises UserError for the first thing that training lacks; OSError for a pipe or device."""
+    """Raises UserError for the first thing that training lacks; OSError for a pipe or device in
+    place of a file."""
     _check_models(recipe)
     check_folder(Path(recipe.output), "output")
     check_record(recipe)

@@ -84,7 +84,8 @@ def read_agent_parameters(given: Collection[str]) -> JsonObject:
 
 
 def is_offline() -> bool:
-    """Whether W&B stores runs here only: no online mode, API key or `wandb agent`."""
+    """Whether W&B stores runs on this machine only: without an online mode, an API key or `wandb
+    agent`."""
     mode = os.environ.get("WANDB_MODE")
     if mode is not None:
         return mode in _OFFLINE

@@ -1,4 +1,5 @@
-"""The draft vocabulary: the target's most frequent tokens, and how much text they cover."""
+"""The draft vocabulary: the tokens that the target uses most, and how much of its text they
+cover."""
 
 from itertools import pairwise
 

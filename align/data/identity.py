@@ -49,7 +49,8 @@ def identity(
 
 
 def _hash_prompts(prompts: Sequence[Conversation]) -> str:
-    """Hash of the user's texts, or of all messages and tools if there is more."""
+    """Hash of the user's texts if the prompts consist of nothing else, otherwise of all messages
+    and tools."""
     values: list[object] = [prompt.text for prompt in prompts]
     if None in values:
         values = [[prompt.messages, prompt.tools] for prompt in prompts]

@@ -1,4 +1,5 @@
-"""Packs samples into rows, holds out a share for validation, and orders training's rows."""
+"""Packs samples into rows of equal length, holds out a share for validation, and orders the rows of
+training."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -72,7 +73,8 @@ class PackedRows(Sequence[PackedRow]):
 
 
 def pack(samples: Texts, length: int, seed: int) -> PackedRows:
-    """Pack samples in a seeded order, first fit over the last open rows. Longer ones are cut."""
+    """Pack samples, in a seeded order, into rows of `length`: first fit over the last open rows.
+    Longer samples are cut."""
     order = np.random.default_rng([seed, 0xACC]).permutation(len(samples))
     sizes = samples.lengths.clamp_max(length).numpy()[order]
     smallest = int(sizes.min()) if len(sizes) else 0

@@ -28,7 +28,8 @@ _SAME_TEXTS = ("writer", "target_sha256", "dtype", "seed", "batch_size")
 
 @dataclass
 class Supply:
-    """The data of one run: generated samples of each split, and other text."""
+    """The data of one run. training, validation: generated samples of each split. text: other
+    text."""
 
     folder: Path
     manifest: Manifest

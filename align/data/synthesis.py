@@ -1,4 +1,5 @@
-"""Generates training data with the target, in batches, resumable when killed."""
+"""Generates training data with the target: batches of prompts and answers, resumable when
+killed."""
 
 import time
 from collections import Counter

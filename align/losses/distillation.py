@@ -31,7 +31,8 @@ def after_prefix(
     statistics: RowStatistics, valid: Tensor, clean: Tensor
 ) -> tuple[RowStatistics, Tensor]:
     """Statistics and `valid` (…, K) for the losses of a block that shows its first `clean` (…)
-    tokens: shifted left, so that position 1 is the first masked one; the end is not valid."""
+    tokens: shifted left, so that position 1 of every weight and product is the first masked one;
+    the end is not valid."""
     steps = torch.arange(valid.shape[-1], device=valid.device) + clean[..., None]
     inside, steps = steps < valid.shape[-1], steps.clamp_max(valid.shape[-1] - 1)
     return statistics.map(lambda value: value.gather(-1, steps)), valid.gather(-1, steps) & inside
@@ -39,7 +40,8 @@ def after_prefix(
 
 def streak(log_q_label: Tensor, valid: Tensor) -> Tensor:
     """−Π_{j≤m} q_j(x_j) at every position m up to the first that is not `valid`: SpecDiff-2's
-    streak objective (arXiv 2511.00606, eq. 6). Its gradient is that of `d_pace_weights(α=0)`."""
+    streak objective (arXiv 2511.00606, eq. 6), whose gradient is that of −Σ_k w_k·log q_k with
+    `d_pace_weights(α=0)`."""
     masked = torch.where(valid, log_q_label, LOG_ZERO)
     return -masked.cumsum(-1).exp() * valid
 

@@ -107,7 +107,8 @@ def logit_statistics(
     near: Near | None = None,
 ) -> RowStatistics:
     """Statistics, (R,), of a drafter with its own head: q = softmax(logits_RV). head_VD: the
-    TARGET's, for p of `places`. near: the distinct `place_R`; None = found here."""
+    TARGET's, which turns the hidden states of `places` into p. near: the distinct `place_R`; None =
+    found here."""
     head_VD = head_VD.detach().to(factor_dtype(places.hidden_PD, head_VD)).contiguous()
     work = ChunkInputs(places, head_VD, None, True, direct=True)
     return RowStatistics(*Statistics.apply(logits_RV, None, None, place_R, near, work))

@@ -1,4 +1,5 @@
-"""Block drafters as a recipe describes them: fresh ones, or `drafter.init` with changes."""
+"""Block drafters as a recipe's drafter group describes them: fresh ones, or `drafter.init` with
+changes."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,5 @@
-"""What a drafter takes from its target: layers, sizes, a mask token."""
+"""What a drafter takes from its target: layers, sizes, a mask token; and notes on options that
+`drafter.init` overrides."""
 
 import re
 from collections.abc import Mapping, Sequence

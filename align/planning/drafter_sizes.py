@@ -90,7 +90,8 @@ def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
 
 
 def _make_block_config(options: DrafterConfig, target: TargetSizes) -> BlockConfig:
-    """As `align.makers.block` makes it; values that change no size are arbitrary."""
+    """As `align.makers.block` makes it for a loaded target; values that change no size are
+    arbitrary."""
     check_count(target, options.layers)
     start = shared_layers(target.num_layers, options.layers)
     read = start

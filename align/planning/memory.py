@@ -21,7 +21,8 @@ Parts = dict[str, float]  # the peak of a stage on one device: bytes by what the
 
 @dataclass(frozen=True)
 class NumberSizes:
-    """Bytes of a number of the target's products and weights, and of the drafter's products."""
+    """Bytes of a number: of the target's products, of its weights in memory, and of the drafter's
+    products."""
 
     target: int
     weights: int
@@ -56,7 +57,8 @@ def plan_writing(recipe: Recipe, target: TargetSizes, sizes: NumberSizes) -> Par
 def plan_training(
     recipe: Recipe, target: TargetSizes, drafter: DrafterSizes, sizes: NumberSizes
 ) -> Parts:
-    """`align.train`: weights, gradients, AdamW's averages, activations, and the checkpoint."""
+    """`align.train`: weights of both, gradients, AdamW's averages, activations, and the checkpoint
+    assembled in memory."""
     launch, trainer, processes = recipe.launch, recipe.trainer, recipe.processes
     # ZeRO-1 splits the optimizer's state, 2 gradients too, 3 weights too, as FSDP does
     split = {"fsdp": 3, "deepspeed_1": 1, "deepspeed_2": 2, "deepspeed_3": 3}
@@ -106,7 +108,8 @@ def feature_bytes(recipe: Recipe, target: TargetSizes, drafter: DrafterSizes) ->
 def _plan_step(
     recipe: Recipe, target: TargetSizes, drafter: DrafterSizes, sizes: NumberSizes
 ) -> float:
-    """A step's peak: the target's forward pass, the drafter's layers for the backward, logits."""
+    """What a step holds at its peak: the target's forward pass, the drafter's layers for the
+    backward pass, logits."""
     length, trainer, options = recipe.data.length, recipe.trainer, recipe.drafter
     rows = trainer.batch_size // (trainer.accumulate * recipe.processes)
     anchors = min(trainer.anchors, max(1, int(length * FILL * ANSWER_SHARE)))

@@ -21,7 +21,8 @@ STEPS = 6  # training steps of a trial
 
 def run_pilot(recipe: Recipe) -> tuple[float, float]:
     """Generate and train a little of a recipe. Returns the seconds of a written sample and of a
-    training step. Raises UserError as the run would; KeyboardInterrupt: a signal."""
+    training step. Raises UserError: what the run itself would end with. KeyboardInterrupt: a
+    signal."""
     with TemporaryDirectory(prefix="specalign-plan-", ignore_cleanup_errors=True) as folder:
         small = _shrink(recipe, Path(folder))
         target = load_target(small.target.name, device=target_device(small), **small.target_options)
@@ -63,8 +64,9 @@ def _shrink(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def scale_seconds(recipe: Recipe, written: int, sample: float, step: float) -> dict[str, float]:
-    """The whole run's seconds by stage, without starting and saving. written: samples that exist. A
-    validation row counts as a row of a step; stored outputs make training faster than this."""
+    """The whole run's seconds by stage, without starting and saving. written: samples that are
+    there. A validation row counts as a row of a step; stored outputs of the target make training
+    faster than this."""
     trainer = recipe.trainer
     validations = ceil(trainer.max_steps / trainer.validate_every) + trainer.validate_first
     rows = trainer.max_steps + validations * trainer.validation_rows / trainer.batch_size

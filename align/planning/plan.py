@@ -1,4 +1,5 @@
-"""The plan of a recipe: sizes, memory, time, expected τ, and the key to change if it is too big."""
+"""The plan of a recipe: sizes, memory, time and expected τ, and what does not fit, with the key to
+change."""
 
 from dataclasses import dataclass
 
@@ -56,8 +57,9 @@ def find_local_hardware(recipe: Recipe) -> Hardware:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A run before it starts. written: samples that exist. stages: the memory of each. tokens_seen:
-    text tokens that training reads, all epochs counted. tau: greedy and sampling."""
+    """Everything known about a run before it starts. written: samples that are there. stages: the
+    memory of each. tokens_seen: text tokens that training reads, all epochs counted. tau: greedy
+    and sampling."""
 
     recipe: Recipe
     hardware: Hardware
@@ -83,7 +85,8 @@ class TrainingPlan:
 
 
 def make_plan(recipe: Recipe, hardware: Hardware) -> TrainingPlan:
-    """The plan without its time. Raises UserError: no config, or options that do not fit it."""
+    """The plan without its time. Raises UserError: a target whose config is unavailable, or options
+    that do not fit it."""
     options, trainer = recipe.target, recipe.trainer
     target = read_target_sizes(options.name, options.revision, options.trust_remote_code)
     drafter = plan_drafter_sizes(recipe, target)

@@ -1,4 +1,5 @@
-"""A target's sizes from its config.json: its network is built on torch's `meta` device."""
+"""A target's sizes from its config.json: its network is built on torch's `meta` device, where
+tensors take no memory."""
 
 from dataclasses import dataclass
 from typing import Any

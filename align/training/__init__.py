@@ -1,1 +1,2 @@
-"""Training runs. Only this package imports Lightning or DeepSpeed."""
+"""Training runs: Lightning modules, callbacks, checkpoints, strategies. Only this package imports
+Lightning or DeepSpeed."""

@@ -114,7 +114,8 @@ class DrafterModule(lightning.LightningModule, ABC):
 
     @abstractmethod
     def model_step(self, step: Step, temperature: float) -> RowStatistics:
-        """Statistics (B, A, K) of a micro-batch of whole drafts, p at `temperature`."""
+        """Statistics (B, A, K) of one micro-batch of whole drafts, with p at `temperature`; used
+        for validation."""
 
     def draft_statistics(self, step: Step) -> tuple[RowStatistics, Tensor, Tensor]:
         """For training: statistics (B, A, K), the positions in the loss (B, A, K), and the anchors

@@ -109,7 +109,8 @@ def _save_block(
 
 @torch.no_grad()
 def _set_weights(fresh: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Copy trained weights into a new drafter, whose own may be sharded like the target's."""
+    """Copy trained weights into a new drafter, whose own may be sharded like the target's that it
+    was made from."""
     for name, parameter in [*fresh.named_parameters()]:
         if isinstance(parameter, DTensor):
             module, _, last = name.rpartition(".")

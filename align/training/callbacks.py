@@ -33,7 +33,8 @@ class StepCallback(Callback):
 
 
 class ProgressLogger(StepCallback):
-    """Prints lines, unless `quiet`, and logs metrics every `log_every` steps and validation."""
+    """Prints a line, unless `quiet`, and logs metrics every `log_every` steps and after each
+    validation."""
 
     def __init__(self, module: DrafterModule, quiet: bool) -> None:
         super().__init__(module)
@@ -104,7 +105,8 @@ def validation_line(step: int, numbers: Mapping[str, float]) -> str:
 
 class MilestoneCallback(StepCallback):
     """Saves the drafter, averaged if EMA is on, after the step that reaches one of
-    `trainer.milestones`, by `save`: (steps, folder name), called in the main process."""
+    `trainer.milestones`. `save`: (steps, folder name) → saves `module.final_weights`; called in the
+    main process."""
 
     def __init__(self, module: DrafterModule, save: Callable[[int, str], object]) -> None:
         super().__init__(module)
@@ -127,8 +129,8 @@ class MilestoneCallback(StepCallback):
 
 
 class CheckpointCallback(StepCallback):
-    """Saves checkpoints and stops, on a GPU one step after a signal. A validated step is saved
-    after its validation, so that resuming repeats nothing."""
+    """Saves checkpoints and stops, on a GPU one step after a signal. A validated step is saved after its validation, so that resuming
+    repeats nothing."""
 
     def __init__(self, module: DrafterModule) -> None:
         super().__init__(module)

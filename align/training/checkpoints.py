@@ -90,7 +90,8 @@ def clear_parts(folder: Path) -> None:
 
 
 def set_aside(folder: Path) -> None:
-    """Move an earlier run's checkpoints to `checkpoints.old`: `auto` resumes from none of them."""
+    """Move an earlier run's checkpoints to `checkpoints.old`, so that `auto` never resumes from
+    them."""
     if folder.is_dir() and any(folder.iterdir()):
         old = folder.with_name(f"{folder.name}.old")
         shutil.rmtree(old, ignore_errors=True)

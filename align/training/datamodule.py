@@ -122,8 +122,9 @@ class RowsModule(lightning.LightningDataModule):
 
     def step(self, micro: int, rank: int = 0, world: int = 1, fixed: bool = False) -> Step:
         """One micro-batch of one process. fixed: with always as many anchors, and few numbers of
-        used places. Step s takes the places s·G … s·G+G−1 of the stream, G = `trainer.batch_size`,
-        split into micro-batches, each split into slices, one per process."""
+        used places. Step s takes the places s·G … s·G+G−1 of the stream, for
+        G = `trainer.batch_size`, split into micro-batches, each split into slices, one per
+        process."""
         t = self.recipe.trainer
         size = t.batch_size // t.accumulate
         share = size // world
@@ -187,7 +188,8 @@ class RowsModule(lightning.LightningDataModule):
 
 
 def _ignore_signals(worker: int) -> None:
-    """A signal to the whole group stops the run after its step, which needs the worker."""
+    """A signal to the whole group stops the run after its step, which the worker serves until
+    then."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -210,7 +212,8 @@ class _Steps(Dataset[Step]):
 
 
 class _RestOfRun:
-    """The remaining micro-batches, as a sampler of all: Lightning counts from 0."""
+    """The remaining micro-batches, as a sampler of all: Lightning counts from 0 also after
+    resuming."""
 
     def __init__(self, rest: range) -> None:
         self.rest = rest

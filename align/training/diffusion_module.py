@@ -39,7 +39,8 @@ class DiffusionDrafterModule(DrafterModule):
 
     def noise(self, step: Step, training: bool = True) -> Corrupted:
         """Noise drawn from each row's place in the stream, so that resumed runs and any number of
-        processes draw the same. Validation draws by the number of masks: a much smaller error."""
+        processes draw the same. Validation draws by the number of masks: the same bound with a much
+        smaller error."""
         drafter, anchors = self.drafter, step.anchors
         times = self.recipe.objective.times if training else "count"
         seed = self.recipe.seed if training else _VALIDATION_SEED
@@ -102,7 +103,8 @@ class DiffusionDrafterModule(DrafterModule):
     def statistics(
         self, step: Step, outputs: TargetOutputs, f_RV: Tensor, masked: MaskedPositions
     ) -> RowStatistics:
-        """Statistics of q and p at these positions, spread over (B, A, K); elsewhere no loss."""
+        """Statistics of q and p at these positions, spread over (B, A, K); unmasked positions have
+        q = 1 and no loss."""
         near = None
         if masked.own_U is not None and masked.where_R is not None:
             near = masked.own_U, masked.where_R
@@ -125,7 +127,8 @@ class DiffusionDrafterModule(DrafterModule):
         return o.distillation * min(1.0, (self.global_step + 1) / max(1, o.distillation_warmup))
 
     def annealing_mask(self, step: Step) -> Annealed | None:
-        """Which noisy tokens attend to the right during annealing; None = all."""
+        """Which noisy tokens attend to the right during annealing; None = all, as those of a
+        drafter from drafter.init."""
         steps = self.recipe.objective.annealing
         if self.recipe.drafter.init is not None or self.global_step + 1 >= steps:
             return None

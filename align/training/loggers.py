@@ -61,7 +61,8 @@ class MetricsFile(Logger):
 
 
 def find_run_id(folder: Path, fresh: bool) -> str:
-    """The W&B id of this folder's run, stored there: the agent's, else the folder's, else new."""
+    """The W&B id of this folder's run, which is stored there: the agent's, else the folder's, else
+    a new one."""
     path = folder / RUN_ID_FILE
     agent_id = os.environ.get(RUN_ID)
     if not agent_id and path.is_file() and not fresh:

@@ -73,7 +73,8 @@ class HostCopy:
 
 
 class ValidationSums:
-    """One validation of drafts of K tokens: loss, accepted drafts, acceptance, bound."""
+    """One validation of drafts of K tokens: loss, accepted drafts by kind of text, acceptance by
+    position, bound."""
 
     def __init__(self, block_size: int) -> None:
         self._loss = torch.zeros(2, dtype=torch.float64)  # sum, anchors
@@ -89,7 +90,8 @@ class ValidationSums:
         self._loss += torch.stack([total.double(), anchors.double()]).cpu()
 
     def add_accepted(self, kind: str, chances: Tensor) -> None:
-        """P(n drafts of one kind of text are accepted up to each position), (n, K)."""
+        """The probability that drafts after n anchors of one kind of text are accepted up to each
+        position, (n, K)."""
         v = chances.sum(-1).double()
         sums = torch.stack([torch.ones_like(v).sum(), v.sum(), (v * v).sum()])
         self._accepted[KINDS.index(kind)] += torch.cat([sums, chances.double().sum(0)]).cpu()
@@ -100,7 +102,8 @@ class ValidationSums:
         self._positions[int(kind == "greedy")] += torch.stack([(b * ok).sum(0), ok.sum(0)]).cpu()
 
     def add_bound(self, nats: Tensor, tokens: Tensor) -> None:
-        """A bound on −log q of each block given the text before it, and the block's tokens."""
+        """A bound on −log q of each block given the text before it, and the block's number of
+        tokens."""
         x, n = nats.double().flatten(), tokens.double().flatten()
         x, n = x[n > 0], n[n > 0]
         terms = torch.stack([x, n, x * x, x * n, n * n, torch.ones_like(n)])

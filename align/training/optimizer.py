@@ -1,4 +1,5 @@
-"""AdamW, or Muon for matrices with AdamW for the rest; the learning rate; averaged weights."""
+"""AdamW, or Muon for the layers' matrices with AdamW for the rest; the learning rate of every step;
+averaged weights."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +56,8 @@ def make_optimizer(trained: Mapping[str, nn.Parameter], t: TrainerConfig) -> tor
 
 
 def is_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Whether Muon updates it; not embeddings, heads, and convolutions, which start at zero."""
+    """Whether Muon updates it. Embeddings, heads, and convolutions, which start at zero, use
+    AdamW."""
     inside = ("layers." in name or "blocks." in name) and name.endswith(".weight")
     return inside and parameter.dim() == 2 and "_conv." not in name
 
@@ -122,7 +124,8 @@ def group_matrices(matrices: Sequence[Tensor], numbers: int) -> list[list[Tensor
 
 def orthogonalise(matrices: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Approximately U Vᵀ of each matrix U S Vᵀ of one shape, or its transpose: five Newton-Schulz
-    steps (Jordan et al., 2024) in `dtype`; torch's own bf16 is 25 times as slow on most CPUs."""
+    steps (Jordan et al., 2024) in `dtype`; torch's version always uses bf16, on most CPUs 25 times
+    as slow as fp32."""
     is_tall = [matrix.shape[0] > matrix.shape[1] for matrix in matrices]
     wide = [
         m.to(dtype).T if tall else m.to(dtype) for m, tall in zip(matrices, is_tall, strict=True)

@@ -52,7 +52,8 @@ def run_command(recipe: Recipe, argv: Sequence[str]) -> int:
 
 def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:
     """Run a recipe to its end and save the drafter to <output>/drafter. The step itself is
-    `DrafterModule.training_step`. Raises UserError, NonFiniteLoss, Interrupted."""
+    `DrafterModule.training_step`. Raises UserError: wrong input. NonFiniteLoss, Interrupted:
+    training stopped early."""
     quiet = quiet or not main_process()
     if recipe.target.parallel == "fsdp":  # sharded later
         options = {**recipe.target_options, "device": "cpu", "fast": False}

@@ -21,7 +21,8 @@ def count_text_rows(recipe: Recipe) -> int:
 
 
 def store_outputs(recipe: Recipe) -> None:
-    """Store the outputs of all rows that the recipe reads, held-out rows first, up to the limit."""
+    """Store the outputs of all rows that the recipe reads, each once, held-out rows first, up to
+    `trainer.features_gb`."""
     t = recipe.trainer
     target = load_target(recipe.target.name, device=target_device(recipe), **recipe.target_options)
     config = conditioning(recipe.drafter, target)

@@ -139,7 +139,8 @@ def copy_into(mine: Tensor, value: Tensor) -> None:
 
 def shard_target(target: Target, device: torch.device) -> None:
     """Shard the frozen target over the processes of a run: each layer is gathered for its forward
-    pass over the process's own rows. Raises UserError: a target that can't be sharded."""
+    pass over the process's own rows, which all run at once. Raises UserError: a target that can't
+    be sharded."""
     problem = ""
     if target.anatomy.recurrent:
         problem = "has recurrent states"

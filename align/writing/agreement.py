@@ -1,5 +1,6 @@
-"""Checks that the target wrote a text: the share of greedy tokens that it finds most probable
-itself. A server may serve another model under the right name."""
+"""Checks that the target wrote a text: the share of greedy tokens that the target itself finds most
+probable. A server may serve another model under the right name, and data may come from one without
+the weights at hand."""
 
 from collections.abc import Sequence
 

@@ -142,7 +142,8 @@ class Writer(Source):
         return max(len(row.forced) or len(shared) for row in rows) + self.data.max_answer_tokens
 
     def _start(self, rows: list[Row], shared: list[int], cache: KVCache) -> Tensor:
-        """Put the shared tokens into every row of the cache; returns the next logits (B, V)."""
+        """Put the shared tokens into every row of the cache; returns the next-token logits (B,
+        V)."""
         target = self.target
         for row in rows:
             row.tokens = list(shared)

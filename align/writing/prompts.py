@@ -68,7 +68,8 @@ class PromptReader:
 
 
 def _without_oldest_turn(conversation: Conversation) -> Conversation | None:
-    """Without the first user message and its answers, but a system prompt; None if only one."""
+    """Without the first user message and its answers; None if there is only one. A system prompt
+    stays."""
     messages = conversation.messages
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if len(users) < 2:

@@ -65,7 +65,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Plan:
-    """What determines how a batch begins. `prompts`: None = the target generates them."""
+    """Everything that determines how a batch begins. `prompts`: None = the target generates
+    them."""
 
     recipe: Recipe
     target: TargetInfo
@@ -95,7 +96,8 @@ class Plan:
         return frozenset(self.target.eos_ids) | self.template.ends
 
     def rows(self, batch: int) -> list[Row]:
-        """The unwritten rows of a batch; none after the last prompt. Unusable ones are broken."""
+        """The unwritten rows of a batch; none after the last prompt. Unusable prompts are done and
+        broken."""
         d = self.recipe.data
         indices = range(batch * d.batch_size, (batch + 1) * d.batch_size)
         if self.prompts is not None:
@@ -165,7 +167,8 @@ class Plan:
         return Conversation.from_text(text)
 
     def _ask_again(self, row: Row) -> bool:
-        """Have a written prompt answered again if serving feeds other tokens; else False."""
+        """Have a written prompt answered again if serving feeds other tokens. False if it does
+        not."""
         prompt = row.tokens[: row.answer_start]
         text = self._text(prompt[len(self.template.prefix) : len(prompt) - len(self.template.turn)])
         row.conversation = Conversation.from_text(text)

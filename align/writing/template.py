@@ -124,6 +124,7 @@ def chat_template(target: TargetInfo, date: str | None = None) -> Template:
 
 
 def _is_added(tokenizer: Any, token: int) -> bool:
-    """Whether no ordinary text has this token: it was added, and is not white space."""
+    """Whether no ordinary text has this token: it was added to the tokenizer, and is not white
+    space."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).get(token)
     return added is not None and bool(added.special or str(added.content).strip())

@@ -51,13 +51,15 @@ assert _json.loads(_json.dumps(_found)) == _json.loads({wanted!r})
 
 
 def score(metric: str, reference: Any, text: str) -> float:
-    """The score of an answer without its thoughts, 0 to 1. Code is executed (`run_program`)."""
+    """The score of an answer, 0 to 1, without the thoughts before it. Code is executed
+    (`run_program`)."""
     return SCORERS[metric](reference, text.rpartition("</think>")[2])
 
 
 def score_exact(reference: Any, text: str) -> float:
     """Whether the answer in \\boxed{}, or the last number, equals the reference as mathematics
-    (math-verify, in a child process). Over SECONDS or too much memory scores 0, with a warning."""
+    (math-verify, in a child process). An answer that takes over SECONDS or too much memory scores
+    0, with a warning."""
     worker = _start_math_worker()
     if worker.poll() is not None:  # killed by others since the last answer
         _start_math_worker.cache_clear()

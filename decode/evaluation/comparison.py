@@ -148,7 +148,8 @@ def measure(
     console: PlainConsole,
 ) -> list[Record]:
     """Decode every prompt plainly and with each milestone's drafter, without copying; the records,
-    which `folder` holds too. Raises UserError: no prompt fits, or a folder of other settings."""
+    which `folder` holds too. Raises UserError: no prompt fits, or the folder holds a comparison
+    under other settings."""
     tokenized, _ = tokenize_suites(target, suites)
     sampling = settings.sampling
     described = {

@@ -46,7 +46,8 @@ def run_program(
     code: str, given: str = "", seconds: float = sandbox.SECONDS, name: str = "__main__"
 ) -> ProgramResult:
     """Run a Python program with this text as its standard input and this `__name__`, in an empty
-    folder. The sandbox reads a secret first and writes it when the program has ended."""
+    folder. The sandbox reads a secret before the program starts and writes it when the program has
+    ended."""
     secret = secrets.token_hex(sandbox.SECRET // 2)
     with (
         tempfile.TemporaryDirectory(prefix="specalign-program-") as folder,

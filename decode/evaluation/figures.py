@@ -1,4 +1,5 @@
-"""The share card: a measurement as one picture of 1200 × 630 pixels, drawn by matplotlib."""
+"""The share card: a measurement as one picture of 1200 × 630 pixels, drawn by matplotlib without a
+display."""
 
 import io
 import textwrap

@@ -95,7 +95,8 @@ def fill_page(
     replays: Sequence[JsonObject] = (),
     **values: object,
 ) -> str:
-    """The page of a template in `web/`, with these charts, Plotly, and the script that draws."""
+    """The page of a template in `web/`, with these charts. Plotly, and the script that draws, are
+    part of it."""
     from plotly.offline import get_plotlyjs  # 5 MB of text: only where a page is written
 
     shown = {"charts": [asdict(chart) for chart in drawn], "replays": [*replays]}
@@ -177,7 +178,8 @@ def _find_differences(summaries: Sequence[Summary]) -> list[list[str]]:
 
 
 def log_report(project: str, folder: Path, summary: Summary, records: Sequence[Record]) -> None:
-    """Log figures, charts and replays to a new W&B run; offline with WANDB_MODE=offline."""
+    """Log the figures, the charts, and the replays as a table to a new W&B run; offline with
+    WANDB_MODE=offline."""
     import plotly.graph_objects as plotly
     import wandb
 

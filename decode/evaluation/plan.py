@@ -82,7 +82,8 @@ def _options_of_any(methods: Sequence[Method], config: EvalConfig) -> dict[str, 
 def make_decoders(
     config: EvalConfig, plan: EvalPlan
 ) -> tuple[dict[str, Decoder], dict[str, UserError]]:
-    """A decoder for each method, all on one target, or why it can't be built."""
+    """A decoder for each method, all on one target; and for each method that can't be built,
+    why."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     target = load_target(

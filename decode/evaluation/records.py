@@ -194,7 +194,8 @@ def _to_line(row: Any) -> str:
 
 
 def add(folder: Path, earlier: list[Record], new: list[Record]) -> list[Record]:
-    """Add new records to the folder's, replacing those of the same generations. Returns all."""
+    """Add new records to the folder's earlier ones, replacing those of the same generations.
+    Returns all."""
     keys = {record.key for record in new}
     others = [record for record in earlier if record.key not in keys]
     if len(others) == len(earlier):
@@ -205,7 +206,8 @@ def add(folder: Path, earlier: list[Record], new: list[Record]) -> list[Record]:
 
 
 def read_records(folder: Path, mend: bool = False) -> list[Record]:
-    """The folder's records, for duplicates the last one; otherwise as `read_appended`."""
+    """All records of the folder; for duplicates of a generation, the last one. Otherwise as
+    `read_appended`."""
     records = read_appended(folder / RECORDS, Record, mend)
     return list({record.key: record for record in records}.values())
 

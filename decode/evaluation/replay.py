@@ -1,4 +1,5 @@
-"""Replays: a prompt's rounds with their drafts and times, recorded apart from measurements."""
+"""Replays: a prompt's rounds with their drafts and times, for the report. They are recorded apart from
+the measured generations."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +18,8 @@ _SHOWN = 400  # characters of a prompt that are shown
 def record_replay(
     decoders: Mapping[str, Decoder], task: Task, settings: GenerationSettings
 ) -> JsonObject:
-    """Decode a prompt plainly and by the last `MOST_METHODS` methods, for the page."""
+    """Decode a prompt by plain decoding and the last `MOST_METHODS` methods; returns what the page
+    shows."""
     drafting = [name for name in decoders if name != PLAIN][-MOST_METHODS:]
     lanes = []
     for name in (PLAIN, *drafting):

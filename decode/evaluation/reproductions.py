@@ -129,7 +129,8 @@ def reproduce(
     tiny: bool,
     evaluate: Callable[[EvalConfig], tuple[Summary, Path]],
 ) -> tuple[str, int]:
-    """Measure a table's cells; returns a Markdown comparison, and how many outputs changed."""
+    """Measure a table's cells; returns ours next to the paper's, as Markdown, and how many outputs
+    changed."""
     found, bugs = find_reproduction(name), 0
     rows: list[list[str]] = []
     errors: list[UserError] = []

@@ -118,7 +118,8 @@ def _spread(count: int) -> list[int]:
 
 
 def _orders(methods: list[str], rng: random.Random) -> Iterator[tuple[str, ...]]:
-    """Endless orders: all permutations of up to five methods, else rotations of shuffles."""
+    """Endless orders: all permutations in turn for up to five methods, else all rotations of one
+    shuffle after another."""
     if len(methods) <= 5:
         orders = list(itertools.permutations(methods))
         rng.shuffle(orders)
@@ -164,7 +165,8 @@ def run_tasks(
 ) -> list[Record]:
     """One record per task and method, in the order in which they ran. Above temperature 0 each
     prompt and repeat has its own seed, the same for all methods. Several tasks are decoded in one
-    batch: their prompts share the times of their forward passes."""
+    batch: their prompts share the times of their forward passes, and products over more rows round
+    differently."""
     limit = settings.max_new_tokens
     samplings = [settings.sampling] * len(tasks)
     if not settings.sampling.greedy:

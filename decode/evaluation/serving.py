@@ -34,10 +34,10 @@ WARMUP_TOKENS = 16
 def measure_servers(
     config: EvalConfig, folder: Path, suites: Sequence[Loaded], console: PlainConsole
 ) -> list[ServedRound]:
-    """Run the rounds, at least two of each prompt, that are missing in the folder, and write the
-    page. Each group of prompts is sent to both servers, in alternating order, before the next one:
-    they share the state of the machine. Raises UserError for a server that does not answer, too few
-    prompts, or a folder that holds another measurement."""
+    """Run the rounds, at least two of each prompt, that are missing in the folder and write the page. Each group of prompts is
+    sent to both servers, in alternating order, before the next one: they share the state of the
+    machine. Raises UserError for a server that does not answer, too few prompts, or a folder that
+    holds another measurement."""
     prompts = [(s.name, prompt, config.limit_of(s.name)) for s in suites for prompt in s.prompts]
     few = [
         f"{n} requests in flight need {n} prompts, not {len(prompts)}; raise --limit"

@@ -67,7 +67,8 @@ def mean_in_flight(rounds: Sequence[ServedRound]) -> float:
 
 def speed_up(rounds: Sequence[ServedRound], concurrency: int) -> Estimate | None:
     """Plain decoding's time per token over the drafted one's, in pairs of the same prompt. The
-    interval is over groups, whose requests share the machine's state: none below `FEWEST`."""
+    interval is over the groups, whose requests share the state of the machine; it has no bounds
+    below `FEWEST` of them."""
     times: dict[str, dict[tuple[int, int, str, str], float]] = {PLAIN: {}, DRAFTED: {}}
     for one in rounds:
         for r in one.requests if one.concurrency == concurrency else ():
@@ -90,7 +91,8 @@ def tau_of(rounds: Sequence[ServedRound]) -> float | None:
 
 def request_taus(rounds: Sequence[ServedRound]) -> list[float]:
     """τ of each request by its stream: tokens after the first, which the prefill gives, per burst.
-    Empty where the bursts' pooled τ is not that of the server's counters."""
+    Empty where the bursts are not the server's rounds: their pooled τ is not that of its
+    counters."""
     pooled = tau_of(rounds)
     made = [(r.tokens - 1, len(r.gaps)) for one in rounds for r in one.requests if r.gaps]
     if pooled is None or not made:

@@ -1,4 +1,5 @@
-"""Runs a measurement: opens its folder, runs the missing tasks and writes the report."""
+"""Runs a measurement: creates or resumes its folder, runs the missing tasks and writes the
+report."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -56,8 +57,9 @@ def measure(
     command: str,
 ) -> tuple[Summary, list[Record], Path]:
     """Run the missing tasks of a measurement in the folder `config.out`, or in one named after the
-    settings. Returns the summary, the records and the folder. `skipped`: a line for everything left
-    out so far. Raises UserError: no prompt fits, or a folder of other settings."""
+    settings. Returns the summary, the records and the folder. `skipped`: a line for everything
+    that was left out so far. Raises UserError: no prompt fits, or the folder holds a measurement
+    under other settings."""
     target = decoders[PLAIN].target
     if target.reads_clock:
         for decoder in decoders.values():
@@ -167,7 +169,8 @@ def describe_settings(
 
 
 def choose_date(config: EvalConfig) -> str:
-    """The date in prompts of a template that reads the clock: the continued run's, else today's."""
+    """The date in prompts whose chat template reads the clock: that of the measurement that is
+    continued, else today's."""
     recorded = None
     if config.out is not None and config.resume and (config.out / RUN).is_file():
         recorded = read_run(config.out).settings.get("date")

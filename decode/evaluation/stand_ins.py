@@ -22,7 +22,8 @@ _DRAFTS = 4
 
 
 def make_stand_ins(config: EvalConfig, folder: Path) -> tuple[NamedDrafter, ...]:
-    """Small random drafters, the same in every run, and the target as the autoregressive one."""
+    """Small drafters with random weights (the same in every run) in `folder`, and the target itself
+    as the autoregressive one."""
     name, trusted = config.target or "debug", config.trust_remote_code
     target = load_target(name, device=config.device, trust_remote_code=trusted)
     folders = {kind: folder / kind for kind in (DIFFUSION, BLOCK, VARIABLE_PREFIX)}

@@ -60,8 +60,9 @@ class Acceptance:
 
 
 def list_units(records: Iterable[Record], method: str) -> list[list[Record]]:
-    """A method's records, those that were decoded together in one list: a time is measured of each.
-    Batches that were not full, or that ended with the prefill's token, are left out."""
+    """A method's records, those that were decoded together in one list: a time is measured of
+    each. Batches that were not full, and those whose outputs all ended with the prefill's token,
+    are left out."""
     units: defaultdict[tuple[object, ...], list[Record]] = defaultdict(list)
     for record in records:
         if record.method == method:
@@ -185,7 +186,8 @@ def tau_macro(counted: Counts) -> float | None:
 
 
 def tau_difference(baseline: Counts, method: Counts) -> Estimate | None:
-    """The method's micro τ minus the baseline's over shared prompts; None without any."""
+    """The method's micro τ minus the baseline's over the prompts that both have; None where they
+    share none."""
     return _estimate(
         _pair_counts(baseline, method),
         lambda sums: sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1],

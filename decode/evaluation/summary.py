@@ -142,13 +142,12 @@ class Summary:
         }
 
 
-def _flatten(figures: object) -> Any:
+def _flatten(figures: Any) -> Any:
     """Figures, or a list or mapping of them, as JSON."""
     if isinstance(figures, dict):
         return {str(key): _flatten(value) for key, value in figures.items()}
     if isinstance(figures, list):
         return [_flatten(value) for value in figures]
-    assert isinstance(figures, Figures | Gain | DomainTau)
     flat: JsonObject = {}
     for name, value in asdict(figures).items():
         if name not in _ESTIMATES:
@@ -256,7 +255,8 @@ def method_figures(
 
 
 def swept_points(summary: Summary) -> dict[str, dict[str, str]]:
-    """System with its other options → its points: swept options → the method; not of tuning."""
+    """System with its other options → its points: their swept options as typed → the method. Empty
+    for tuning."""
     if summary.settings.get("tuning"):
         return {}
     words = [word.partition("=") for word in summary.settings.get("sweep") or []]

@@ -1,4 +1,5 @@
-"""Renders a summary as text: tables, prompt sources, and the baseline check."""
+"""Renders a summary as text: tables for the terminal, HTML and Markdown, prompt sources, and the
+baseline check."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +28,8 @@ TOY = 10_000_000
 
 
 def headline(summary: Summary, suites: str = "") -> str:
-    """Target, sampling, dtype, suites (by default their titles), and chat template options."""
+    """Target, sampling, dtype, suites (by default their titles), and the options of the chat
+    template."""
     settings = summary.settings
     chat = Chat(settings.get("template_kwargs") or {}, settings.get("system"))
     target = format_title(settings["target"], settings.get("weights"))
@@ -37,7 +39,8 @@ def headline(summary: Summary, suites: str = "") -> str:
 
 
 def rows(summary: Summary) -> list[dict[str, str]]:
-    """One dict of `COLUMNS` per suite and method; of several suites, also over all."""
+    """One dict of `COLUMNS` per suite and method; a last block over all suites if there are
+    several."""
     blocks = [(summary.titles.get(name, name), methods) for name, methods in summary.suites.items()]
     if len(blocks) > 1:
         blocks.append(("all", summary.overall))
@@ -99,7 +102,8 @@ def table(summary: Summary) -> Table:
 
 
 def against_first(summary: Summary) -> dict[str, list[list[str]]]:
-    """Title → rows of `AGAINST`: what each point or method gains over the first, by prompt."""
+    """Title → rows of `AGAINST` for each swept system, or for the methods: what each gains over the
+    first, prompt by prompt."""
     blocks: dict[str, list[list[str]]] = {}
     for gain in summary.against_first:
         title = f"{gain.system} against {gain.first}, prompt by prompt"
@@ -120,7 +124,8 @@ def plain_table(title: str, header: Sequence[str], body: list[list[str]]) -> Tab
 
 
 def overview(summary: Summary) -> tuple[list[str], list[list[str]]]:
-    """Several suites in one table: each method over all of them, and its speed-up on each."""
+    """Several suites in one table, header and rows: each method over all of them, and its speed-up
+    on each."""
     shown = [name for name in COLUMNS if name not in (SUITE, "with prefill", "τ macro")]
     body = []
     for method, figures in summary.overall.items():
@@ -172,7 +177,8 @@ BATCH = ("batch", "method", "tokens/s", "speed-up [95%]", "τ", "identical")
 
 
 def batch_rows(summary: Summary) -> list[list[str]]:
-    """Rows of `BATCH`: each method at each batch size against plain; empty for one size."""
+    """Rows of `BATCH`: each method at each batch size, against plain decoding at the same size.
+    Empty for one size."""
     if len(summary.batches) < 2:
         return []
     found = []
@@ -236,7 +242,8 @@ def source_lines(summary: Summary) -> list[str]:
 
 
 def baseline_line(check: Mapping[str, Any] | None) -> str:
-    """Plain decoding against transformers' own generate; empty if it was not timed."""
+    """Plain decoding against transformers' own generate, in one sentence; empty if it was not
+    timed."""
     if check is None:
         return ""
     if "error" in check:

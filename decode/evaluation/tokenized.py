@@ -19,7 +19,8 @@ TokenizedPrompts = list[tuple[Prompt, list[int]]]
 def tokenize_prompts(
     target: Target, prompts: Sequence[Prompt]
 ) -> tuple[TokenizedPrompts, list[str]]:
-    """Prompts with their tokens, and a line for each one that the target can't take."""
+    """Prompts with their tokens, and a line for each one that the target can't take (too long,
+    refused by its template)."""
     fitting: TokenizedPrompts = []
     refused: list[str] = []
     for prompt in prompts:

@@ -79,7 +79,8 @@ def _find_fastest(
     console: PlainConsole,
     command: str,
 ) -> tuple[dict[str, str], int]:
-    """For each group, the method with the lowest mean seconds per token; and how many prompts."""
+    """For each group, the method with the lowest mean seconds per token over prompts, and the
+    number of prompts."""
     settings = plural(len(decoders) - 1, "setting")
     console.say(f"tuning: {settings} of {plural(len(groups), 'method')}")
     size = config.batch_sizes[0]

@@ -1,4 +1,5 @@
-"""The verdict of a measurement in sentences."""
+"""The verdict of a measurement in sentences: the speed-up, its uncertainty, and whether the output
+changed."""
 
 from collections.abc import Iterator, Sequence
 
@@ -250,7 +251,8 @@ def find_busy(spread: float | None, load: float, threads: int, cores: int) -> li
 
 
 def _exceeds_tau(figures: Figures) -> bool:
-    """Whether a speed-up exceeds τ, the most that drafting can save, beyond both intervals."""
+    """Whether a speed-up exceeds τ beyond both intervals: drafting saves at most τ − 1 of τ target
+    forwards."""
     speedup, tau = figures.speedup, figures.tau
     if speedup is None or tau is None:
         return False

@@ -44,7 +44,8 @@ class ExportVerdict:
     serve: list[formats.Snippet] = field(default_factory=list)
 
     def add(self, reader: str, same: bool, line: str, engine: bool = False) -> None:
-        """Add a comparison. engine: by an engine's own code, so that a difference is its own."""
+        """Add a comparison. engine: made with an engine's own code, so that a difference is the
+        engine's."""
         if engine:
             self.engine_same &= same
         else:

@@ -66,7 +66,8 @@ MAKERS: dict[str, Callable[[BlockDrafter], Exported]] = {
 
 
 def make_export(form: str, drafter: BlockDrafter) -> Exported:
-    """What a format holds of a drafter. Raises UserError, naming the formats that can hold it."""
+    """What a format holds of a drafter. Raises UserError if it can't hold it, with those that
+    can."""
     try:
         return MAKERS[form](drafter)
     except UserError as error:
@@ -155,7 +156,8 @@ def distance(found: Tensor, wanted: Tensor) -> float:
 
 
 def check_free(out: Path, form: str) -> None:
-    """Raises UserError unless `out` is free or holds an export in the format `form` alone."""
+    """Raises UserError unless `out` is free, or holds nothing but an export in the format
+    `form`."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UserError(f"--out={out}: not a folder")
     check_folder(out.resolve().parent, f"--out={out}: folder")
@@ -200,13 +202,15 @@ class Snippet:
     lines: tuple[str, ...]
 
     def as_text(self) -> list[str]:
-        """A block under its title for the terminal; Python can be pasted as it is."""
+        """A block under its title for the terminal. Python is not indented, so that it can be
+        pasted."""
         indent = "" if self.language == "python" else "      "
         return [f"  with {self.engine}:", "", *(f"{indent}{line}" for line in self.lines), ""]
 
 
 def resolved_name(target: str) -> str:
-    """What engines on this machine open: a hub id or a folder (GGUF files are converted)."""
+    """What engines on this machine open: a folder (for a GGUF file or package the converted one) or
+    a hub id."""
     try:
         found = resolve_folder(target)
     except UserError:  # debug targets have no folder

@@ -137,7 +137,8 @@ def check_server(
 
 
 def compare_output(target: Target, text: GreedyText, theirs: list[int]) -> str:
-    """Empty if the output is ours, `NEAR_TIE` if it parts at tokens of similar probability."""
+    """Empty if the output is ours, `NEAR_TIE` if it parts at two tokens of nearly equal
+    probability."""
     for place, (a, b) in enumerate(zip_longest(text.output, theirs)):
         if a == b:
             continue
