@@ -215,7 +215,8 @@ def render_table(milestones: Sequence[Milestone], records: Sequence[Record]) -> 
         if milestone.recipe != reference:
             baseline = counts(records, f"{reference}@{milestone.tokens}")
             ratio = format_estimate(accepted_ratio(baseline, counted), "", ".3f")
-        found, equal = format_estimate(tau(counted), "", ".3f"), f"{sum(same)}/{len(same)}"
-        tokens, prompts = f"{milestone.tokens:,}", str(len(counted))
-        rows.append((tokens, milestone.recipe, found, ratio, equal if same else "", prompts))
+        row = [f"{milestone.tokens:,}", milestone.recipe]
+        row.append(format_estimate(tau(counted), "", ".3f"))
+        row += [ratio, f"{sum(same)}/{len(same)}" if same else "", str(len(counted))]
+        rows.append(row)
     return markdown_table(header, rows) + "\n"

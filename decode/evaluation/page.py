@@ -154,10 +154,9 @@ def compare_runs(folders: Sequence[Path]) -> str:
         processor = str(summary.run.machine.get("processor", "unknown"))
         for method, found in summary.overall.items():
             if method != PLAIN:
-                gain, tau = format_estimate(found.speedup), format_estimate(found.tau, "")
-                same, suites = tables.describe_identity(found), ", ".join(summary.titles.values())
-                title = format_method(method, found)
-                figures.append((name, title, gain, tau, same, suites, processor))
+                row = [name, format_method(method, found), format_estimate(found.speedup)]
+                row += [format_estimate(found.tau, ""), tables.describe_identity(found)]
+                figures.append([*row, ", ".join(summary.titles.values()), processor])
     return fill_page(
         "comparison.html",
         [charts.compare_speeds(names, summaries)],
