@@ -20,7 +20,6 @@ OPTIONS = """options of align.plan:
 
 
 def parser() -> OptionParser:
-    """The options besides the recipe's keys."""
     p = OptionParser(prog="python -m align.plan", add_help=False)
     p.add_argument("--hardware")
     p.add_argument("--no-pilot", action="store_true")

@@ -7,7 +7,6 @@ the best first.
 """
 
 import csv
-import hashlib
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 from align.config.arguments import read_arguments
 from align.config.parser import load_recipe
 from align.config.wandb_runs import TRIAL_VARIABLES, text_folder_name
+from specalign.common.checksums import hash_json
 from specalign.common.claims import Claim
 from specalign.common.commands import OptionParser, path
 from specalign.common.errors import UserError, cli, nearest
@@ -32,22 +32,13 @@ from specalign.common.text import markdown_table, say, short
 
 SHIPPED = Path(__file__).resolve().parents[1] / "recipes" / "sweeps"
 KEYS = (
-    "method",
-    "metric",
-    "program",
-    "parameters",
-    "command",
-    "name",
-    "description",
-    "project",
-    "entity",
-)
+    "method", "metric", "program", "parameters", "command", "name", "description", "project", "entity",
+)  # fmt: skip
 PARAMETER_KEYS = ("value", "values", "min", "max", "distribution")
 RANGES = ("uniform", "int_uniform", "log_uniform_values")
 USE_AGENT = "is not supported by the local runner; use `wandb sweep` and `wandb agent`"
 FINISHED = "finished.json"
-Values = dict[str, str]
-"""Arguments by recipe key."""
+Values = dict[str, str]  # arguments by recipe key
 Choices = list[str] | Callable[[random.Random], float]
 """Listed values, or what draws one from a range."""
 
@@ -160,8 +151,7 @@ def build_arguments(sweep: SweepFile, values: Values, folder: Path, fixed: Value
     recipe = load_recipe(_join(given))
     if recipe.data.path is None:
         given["data.path"] = str(folder / text_folder_name(recipe, given))
-    digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
-    return given | {"output": str(folder / "trials" / digest[:12])}
+    return given | {"output": str(folder / "trials" / hash_json(given)[:12])}
 
 
 def _join(arguments: Values) -> list[str]:

@@ -9,7 +9,7 @@ import sys
 from align.config.hardware import use_deterministic_products
 from align.config.parser import parse_command
 from align.config.preflight import check_generation
-from align.data.text_sources import check_sources
+from align.data.sources import check_sources
 from specalign.common.claims import Claim
 from specalign.common.commands import command
 from specalign.common.errors import cli

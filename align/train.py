@@ -8,7 +8,7 @@ import sys
 from align.config.hardware import is_launched, use_deterministic_products
 from align.config.parser import parse_command
 from align.config.preflight import check_training
-from align.data.text_sources import check_sources
+from align.data.sources import check_sources
 from specalign.common.errors import UserError, cli
 
 

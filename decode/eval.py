@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decode.evaluation.arguments import parser, read_config, servers_of
-from decode.evaluation.config import TUNING_SUITE, EvalConfig, ServerConfig
+from decode.evaluation.arguments import check_servers, parser, read_config
+from decode.evaluation.config import TUNING_SUITE, EvalConfig
 from decode.evaluation.execution import check_sandbox
 from decode.evaluation.records import check_out
 from decode.evaluation.reproductions import find_reproduction, reproduce
@@ -63,7 +63,7 @@ def run_reproduction(
         raise SystemExit(1)
 
 
-def measure_serving(servers: ServerConfig, config: EvalConfig, console: PlainConsole) -> None:
+def measure_serving(config: EvalConfig, console: PlainConsole) -> None:
     """Measure servers and print their table."""
     from decode.evaluation.serving import PAGE, measure_servers
     from decode.evaluation.serving_report import HEADER, doubts, serving_rows
@@ -74,9 +74,9 @@ def measure_serving(servers: ServerConfig, config: EvalConfig, console: PlainCon
         console.say(line, wrap=False)
     if any(prompt.later for suite in suites for prompt in suite.prompts):
         console.say("note: servers get only the first turn of each conversation")
-    limits = {suite.name: config.limit_of(suite.name) for suite in suites}
-    with Claim(servers.out, "--out"):
-        rounds, folder = measure_servers(servers, suites, limits, console)
+    folder = config.out or Path("runs/eval/server")
+    with Claim(folder, "--out"):
+        rounds = measure_servers(config, folder, suites, console)
     console.print(plain_table("servers", HEADER, serving_rows(rounds)))
     for line in doubts(rounds):
         console.say(line)
@@ -88,9 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command. Exit code 1 when an output changed beyond rounding, 2 for an unusable input."""
     words = sys.argv[1:] if arguments is None else arguments
     config, console = read_config(words), PlainConsole(wide=True)
-    servers = servers_of(config)
-    if servers is not None:
-        measure_serving(servers, config, console)
+    check_servers(config)
+    if config.server is not None:
+        measure_serving(config, console)
         return
     typed = shlex.join(["python", "-m", "decode.eval", *words])
     if config.reproduce is not None:

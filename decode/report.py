@@ -34,9 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise UserError("--markdown and --wandb take one folder")
     if options.out and not several:
         raise UserError("--out names the page that compares several folders; give more than one")
-    from decode.evaluation.page import compare_runs, make_report, print_report
+    from decode.evaluation.page import compare_runs, log_report, make_report, print_report
     from decode.evaluation.tables import markdown
-    from decode.evaluation.wandb_log import log_report
 
     if several:
         target = options.out or path("comparison.html")

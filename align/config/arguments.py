@@ -16,10 +16,8 @@ from specalign.common.schema import convert, parse_json, read_object, type_name
 from specalign.common.strict_yaml import parse_yaml
 from specalign.common.text import short
 
-COMMAND_LINE = "command line"
-"""The place in messages."""
-_PATHS = ("data.text", "data.exclude")
-"""Lists of paths, which may contain spaces."""
+COMMAND_LINE = "command line"  # the place in messages
+_PATHS = ("data.text", "data.exclude")  # lists of paths, which may contain spaces
 
 
 def read_arguments(argv: Sequence[str], recipes: Sequence[str]) -> dict[str, str]:
@@ -95,12 +93,16 @@ def read_value(key: str, text: str) -> Any:
 
 
 def convert_value(value: object, kind: object, name: str, where: str) -> object:
-    """`value` as `kind`; a text may stand for a list of texts, and a whole float (`6.0`, `1e3`) for
-    an integer. Raises UserError."""
+    """`value` as `kind`; a whole float (`6.0`, `1e3`) may stand for an integer, and a text for a
+    list: an existing path, or entries with commas and, unless they are paths, spaces between them.
+    Raises UserError."""
     value = _with_integers(value, kind)
     is_list = any(get_origin(k) is list for k in (kind, *get_args(kind)))
     if isinstance(value, str) and is_list:
-        value = _split_list(value, are_paths=name in _PATHS)
+        entries = [part.strip() for part in value.split(",") if part.strip()]
+        if name not in _PATHS:
+            entries = [word for entry in entries for word in entry.split()]
+        value = [value] if _exists(value) else entries
     return convert(value, kind, name, where)
 
 
@@ -113,14 +115,6 @@ def _with_integers(value: object, kind: object) -> object:
     if isinstance(value, list) and lists:
         return [_with_integers(item, get_args(lists[0])[0]) for item in value]
     return value
-
-
-def _split_list(text: str, are_paths: bool) -> list[str]:
-    """Split at commas, and at spaces unless the entries are paths; an existing path stays whole."""
-    if _exists(text):
-        return [text]
-    entries = [part.strip() for part in text.split(",") if part.strip()]
-    return entries if are_paths else [word for entry in entries for word in entry.split()]
 
 
 def _exists(path: str) -> bool:

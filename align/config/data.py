@@ -10,10 +10,8 @@ from specalign.common.schema import JsonObject
 API_KEY = "SPECALIGN_API_KEY"
 """The environment variable with a server's API key. A name of our own, so that no other service's
 key is sent."""
-GENERATED_PROMPT = 80
-"""Default limit of generated prompts, in tokens."""
-TEMPLATE = 40
-"""Assumed tokens of a chat template where the tokenizer is unknown."""
+GENERATED_PROMPT = 80  # default limit of generated prompts, in tokens
+TEMPLATE = 40  # assumed tokens of a chat template where the tokenizer is unknown
 
 
 _ADDRESS = re.compile(r"https?://(\[[\da-f:]+\]|[^\s/@?#:\[\]]+)(:[1-6]?\d{1,4})?(/[^\s/@?#]*)*")

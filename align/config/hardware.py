@@ -2,6 +2,7 @@
 only to count GPUs."""
 
 import os
+from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
 
@@ -29,11 +30,9 @@ def use_deterministic_products() -> None:
 def gpu_count() -> int:
     """GPUs that torch sees. The version of a CPU build answers without importing torch, which takes
     seconds."""
-    try:
+    with suppress(metadata.PackageNotFoundError):
         if metadata.version("torch").endswith("+cpu"):
             return 0
-    except metadata.PackageNotFoundError:
-        pass
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0

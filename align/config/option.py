@@ -7,8 +7,7 @@ from typing import Any
 
 from specalign.common.errors import UserError
 
-LARGEST = 2**53
-"""Limit of every number in a recipe, in either direction."""
+LARGEST = 2**53  # limit of every number in a recipe, in either direction
 
 
 def option(

@@ -4,7 +4,7 @@ the help of the commands that take one."""
 import json
 import textwrap
 from collections.abc import Sequence
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 from align.config.arguments import COMMAND_LINE, as_text, convert_value, read_arguments, read_value
 from align.config.recipe import GROUPS, Recipe, keys, resolve
@@ -27,8 +27,7 @@ from specalign.common.text import say, short
 
 _MAPPINGS = ("objective.terms", "data.template_kwargs")
 """Keys whose entries can be given one by one: `objective.terms.forward_kl=1`."""
-_REQUIRED = "???"
-"""In a recipe's file: the user must give this value."""
+_REQUIRED = "???"  # in a recipe's file: the user must give this value
 _LENGTHS = (
     ("trainer.max_steps", "trainer.warmup_steps", 3),
     ("data.samples", "data.batch_size", 1),
@@ -39,8 +38,6 @@ COMMON_KEYS = (
     "drafter.block_size", "trainer.max_steps", "trainer.max_minutes",
 )  # fmt: skip
 """Keys of the short help."""
-Sections = dict[str, JsonObject]
-"""The values of each section."""
 
 
 def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe | None:
@@ -78,55 +75,47 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
 def _build(layers: list[Layer], name: str) -> Recipe:
     """Convert the values, later layers over earlier ones, and create the sections, which validate
     themselves."""
-    sections: Sections = {group: {} for group in GROUPS}
-    sections[""]["name"] = name
-    for where, flat in layers:
-        for key in sorted(flat, key=lambda key: key not in _MAPPINGS):  # entries join a mapping
-            _set(sections, key, flat[key], where)
-    missing = [key for key in keys() if _get(sections, key) == _REQUIRED]
+    values: JsonObject = {"name": name}
+    for where, layer in layers:
+        for key in sorted(layer, key=lambda key: key not in _MAPPINGS):  # entries join a mapping
+            _set(values, key, layer[key], where)
+    missing = [key for key in keys() if values.get(key) == _REQUIRED]
     if missing:
         needed = " and ".join(f"{key}=…" for key in missing)
         docs = "; ".join(f"{key}: {keys()[key].doc.partition(';')[0]}" for key in missing)
         raise UserError(f"{COMMAND_LINE}: recipe={name} needs {needed} ({docs})")
-    typed = {key for where, flat in layers if where == COMMAND_LINE for key in flat}
+    typed = {key for where, layer in layers if where == COMMAND_LINE for key in layer}
     for length, key, share in _LENGTHS:
         if length in typed and key not in typed:
-            value = min(_get(sections, key), _get(sections, length) // share)
-            _set(sections, key, value, COMMAND_LINE)
-    top = sections.pop("")
-    top["output"] = str(expand_path(top.get("output") or f"runs/{top['name']}", "output"))
-    for group, last in (("data", "path"), ("trainer", "features_path")):
-        folder = sections[group].get(last)
-        if folder:
-            sections[group][last] = str(expand_path(folder, f"{group}.{last}"))
+            values[key] = min(values.get(key, keys()[key].default), values[length] // share)
+    values["output"] = values.get("output") or f"runs/{values['name']}"
+    for key in ("output", "data.path", "trainer.features_path"):
+        if values.get(key):
+            values[key] = str(expand_path(values[key], key))
+    sections: dict[str, JsonObject] = {group: {} for group in GROUPS}
+    for key, value in values.items():
+        group, _, last = key.rpartition(".")
+        sections[group][last] = value
     types = get_type_hints(Recipe)
+    top = sections.pop("")
     return Recipe(**top, **{group: types[group](**options) for group, options in sections.items()})
 
 
-def _get(sections: Sections, name: str) -> Any:
-    group, _, last = name.rpartition(".")
-    return sections[group].get(last, keys()[name].default)
-
-
-def _set(sections: Sections, name: str, value: object, where: str) -> None:
-    """Convert one value and put it into its section. Raises UserError."""
+def _set(values: JsonObject, name: str, value: object, where: str) -> None:
+    """Convert one value and put it among the values. Raises UserError."""
     if name == "base":
         raise UserError(f"{where}: base belongs in a recipe's file; use recipe=NAME")
     mapping = next((m for m in _MAPPINGS if name.startswith(f"{m}.")), None)
     if name not in keys() and mapping is None:
         near = nearest(name, [*keys(), *filter(None, GROUPS)])
         raise UserError(f"{where}: unknown key {short(name)}{near}")
-    key = keys()[mapping or name]
-    group, _, last = key.name.rpartition(".")
     if mapping is None:
-        sections[group][last] = convert_value(value, key.type, name, where)
+        values[name] = convert_value(value, keys()[name].type, name, where)
         return
+    key = keys()[mapping]
     converted = convert_value(value, get_args(key.type)[1], name, where)
     entry = {name.removeprefix(f"{mapping}."): converted}
-    sections[group][last] = _get(sections, key.name) | entry
-
-
-# ---- help ----
+    values[mapping] = values.get(mapping, key.default) | entry
 
 
 def help_text(prog: str, description: str, every: bool = True) -> str:

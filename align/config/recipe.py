@@ -116,8 +116,7 @@ class Recipe(Section):
         return Path(self.trainer.features_path or Path(self.output) / "features")
 
 
-Values = dict[str, object]
-"""Values by key."""
+Values = dict[str, object]  # values by key
 GROUPS = ("", "target", "data", "drafter", "objective", "trainer", "launch")
 
 

@@ -23,7 +23,6 @@ Layer = tuple[str, Values]
 
 
 def list_recipes() -> list[str]:
-    """Names of the shipped recipes."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 

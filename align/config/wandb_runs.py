@@ -18,8 +18,7 @@ SWEEP_ID = "WANDB_SWEEP_ID"
 PARAMETER_FILE = "WANDB_SWEEP_PARAM_PATH"
 """Environment variables that `wandb agent` sets for each trial."""
 TRIAL_VARIABLES = (RUN_ID, SWEEP_ID, PARAMETER_FILE)
-RUN_ID_FILE = "wandb-run-id"
-"""The file of an output folder with the id of its W&B run."""
+RUN_ID_FILE = "wandb-run-id"  # the file of an output folder with the id of its W&B run
 
 _OFFLINE = ("offline", "dryrun", "disabled")
 _TRAINING_ONLY = (
@@ -30,18 +29,13 @@ _TRAINING_ONLY = (
 _TARGET_KEYS = ("name", "revision", "dtype", "trust_remote_code")
 
 
-def trial_ids(recipe: Recipe) -> list[str]:
-    """The sweep id and the run id of this process's trial; [] outside of W&B's sweeps and runs."""
-    if not os.environ.get(SWEEP_ID) and "wandb" not in recipe.trainer.logger:
-        return []
-    return [os.environ[name] for name in (SWEEP_ID, RUN_ID) if os.environ.get(name)]
-
-
 def separate_trial(recipe: Recipe, typed: Collection[str]) -> None:
     """Give a W&B trial its own output folder, and a text folder shared by trials with equal data
     settings: all trials of a sweep run one command, and generating text costs more than training.
     `typed`: the dotted keys of the command line, which include those that the sweep changes."""
-    ids = trial_ids(recipe)
+    ids: list[str] = []
+    if os.environ.get(SWEEP_ID) or "wandb" in recipe.trainer.logger:
+        ids = [os.environ[name] for name in (SWEEP_ID, RUN_ID) if os.environ.get(name)]
     output = Path(recipe.output)
     if not ids or output.parts[-len(ids) :] == tuple(ids):  # a trial's own recipe.yaml
         return

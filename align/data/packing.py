@@ -1,6 +1,8 @@
-"""Packs samples into rows of equal length, and holds out a share for validation."""
+"""Packs samples into rows of equal length, holds out a share for validation, and orders the rows of
+training."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import overload
 
 import numpy as np
@@ -11,8 +13,9 @@ from specalign.common.errors import UserError
 from specalign.common.text import plural
 from specalign.rows.shards import ShardSamples, Texts
 
-OPEN_ROWS = 64
-"""The last rows, into which a sample may still fit."""
+OPEN_ROWS = 64  # the last rows, into which a sample may still fit
+TEXT = 1 << 40  # the first key of rows of other text
+_OWN_STREAM, _TEXT_STREAM = 1, 7  # numbers that distinguish the permutations of one seed
 
 
 def split_validation(samples: ShardSamples, fraction: float) -> tuple[ShardSamples, ShardSamples]:
@@ -101,3 +104,35 @@ def collate(rows: Sequence[PackedRow]) -> Batch:
     """Stack rows into a batch."""
     columns = zip(*(vars(row).values() for row in rows), strict=True)
     return Batch(*(torch.stack(column) for column in columns))
+
+
+@lru_cache(maxsize=4)  # a step may span two epochs
+def _permutation(size: int, *seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).permutation(size)
+
+
+class RowStream:
+    """The rows that training reads, a function of data and seed alone, so that a run resumes by
+    starting at another place: other text at the first `text_places`, then the target's own texts,
+    each with a new seeded order in every epoch."""
+
+    def __init__(
+        self,
+        own: Sequence[PackedRow],
+        seed: int,
+        text: Sequence[PackedRow] = (),
+        text_places: int = 0,
+    ) -> None:
+        self.own, self.seed, self.text, self.text_places = own, seed, text, text_places
+
+    def key(self, place: int) -> int:
+        """The key of the row at a place 0, 1, 2, …: from 0 on, of other text from `TEXT` on."""
+        is_text = place < self.text_places
+        rows = self.text if is_text else self.own
+        number = _TEXT_STREAM if is_text else _OWN_STREAM
+        epoch, index = divmod(place if is_text else place - self.text_places, len(rows))
+        order = _permutation(len(rows), self.seed, number, epoch)
+        return int(order[index]) + (TEXT if is_text else 0)
+
+    def row(self, key: int) -> PackedRow:
+        return self.text[key - TEXT] if key >= TEXT else self.own[key]

@@ -9,8 +9,7 @@ from pathlib import Path
 from align.config.hardware import main_process
 from align.config.recipe import Recipe
 from align.data.identity import find_differences
-from align.data.packing import pack, split_validation
-from align.data.stream import RowStream, Shuffled, TextFirst
+from align.data.packing import RowStream, pack, split_validation
 from align.data.synthesis import synthesize
 from align.data.texts import TextFields, is_read, open_text, read_texts, text_folder
 from align.writing.agreement import PROBES, check_answers
@@ -22,9 +21,7 @@ from specalign.lm.model import Target
 from specalign.rows import shards as data
 from specalign.rows.shards import Manifest, ShardSamples, read_samples
 
-TEXT_STREAM = 7
-WAIT_SECONDS = 1.0
-"""Between looks at what another process writes."""
+WAIT_SECONDS = 1.0  # between looks at what another process writes
 _SAME_TEXTS = ("writer", "target_sha256", "dtype", "seed", "batch_size")
 """Settings that do not make a note."""
 
@@ -49,13 +46,12 @@ class Supply:
     def stream(self, recipe: Recipe, text_rows: int) -> RowStream:
         """The rows in the order of training, `text_rows` of other text first."""
         length, seed = recipe.data.length, recipe.seed
-        own = Shuffled(pack(self.training, length, seed), seed)
+        own = pack(self.training, length, seed)
         if self.text is None:
-            return own
-        return TextFirst(Shuffled(pack(self.text, length, seed), seed, TEXT_STREAM), own, text_rows)
+            return RowStream(own, seed)
+        return RowStream(own, seed, pack(self.text, length, seed), text_rows)
 
     def line(self, recipe: Recipe) -> str:
-        """A description of the training data."""
         found, wanted = len(self.training) + len(self.validation), recipe.data.samples
         line = (
             f"training on {len(self.training)} samples ({self.training.token_count} tokens) "

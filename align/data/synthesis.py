@@ -9,7 +9,7 @@ from pathlib import Path
 
 from align.config.recipe import Recipe
 from align.data.identity import check_same, identity
-from align.data.prompts import read_prompts
+from align.data.sources import read_prompts
 from align.writing.generation import Writer
 from align.writing.outline import TargetInfo
 from align.writing.prompts import TOO_LONG
@@ -22,10 +22,8 @@ from specalign.lm.model import Target
 from specalign.rows import shards as data
 from specalign.rows.shards import Manifest
 
-FRUITLESS_BATCHES = 20
-"""In a row, all of whose samples were dropped, after which the writing stops."""
-LINE_EVERY = 30.0
-"""Seconds between lines of progress."""
+FRUITLESS_BATCHES = 20  # in a row, all of whose samples were dropped, after which the writing stops
+LINE_EVERY = 30.0  # seconds between lines of progress
 
 
 class Synthesis:
@@ -40,11 +38,7 @@ class Synthesis:
         exists = (folder / "manifest.json").exists()
         found = data.read_manifest(folder) if exists else {}
         template = chat_template(target, found.get("date"))
-        self.prompts = None
-        if d.prompts:
-            self.prompts = read_prompts(
-                d.prompts, d.prompts_split, d.prompts_column, d.prompts_config, d.prompts_revision
-            )
+        self.prompts = read_prompts(d) if d.prompts else None
         settings = identity(recipe, target, template, self.prompts)
         if exists:
             check_same(folder / "manifest.json", found, settings)
@@ -72,13 +66,11 @@ class Synthesis:
         return Writer(self.plan.target, self.plan)
 
     def close(self) -> None:
-        """End running requests."""
         if "source" in vars(self):
             self.source.close()
 
     @property
     def done(self) -> bool:
-        """Whether all samples are written."""
         return bool(self.manifest["samples"] >= self.recipe.data.samples)
 
     def write_shard(self) -> bool:

@@ -12,7 +12,7 @@ from typing import TypedDict
 
 from align.config.recipe import Recipe
 from align.data.identity import check_same
-from align.data.text_sources import UNUSED_COLUMN, read_documents
+from align.data.sources import UNUSED_COLUMN, read_documents
 from align.writing.outline import TargetInfo
 from align.writing.template import first_tokens
 from specalign.common.errors import UserError
@@ -22,10 +22,8 @@ from specalign.rows import shards as data
 from specalign.rows.shards import FolderFields, Manifest
 from specalign.suites.overlap import read_excluded
 
-SHARD_TOKENS = 1 << 18
-"""A shard ends with the document that reaches this many tokens."""
-LEAST_TOKENS = 8
-"""Shorter pieces of a document are left out."""
+SHARD_TOKENS = 1 << 18  # a shard ends with the document that reaches this many tokens
+LEAST_TOKENS = 8  # shorter pieces of a document are left out
 _SETTINGS = ("sources", "target_sha256", "length", "mixture", "options", "exclude")
 """What a restart must find unchanged; of the sources their names."""
 

@@ -17,8 +17,7 @@ from torch.nn import functional as F
 from align.losses.divergences import RowStatistics
 from specalign.diffusion.noise import LOG_ZERO
 
-_LEAST = 1e-12
-"""The smallest acceptance to divide by."""
+_LEAST = 1e-12  # the smallest acceptance to divide by
 
 
 def d_pace_weights(log_q_label: Tensor, alpha: float, valid: Tensor) -> Tensor:

@@ -50,7 +50,6 @@ class RowStatistics:
     confidence: Tensor | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> RowStatistics:
-        """The same change applied to all of them."""
         changed = {name: change(value) for name, value in vars(self).items() if value is not None}
         return RowStatistics(**changed)
 

@@ -8,23 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from align.config.drafter import DrafterConfig
-from align.makers.geometry import (
-    SizedTarget,
-    activation,
-    check_count,
-    check_taps,
-    has_attention_bias,
-    inner_size,
-    mask_token,
-    matches_target_tables,
-    named_layers,
-    norm_eps,
-    note_ignored,
-    own_shape,
-    shared_keys,
-    start_layers,
-    tap_layers,
-)
+from align.makers import geometry
+from align.makers.geometry import SizedTarget
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
 from specalign.common.text import say
@@ -64,7 +49,9 @@ def _continue_from(init: str, target: Target, options: DrafterConfig) -> BlockDr
     same = ("context", "block_size", "mask_token_id", "markov_rank", "convolution")
     has: JsonObject = {name: getattr(own, name) for name in same}
     has |= {"layers": len(own.init_layer_ids), "target_layers": own.target_layer_ids}
-    note_ignored(options, {**has, "draft_vocab": own.draft_vocab_size, "markov": own.markov_kind})
+    geometry.note_ignored(
+        options, {**has, "draft_vocab": own.draft_vocab_size, "markov": own.markov_kind}
+    )
     # the same weights in another dtype are another target, and this one is trained on
     config = replace(own, target=target.spec, target_sha256=target.hash)
     if options.confidence_head != own.confidence_head:
@@ -76,13 +63,6 @@ def _continue_from(init: str, target: Target, options: DrafterConfig) -> BlockDr
             say("drafter.init: dropping its confidence head", error=True)
     drafter.config = config
     return drafter
-
-
-def check_rank(target: SizedTarget, rank: int) -> None:
-    """Raises UserError for a Markov head wider than the target."""
-    most = target.hidden_size
-    if rank > most:
-        raise UserError(f"drafter.markov_rank={rank}: at most {most}, the target's width")
 
 
 def from_target(
@@ -157,17 +137,16 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
             f"drafter.kind=block: target {target.spec!r} has embeddings of width {width} and "
             f"layers of width {target.hidden_size}; use drafter.kind=autoregressive or masked_lm"
         )
-    check_count(target, options.layers)
-    check_rank(target, options.markov_rank)
+    geometry.check_count(target, options.layers)
     rotaries: list[RotaryTable] = []
     if options.context == "shared_kv":
-        layers, rotaries = shared_keys(target, options)
+        layers, rotaries = geometry.shared_keys(target, options)
         shape = target.anatomy.shapes[layers[0]]
     else:
-        spread = tap_layers(target.num_layers, options.taps)
-        layers = named_layers(target, options.target_layers) or spread
-        check_taps(target, layers)
-        shape = own_shape(target)
+        spread = geometry.tap_layers(target.num_layers, options.taps)
+        layers = geometry.named_layers(target, options.target_layers) or spread
+        geometry.check_taps(target, layers)
+        shape = geometry.own_shape(target)
     assert shape is not None
     stored = _stored_rotaries(target, shape.key, rotaries)
     mask = options.mask_token_id
@@ -176,15 +155,15 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
         options,
         shape,
         layers=layers,
-        start=start_layers(target, options.layers),
+        start=geometry.start_layers(target, options.layers),
         draft_vocab_size=0 if draft_vocab is None else len(draft_vocab),
-        intermediate_size=inner_size(target),
-        rms_norm_eps=norm_eps(target),
-        hidden_act=activation(target),
-        mask_token_id=mask_token(target) if mask is None else mask,
+        intermediate_size=geometry.inner_size(target),
+        rms_norm_eps=geometry.norm_eps(target),
+        hidden_act=geometry.activation(target),
+        mask_token_id=geometry.mask_token(target) if mask is None else mask,
         rope_theta=target.rope_theta,
         target_sha256=target.hash,
-        attention_bias=has_attention_bias(target),
+        attention_bias=geometry.has_attention_bias(target),
         rotary=[r.entry() for r in stored],
         places=any(not r.inv_freq for r in stored),
     )
@@ -193,7 +172,7 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
 def _stored_rotaries(target: Target, width: int, rotaries: list[RotaryTable]) -> list[RotaryTable]:
     """The layers' rotaries, one if all are equal, none if the target's module computes them."""
     plain = all(r.full(width) and r.inv_freq for r in rotaries)
-    if plain and matches_target_tables(target, width, rotaries):
+    if plain and geometry.matches_target_tables(target, width, rotaries):
         return []
     distinct = list(dict.fromkeys(rotaries)) or [plain_rotary(width, target.rope_theta)]
     return rotaries if len(distinct) > 1 else distinct
@@ -209,7 +188,11 @@ def fresh_config(
 ) -> BlockConfig:
     """The architecture of a fresh block drafter. shape: of its keys and values. layers: whose keys
     and values, or whose outputs, it reads. start: which its own start from. known: further
-    fields."""
+    fields. Raises UserError for a Markov head wider than the target."""
+    most = target.hidden_size
+    if options.markov_rank > most:
+        where = f"drafter.markov_rank={options.markov_rank}"
+        raise UserError(f"{where}: at most {most}, the target's width")
     shared = options.context == "shared_kv"
     divides = target.num_heads % shape.heads == 0
     return BlockConfig(

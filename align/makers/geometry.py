@@ -167,7 +167,6 @@ def inner_size(target: Target) -> int:
 
 
 def norm_eps(target: Target) -> float:
-    """The epsilon of the norms."""
     given = [getattr(target.config, name, None) for name in _EPS]
     return next((float(v) for v in given if isinstance(v, float | int) and v >= 0), 1e-6)
 

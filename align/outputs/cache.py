@@ -23,8 +23,7 @@ from specalign.models.target_features import TargetFeatures, target_features
 Row = dict[str, Tensor]
 """One row: hidden, key.N, value.N, taps for the drafter; log_z, best and log_p (of the next token)
 at its L places."""
-RowKey = tuple[str, float]
-"""A hash of a row's text and layout, and the temperature of p."""
+RowKey = tuple[str, float]  # a hash of a row's text and layout, and the temperature of p
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -83,7 +82,6 @@ def _round(features: TargetFeatures, dtype: torch.dtype) -> TargetFeatures:
 
 
 def count_bytes(row: Row) -> int:
-    """The bytes of a row's numbers."""
     return sum(tensor.numel() * tensor.element_size() for tensor in row.values())
 
 
@@ -179,10 +177,8 @@ class TargetOutputCache:
 
     def outputs(self, step: Step, temperature: float) -> TargetOutputs:
         """Like `compute_target_outputs`, but from the cached rows of `step.keys`."""
-        digests = step.digests or step.batch.digests()
-        rows = [
-            self._row(step.batch.row(i), (digest, temperature)) for i, digest in enumerate(digests)
-        ]
+        digests = enumerate(step.digests or step.batch.digests())
+        rows = [self.row(step.batch.row(i), temperature, digest) for i, digest in digests]
         # converted first: autocast to bf16 refuses to join fp16
         joined = {
             name: torch.cat([self._restore(name, row[name]) for row in rows]) for name in rows[0]
@@ -209,18 +205,15 @@ class TargetOutputCache:
     def _restore(self, name: str, tensor: Tensor) -> Tensor:
         return tensor if name in ("log_z", "best", "log_p") else tensor.to(self.target.dtype)
 
-    def row(self, alone: Batch, temperature: float) -> Row:
+    def row(self, alone: Batch, temperature: float, digest: str = "") -> Row:
         """One row, given as a batch of one: from memory, from disk, or computed and then kept."""
-        (digest,) = alone.digests()
-        return self._row(alone, (digest, temperature))
-
-    def _row(self, alone: Batch, key: RowKey) -> Row:
+        key = (digest or alone.digests()[0], temperature)
         row = self._rows.get(key)
         is_kept = row is not None
         if row is None and self.store is not None:
             row = self.store.get(key, self.target.device)
         if self.missing(row is None):
-            made = compute_row(self.target, alone, self.config, key[1], self.dtype)
+            made = compute_row(self.target, alone, self.config, temperature, self.dtype)
             if row is None and self.store is not None:
                 self.store.put(key, made)
             row = row or made

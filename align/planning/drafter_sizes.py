@@ -8,7 +8,7 @@ from torch import nn
 
 from align.config.drafter import DrafterConfig
 from align.config.recipe import Recipe
-from align.makers.block import check_rank, fresh_config
+from align.makers.block import fresh_config
 from align.makers.geometry import check_count, first_layers, named_layers, shared_layers, tap_layers
 from align.makers.standalone import ddit_config
 from align.planning.target_sizes import TargetSizes, read_target_sizes
@@ -93,7 +93,6 @@ def _make_block_config(options: DrafterConfig, target: TargetSizes) -> BlockConf
     """As `align.makers.block` makes it for a loaded target; values that change no size are
     arbitrary."""
     check_count(target, options.layers)
-    check_rank(target, options.markov_rank)
     start = shared_layers(target.num_layers, options.layers)
     read = start
     if options.context != "shared_kv":

@@ -11,16 +11,12 @@ from align.planning.target_sizes import TargetSizes
 from specalign.lm.dtypes import has_fast_bf16
 from specalign.lm.names import DEBUG
 
-PROCESS_BYTES = 600 * 2**20
-"""A process after its imports, before there is a model."""
+PROCESS_BYTES = 600 * 2**20  # a process after its imports, before there is a model
 TOKENS_OF_LIMIT = 0.82
 """Assumed tokens of a sample as a share of its limits: 269k tokens in 1,363 samples of 80 + 160."""
-ANSWER_SHARE = 0.7
-"""Assumed share of a sample's tokens that are answer."""
-FILL = 0.93
-"""Share of a packed row that is text."""
-Parts = dict[str, float]
-"""The peak of a stage on one device: bytes by what they are for."""
+ANSWER_SHARE = 0.7  # assumed share of a sample's tokens that are answer
+FILL = 0.93  # share of a packed row that is text
+Parts = dict[str, float]  # the peak of a stage on one device: bytes by what they are for
 
 
 @dataclass(frozen=True)

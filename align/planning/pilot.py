@@ -15,10 +15,8 @@ from align.training.run import train
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 
-SAMPLES = 32
-"""Samples that a trial writes at most."""
-STEPS = 6
-"""Training steps of a trial."""
+SAMPLES = 32  # samples that a trial writes at most
+STEPS = 6  # training steps of a trial
 
 
 def run_pilot(recipe: Recipe) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from specalign.lm.inspection.anatomy import (
 )
 from specalign.lm.loading import resolve_folder
 from specalign.lm.names import DEBUG
-from specalign.lm.opening import check_asked, empty_model, quiet_loading
+from specalign.lm.opening import cannot_load, empty_model, quiet_loading
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,7 @@ def read_target_sizes(
     except UserError:
         raise
     except Exception as error:  # transformers' errors for broken configs have no common class
-        check_asked("target", spec, error)
-        line = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"target {spec!r}: can't read its sizes: {line[:300]}") from None
+        raise cannot_load("target", spec, error) from None
 
 
 def _measure(model: Any, spec: str, has_weights: bool) -> TargetSizes:

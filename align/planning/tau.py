@@ -15,8 +15,7 @@ import numpy as np
 from specalign.common.schema import JsonObject
 
 RUNS = Path(__file__).with_name("runs.json")
-FAR = 3.0
-"""The fit ends at this multiple of the tokens of the longest run."""
+FAR = 3.0  # the fit ends at this multiple of the tokens of the longest run
 
 
 @dataclass(frozen=True)

@@ -120,9 +120,6 @@ def _set_weights(fresh: nn.Module, weights: dict[str, Tensor]) -> None:
             parameter.copy_(weights[name])
 
 
-# ---- the record and the model card ----
-
-
 def describe_training(module: DrafterModule, supply: Supply) -> TrainingRecord:
     """The data, and expected τ of the last validation."""
     numbers, data, text = module.validation_numbers, supply.manifest, supply.text_manifest or {}

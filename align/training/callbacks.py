@@ -201,6 +201,5 @@ class CheckpointCallback(StepCallback):
         self._saved_step = trainer.global_step
 
     def teardown(self, trainer: Trainer, pl_module: object, stage: str) -> None:
-        """Restore the signal handlers."""
         while self._handlers:
             signal.signal(*self._handlers.popitem())

@@ -44,11 +44,7 @@ class Checkpoint:
     seal: Seal
 
 
-# ---- saving ----
-
-
 def place(folder: Path, step: int) -> Path:
-    """The path of a step's checkpoint."""
     return folder / f"step-{step}.ckpt"
 
 
@@ -112,9 +108,6 @@ def _list_steps(folder: Path) -> list[Path]:
     """Checkpoints, complete or not, newest first."""
     paths = [p for p in folder.glob("step-*.ckpt") if p.stem[5:].isdecimal()]
     return sorted(paths, key=lambda p: int(p.stem[5:]), reverse=True)
-
-
-# ---- resuming ----
 
 
 def read_seal(path: Path) -> Seal:

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from align.config.recipe import Recipe
-from align.data.packing import collate, pack
-from align.data.stream import TEXT, RowStream
+from align.data.packing import TEXT, RowStream, collate, pack
 from align.outputs.served import PrefetchedSteps, StateServer
 from specalign.common.batch import Anchors, Batch, PackedRow, Step, UsedPlaces
 from specalign.common.rng import keyed_generator

@@ -37,8 +37,6 @@ class DiffusionDrafterModule(DrafterModule):
 
     drafter: DiffusionDrafter
 
-    # ---- noise ----
-
     def noise(self, step: Step, training: bool = True) -> Corrupted:
         """Noise drawn from each row's place in the stream, so that resumed runs and any number of
         processes draw the same. Validation draws by the number of masks: the same bound with a much
@@ -85,8 +83,6 @@ class DiffusionDrafterModule(DrafterModule):
             own_U, where_R = places_R.unique(return_inverse=True)
             step.masked.own_U, step.masked.where_R = own_U, where_R
         return step
-
-    # ---- losses ----
 
     def diffusion(
         self, f_RV: Tensor, noisy: Corrupted, at_R: Tensor, score: bool | None = None
@@ -141,8 +137,6 @@ class DiffusionDrafterModule(DrafterModule):
         device = step.batch.tokens_BL.device
         return lambda length: annealed_see(length, progress, generator).to(device)
 
-    # ---- training ----
-
     def training_step(self, step: Step, index: int) -> Tensor:
         noisy, masked = step.noisy, step.masked
         assert noisy is not None and masked is not None
@@ -165,8 +159,6 @@ class DiffusionDrafterModule(DrafterModule):
         zero = torch.zeros((), device=loss.device)
         self._count(step, loss.detach(), zero, zero, noisy.valid.sum())
         return loss
-
-    # ---- validation ----
 
     def model_step(self, step: Step, temperature: float) -> RowStatistics:
         """Statistics (B, A, K) of one-step drafts: every position masked."""

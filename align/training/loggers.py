@@ -41,7 +41,6 @@ class MetricsFile(Logger):
             self._write([row for row in self.read() if int(row["step"]) <= step])
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Append a row."""
         row = {"step": str(step), **{k: repr(float(v)) for k, v in metrics.items()}}
         if not row.keys() <= {*self._columns}:
             self._write([*self.read(), row])

@@ -85,7 +85,6 @@ class MuonAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """One step of both optimizers."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
         for group in self.param_groups:

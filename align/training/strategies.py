@@ -69,7 +69,6 @@ def build_strategy(recipe: Recipe, accelerator: str) -> Strategy | str:
 
 
 def build_plugins(strategy: str) -> list[Any]:
-    """The Trainer's plugins."""
     # whatever launcher started the processes set RANK, WORLD_SIZE and LOCAL_RANK as torchrun does
     environment: list[Any] = [TorchElasticEnvironment()] if is_launched() else []
     return environment + ([OneFile()] if is_one_file(strategy) else [])

@@ -16,10 +16,8 @@ PROBES = (
 )  # fmt: skip
 """The prompts that a server is tried with."""
 PROBE_TOKENS = 16
-_TOLERANCE = 0.25
-"""Nats below the most probable token that a server with another dtype may choose."""
-_LEAST_SHARE = 0.9
-"""Quantised servers reach more, other models less."""
+_TOLERANCE = 0.25  # nats below the most probable token that a server with another dtype may choose
+_LEAST_SHARE = 0.9  # quantised servers reach more, other models less
 
 
 def check_answers(

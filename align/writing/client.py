@@ -14,8 +14,7 @@ from specalign.common.errors import UserError, nearest
 from specalign.common.text import short
 
 Json = dict[str, object]
-RETRIES = 40
-"""Of a failing request, at most 8 seconds apart: about five minutes."""
+RETRIES = 40  # of a failing request, at most 8 seconds apart: about five minutes
 _LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}
 _ENGINE_DEFAULTS = {
     "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_p": 0.0, "repetition_penalty": 1.0,

@@ -7,12 +7,12 @@ prompt is rendered and tokenized again as a whole.
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from align.writing.outline import TargetInfo
+from specalign.common.checksums import hash_json
 from specalign.common.errors import UserError
 from specalign.folder.chat import Chat, chat_ids, draws_at_random, reads_clock, today
 from specalign.folder.rendering import SEED, render
@@ -23,8 +23,7 @@ _MARK = "\u2402PROMPT\u2402"
 _TEXTS = ("Hello", "the", "I", "a", "What is 17 times 23?", "1", "(a)", "été", "你好", "`x`")
 """User texts that begin and end in different ways."""
 _SPACED_TEXT = " Hello "
-_NO_LIMIT = 1 << 62
-"""As a vocabulary size: a probe may hold tokens that this target lacks."""
+_NO_LIMIT = 1 << 62  # as a vocabulary size: a probe may hold tokens that this target lacks
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Template:
         """Of the tokens, if they depend on the date or on random draws."""
         if self.date is None and self.seed is None:
             return None
-        return hashlib.sha256(json.dumps([self.prefix, self.turn]).encode()).hexdigest()
+        return hash_json([self.prefix, self.turn])
 
 
 def common_start(lists: Sequence[Sequence[int]]) -> list[int]:

@@ -18,8 +18,7 @@ from specalign.suites.livecodebench import list_cases, match_output
 EXACT, CHOICE, LINE, CODE, ROUGE = (
     "exact match", "multiple choice", "last line", "pass@1", "ROUGE-L",
 )  # fmt: skip
-SECONDS = 5.0
-"""Limit of a comparison by math-verify."""
+SECONDS = 5.0  # limit of a comparison by math-verify
 _MARKUP = (
     r"(?:[\s*:($]|[`\"'“](?=\W?[A-J]\W?[`\"'”])|\\[(\[]|\\(?:boxed|text|textbf|mathbf|mathrm)\{"
     r"|(?i:the|option|choice)\b|I (?!because|since|do )(?:[a-z]+ ){1,3})*"

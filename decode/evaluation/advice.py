@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import ceil
 
 from decode.engine.decoder import Decoder
@@ -15,8 +16,7 @@ from specalign.common.errors import UserError
 from specalign.common.text import markdown_table, say
 from specalign.lm.model import Target
 
-TREES = (5, 8)
-"""Tree sizes to try with block drafters."""
+TREES = (5, 8)  # tree sizes to try with block drafters
 TREE_TEMPERATURES = 0.7
 """Trees are chosen, not drawn: they are tried up to this temperature (`decode.proposers.block`)."""
 
@@ -93,14 +93,13 @@ def measure_speeds(
     found: list[MeasuredSpeed] = []
     for size in sizes:
         decoder = make_decoder(size)
-        for temperature in temperatures:
+        for temperature, batch in product(temperatures, batches):
             if size.nodes and temperature > TREE_TEMPERATURES:
                 continue
-            for batch in batches:
-                say(f"{size.label} at temperature {temperature:g}, batch {batch} …", error=True)
-                sampling = Sampling(temperature, seed=0)
-                tau, speed = time_batches(decoder, prompts, batch, max_new_tokens, sampling)
-                found.append(MeasuredSpeed(size, temperature, batch, tau, speed))
+            say(f"{size.label} at temperature {temperature:g}, batch {batch} …", error=True)
+            sampling = Sampling(temperature, seed=0)
+            tau, speed = time_batches(decoder, prompts, batch, max_new_tokens, sampling)
+            found.append(MeasuredSpeed(size, temperature, batch, tau, speed))
     return found
 
 

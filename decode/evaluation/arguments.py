@@ -3,10 +3,9 @@
 import os
 from argparse import BooleanOptionalAction, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from pathlib import Path
 
 from decode.cli import Parser, list_systems, parse_whole, path, pop_drafting, pop_sampling
-from decode.evaluation.config import DEFAULT_METHODS, TUNING_PROMPTS, EvalConfig, ServerConfig
+from decode.evaluation.config import DEFAULT_METHODS, TUNING_PROMPTS, EvalConfig
 from decode.evaluation.reproductions import REPRODUCTIONS, find_reproduction
 from decode.systems.drafter_folders import read_drafters
 from decode.systems.parsing import read_methods, read_sweep
@@ -17,7 +16,6 @@ from specalign.suites.registry import GROUPS, SUITES, resolve
 
 
 def parser() -> Parser:
-    """The command's options."""
     p = Parser(
         prog="python -m decode.eval",
         description="Measure speed-up, acceptance and losslessness against plain decoding.",
@@ -39,17 +37,13 @@ def parser() -> Parser:
         f"{TUNING_PROMPTS}), over the --sweep values or the system's defaults (not for drafter "
         "and combined)"
     )
+    limit = "use N prompts of each suite, evenly spread"
     sweep = "measure every combination of option values: draft_tokens=4,8,16 steps=1,2,4"
     add = p.add_argument
     p.add_prompt_options(
         f"comma-separated: {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)"
     )
-    add(
-        "--limit",
-        type=parse_whole(1),
-        metavar="N",
-        help="use N prompts of each suite, evenly spread",
-    )
+    add("--limit", type=parse_whole(1), metavar="N", help=limit)
     p.add_target_options()
     p.add_engine_option()
     p.add_chat_options()
@@ -62,7 +56,7 @@ def parser() -> Parser:
         "options of the methods drafter and combined (--draft-tokens: of every method)"
     )
     p.add_sampling_options("seed for sampling, method order and intervals (default 0)")
-    p.set_defaults(temperature=None)
+    p.set_defaults(temperature=None, batch_sizes=(1,))
     _add_measuring_options(p)
     _add_other_measurements(p)
     return p
@@ -81,14 +75,7 @@ def _add_measuring_options(p: Parser) -> None:
     # OpenMP ends the process silently with far more threads than cores
     thread_count = parse_whole(1, 4 * (os.cpu_count() or 1))
     add("--max-new-tokens", type=parse_whole(1), metavar="N", help=length)
-    add(
-        "--batch-size",
-        type=parse_sizes,
-        default=(1,),
-        metavar="N,N",
-        dest="batch_sizes",
-        help=batches,
-    )
+    add("--batch-size", type=parse_sizes, metavar="N,N", dest="batch_sizes", help=batches)
     first = "leave out later turns of conversations"
     add("--first-turn", action="store_true", help=first)
     add("--execute-code", action="store_true", help=execute)
@@ -135,25 +122,13 @@ def read_config(arguments: Sequence[str]) -> EvalConfig:
     )
 
 
-def servers_of(config: EvalConfig) -> ServerConfig | None:
-    """The servers to measure; None = decoding here. Raises UserError for a baseline alone, or
-    options of decoding here."""
-    if config.server is None:
-        if config.baseline_server is not None:
-            raise UserError("--baseline-server needs --server")
-        return None
-    if given := _local_options(config):
+def check_servers(config: EvalConfig) -> None:
+    """Raises UserError for a baseline alone, or a server and options of decoding here."""
+    if config.server is None and config.baseline_server is not None:
+        raise UserError("--baseline-server needs --server")
+    if config.server is not None and (given := _local_options(config)):
         option = {"drafters": "drafter", "batch_sizes": "batch-size"}.get(given[0], given[0])
         raise UserError(f"--{option.replace('_', '-')} can't be combined with --server")
-    return ServerConfig(
-        config.server,
-        config.baseline_server,
-        config.concurrency,
-        config.sampling.temperature,
-        max(config.repeats, 2),
-        config.out or Path("runs/eval/server"),
-        config.resume,
-    )
 
 
 def _local_options(config: EvalConfig) -> list[str]:

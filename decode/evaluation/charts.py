@@ -13,12 +13,14 @@ from decode.systems.registry import PLAIN
 from specalign.common.schema import JsonObject
 
 COLOURS = ("#2a78b5", "#d1602f", "#4c9a52", "#8a5fb0", "#b8860b", "#7a7a7a")
-MANY = 6
-"""Methods beyond which lines are unreadable: charts of lines show the first ones."""
+MANY = 6  # methods beyond which lines are unreadable: charts of lines show the first ones
 MOST_CATEGORIES, HEAD, TAIL = 12, 9, 14
 """Categories that fit next to each other, and characters of a name's beginning and end."""
 _NAMES: JsonObject = {"type": "category"}
 """An axis of names, also where they look like numbers or dates."""
+_SPEEDUPS: JsonObject = {
+    "barmode": "group", "xaxis": _NAMES, "yaxis": {"title": {"text": "speed-up"}},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,8 @@ def _bars(
 
 
 def _line(x: Sequence[object], y: Sequence[object], title: str, i: int) -> JsonObject:
-    line = {"color": _colour(i)}
-    return {"type": "scatter", "mode": "lines+markers", "name": title, "x": [*x], "y": [*y]} | {
-        "line": line
-    }
+    look = {"type": "scatter", "mode": "lines+markers", "line": {"color": _colour(i)}}
+    return look | {"name": title, "x": [*x], "y": [*y]}
 
 
 def _chart_speed(summary: Summary) -> Chart:
@@ -102,8 +102,7 @@ def _chart_speed(summary: Summary) -> Chart:
         for i, (name, title) in enumerate(_drafting(summary).items())
     ]
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1}
-    axes = {"xaxis": _NAMES, "yaxis": {"title": {"text": "speed-up"}}}
-    layout = {"barmode": "group", "shapes": [line], **axes}
+    layout = _SPEEDUPS | {"shapes": [line]}
     note = "Plain decoding's time per token over the method's; 1: no gain. Error bars: 95%."
     return Chart("speed", "Speed-up by suite", note, traces, layout)
 
@@ -174,29 +173,23 @@ def chart_taus(unit: str, taus: Mapping[str, Sequence[float]]) -> Chart:
 
 def _chart_time(summary: Summary) -> Chart:
     """Milliseconds of a round: drafting, the target with its verification, and the rest."""
-    names = {name: title for name, title in _drafting(summary).items() if _rest(summary, name)}
-    parts: dict[str, list[float]] = {"drafting": [], "target and verification": [], "rest": []}
-    for name in names:
-        figures = summary.overall[name]
-        parts["drafting"].append(figures.draft_ms or 0.0)
-        parts["target and verification"].append(figures.verify_ms or 0.0)
-        parts["rest"].append(_rest(summary, name) or 0.0)
+    parts: dict[str, tuple[float, float, float]] = {}
+    for name, title in _drafting(summary).items():
+        found = summary.overall[name]
+        if found.draft_ms is None or found.verify_ms is None or not found.draft_share:
+            continue
+        rest = found.draft_ms / found.draft_share - found.draft_ms - found.verify_ms
+        if rest > 0:
+            parts[title] = (found.draft_ms, found.verify_ms, rest)
+    names = ("drafting", "target and verification", "rest")
+    columns = zip(*parts.values(), strict=True)
     traces = [
-        {"type": "bar", "orientation": "h", "name": part, "y": [*names.values()], "x": values}
+        {"type": "bar", "orientation": "h", "name": name, "y": [*parts], "x": [*values]}
         | {"marker": {"color": _colour(i)}}
-        for i, (part, values) in enumerate(parts.items())
-        if values
+        for i, (name, values) in enumerate(zip(names, columns, strict=False))
     ]
     layout = {"barmode": "stack", "xaxis": {"title": {"text": "ms per round"}}}
     return Chart("time", "Where a round's time goes", "Means over all rounds.", traces, layout)
-
-
-def _rest(summary: Summary, name: str) -> float | None:
-    figures = summary.overall[name]
-    if figures.draft_ms is None or figures.verify_ms is None or not figures.draft_share:
-        return None
-    whole = figures.draft_ms / figures.draft_share
-    return max(whole - figures.draft_ms - figures.verify_ms, 0.0)
 
 
 def _chart_batches(summary: Summary) -> Chart:
@@ -229,17 +222,9 @@ def _chart_sweeps(summary: Summary) -> list[Chart]:
         cells = {tuple(label.split(" ")): method for label, method in points.items()}
         if any(len(cell) != 2 for cell in cells):
             continue
-        rows = list(dict.fromkeys(first for first, _ in cells))
-        columns = list(dict.fromkeys(second for _, second in cells))
-        speeds = [
-            [
-                stats.value_of(summary.overall[cells[row, column]].speedup)
-                if (row, column) in cells
-                else None
-                for column in columns
-            ]
-            for row in rows
-        ]
+        rows, columns = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
+        found = {cell: stats.value_of(summary.overall[m].speedup) for cell, m in cells.items()}
+        speeds = [[found.get((row, column)) for column in columns] for row in rows]
         text = [["" if one is None else f"{one:.2f}" for one in row] for row in speeds]
         trace: JsonObject = {"type": "heatmap", "x": columns, "y": rows, "z": speeds, "text": text}
         look = {"texttemplate": "%{text}", "colorscale": "Viridis"}
@@ -258,9 +243,7 @@ def compare_speeds(names: Sequence[str], summaries: Sequence[Summary]) -> Chart:
         _bars(names, [found.get(title) for found in speeds], title, i)
         for i, title in enumerate(dict.fromkeys(title for found in speeds for title in found))
     ]
-    axes = {"xaxis": _NAMES, "yaxis": {"title": {"text": "speed-up"}}}
-    layout = {"barmode": "group", **axes}
     note = "Over each run's own plain decoding."
     if len({str(summary.settings.get("prompts_hash")) for summary in summaries}) > 1:
         note += " The runs measured different prompts: their speed-ups are not comparable."
-    return Chart("speed", "Speed-up", note, traces, layout)
+    return Chart("speed", "Speed-up", note, traces, _SPEEDUPS)

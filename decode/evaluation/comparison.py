@@ -210,18 +210,13 @@ def render_table(milestones: Sequence[Milestone], records: Sequence[Record]) -> 
     for milestone in sorted(milestones, key=lambda milestone: milestone.tokens):
         counted = counts(records, milestone.method)
         own = [r.identical for r in records if r.method == milestone.method]
-        same = [identical for identical in own if identical is not None]
+        same = [one for one in own if one is not None]
         ratio = ""
         if milestone.recipe != reference:
             baseline = counts(records, f"{reference}@{milestone.tokens}")
             ratio = format_estimate(accepted_ratio(baseline, counted), "", ".3f")
-        row = (
-            f"{milestone.tokens:,}",
-            milestone.recipe,
-            format_estimate(tau(counted), "", ".3f"),
-            ratio,
-            f"{sum(same)}/{len(same)}" if same else "",
-            str(len(counted)),
-        )
+        row = [f"{milestone.tokens:,}", milestone.recipe]
+        row.append(format_estimate(tau(counted), "", ".3f"))
+        row += [ratio, f"{sum(same)}/{len(same)}" if same else "", str(len(counted))]
         rows.append(row)
     return markdown_table(header, rows) + "\n"

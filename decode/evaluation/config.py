@@ -13,10 +13,8 @@ from specalign.suites.registry import SUITES, resolve
 
 DEFAULT_METHODS = (PLAIN, LOOKUP, DRAFTER, COMBINED)
 DEFAULT_SUITE, LONG = "builtin", "long"
-OWN = 128
-"""Length limit of answers to a user's own prompts."""
-TUNING_SUITE = "builtin"
-"""The suite on which options are tuned: built-in prompts, not a benchmark."""
+OWN = 128  # length limit of answers to a user's own prompts
+TUNING_SUITE = "builtin"  # the suite on which options are tuned: built-in prompts, not a benchmark
 TUNING_PROMPTS = 12
 
 
@@ -103,17 +101,3 @@ class EvalConfig:
             "trust_remote_code": self.trust_remote_code or None,
             "template_kwargs": self.template_kwargs or None,
         }
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """The servers, and how they are asked. baseline: the address of the same target without a
-    drafter; None = only the one with a drafter is measured. resume: False = measure again."""
-
-    url: str
-    baseline: str | None = None
-    concurrency: tuple[int, ...] = (1, 8, 32)
-    temperature: float = 0.0
-    repeats: int = 2
-    out: Path = Path("runs/eval/server")
-    resume: bool = True

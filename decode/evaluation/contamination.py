@@ -58,27 +58,20 @@ def find_overlaps(
     suites: Mapping[str, TokenizedPrompts], texts: Iterable[str]
 ) -> dict[str, Overlap]:
     """The prompts of each suite that share a passage with one of the texts."""
-    passages = Passages(
-        {
-            (suite, prompt.id): [
-                part
-                for text in find_strings([_strip_tools(prompt.content), prompt.later])
-                for part in _ASKS.split(text)
-            ]
-            for suite, prompts in suites.items()
-            for prompt, _ in prompts
-        }
-    )
+    asked: dict[tuple[str, str], list[str]] = {}
+    for suite, prompts in suites.items():
+        for prompt, _ in prompts:
+            own: object = prompt.content
+            if isinstance(own, Conversation):  # without its tools, the same for many prompts
+                own = own.messages
+            strings = find_strings([own, prompt.later])
+            asked[suite, prompt.id] = [part for text in strings for part in _ASKS.split(text)]
+    passages = Passages(asked)
     found = {owner for text in texts for owner in passages.find_in(text)}
     return {
         suite: Overlap(len(prompts), [p.id for p, _ in prompts if (suite, p.id) in found])
         for suite, prompts in suites.items()
     }
-
-
-def _strip_tools(content: object) -> object:
-    """Tools are the same for many prompts."""
-    return content.messages if isinstance(content, Conversation) else content
 
 
 def read_training_texts(path: Path, target: Target) -> Iterator[str]:

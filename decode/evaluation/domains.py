@@ -9,8 +9,7 @@ from specalign.common.schema import JsonObject
 from specalign.common.text import plural
 
 HEADER = ("text", "τ [95%]", "measured on", "overlap with the training data")
-DEVIATIONS = 1.96
-"""Standard errors on each side of a 95% interval."""
+DEVIATIONS = 1.96  # standard errors on each side of a 95% interval
 _KINDS = {0.0: "greedy", 1.0: "sampling"}
 
 
@@ -29,12 +28,8 @@ class DomainTau:
         missing = "not recorded" if self.in_domain else "n/a"
         tau = missing if self.tau is None else format_estimate(self.tau, "")
         unit = f"{self.count:,} positions" if self.in_domain else plural(self.count, "prompt")
-        return [
-            titles.get(self.text, self.text),
-            tau,
-            unit if self.count else "",
-            self.contamination,
-        ]
+        title = titles.get(self.text, self.text)
+        return [title, tau, unit if self.count else "", self.contamination]
 
 
 def compare_domains(

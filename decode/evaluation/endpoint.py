@@ -3,7 +3,9 @@
 import asyncio
 import os
 import re
+from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -62,10 +64,11 @@ class Endpoint:
 
     def read_counters(self) -> dict[str, float]:
         """Its `drafts` (rounds), `draft_tokens` and `accepted_tokens` so far; empty if it counts
-        none."""
-        totals: dict[str, float] = {}
-        for name, value in _COUNTER.findall(self._request("/metrics")):
-            totals[name] = totals.get(name, 0.0) + float(value)
+        none, or has no page of metrics."""
+        totals = defaultdict[str, float](float)
+        with suppress(UserError):
+            for name, value in _COUNTER.findall(self._request("/metrics")):
+                totals[name] += float(value)
         return totals
 
     def _request(self, path: str, body: JsonObject | None = None) -> str:

@@ -4,10 +4,8 @@ display."""
 import io
 import textwrap
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from matplotlib import rc_context, rcdefaults, rcParams
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -32,7 +30,10 @@ def share_card(summary: Summary) -> bytes:
     if len(methods) < len(found):
         where += f" · {len(methods)} of {len(found)} methods"
     machine = str(summary.run.machine.get("gpu") or summary.run.machine.get("processor", ""))
-    with literal_text():
+    # names as they are, whatever the user's matplotlibrc: `$` starts no formula
+    plain = style.context(["default", {"text.parse_math": False}])
+    with plain, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # characters that the font lacks
         figure = Figure(figsize=(12, 6.3), dpi=_DPI, facecolor="white")
         title, size = fit(headline(summary), 30, 1200, 90)
         figure.text(0.05, 0.93, title, fontsize=size, weight="bold", va="top", color="#1c2126")
@@ -88,17 +89,6 @@ def error_bar(estimate: Estimate) -> list[list[float]] | None:
         return None
     value = estimate.value
     return [[value - min(estimate.lo, value)], [max(estimate.hi, value) - value]]
-
-
-@contextmanager
-def literal_text() -> Iterator[None]:
-    """Context manager in which plots show names literally (`$` starts no formula) and ignore the
-    user's matplotlibrc."""
-    with rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # characters that the font lacks
-        rcdefaults()
-        rcParams["text.parse_math"] = False
-        yield
 
 
 def to_png(figure: Figure) -> bytes:

@@ -23,8 +23,7 @@ _OWN = (RECORDS, SUMMARY, "share.png", "report.html", REPLAYS, "tuning")
 
 
 Row = TypeVar("Row")
-RecordKey = tuple[str, str, str, int, int]
-"""Suite, prompt, method, repeat, batch size."""
+RecordKey = tuple[str, str, str, int, int]  # suite, prompt, method, repeat, batch size
 
 
 @dataclass
@@ -163,7 +162,6 @@ def read_run(folder: Path) -> Run:
 
 
 def write_replays(folder: Path, replays: Sequence[JsonObject]) -> None:
-    """Write what `decode.evaluation.replay` has recorded."""
     write_json(folder / REPLAYS, list(replays), **AS_JSON)
 
 

@@ -12,8 +12,7 @@ from specalign.common.schema import JsonObject
 from specalign.lm.model import Target
 
 MOST_METHODS = 3
-_SHOWN = 400
-"""Characters of a prompt that are shown."""
+_SHOWN = 400  # characters of a prompt that are shown
 
 
 def record_replay(

@@ -1,7 +1,7 @@
 """Tables of papers, measured again: `decode.eval --reproduce NAME`."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from decode.evaluation.config import EvalConfig
@@ -10,11 +10,13 @@ from decode.evaluation.summary import Figures, Summary
 from decode.evaluation.verdict import list_reservations
 from decode.speculation.settings import Sampling
 from decode.systems.parsing import read_methods, read_sweep
+from decode.systems.registry import PLAIN
 from specalign.common.errors import UserError, nearest
+from specalign.common.files import read_text
+from specalign.common.schema import convert
+from specalign.common.strict_yaml import parse_yaml
 from specalign.common.text import markdown_table
 
-GPT2_XL, GPT_NEO = "openai-community/gpt2-xl", "EleutherAI/gpt-neo-2.7B"
-QWEN3_8B = "Qwen/Qwen3-8B"
 _OURS = ("engine", "repeats", "warmup", "seed", "trust_remote_code", "drafter_tokenizer")
 """Recorded options on which a paper has no say."""
 HEADER = (
@@ -40,101 +42,28 @@ class Reproduction:
 
     cells: its figures. temperature: at which it was measured. drafters: what to give as --drafter.
     note: what the paper says of τ, where not in cells. max_new_tokens: None = each suite's own.
-    sweep: for a figure that is a map, the swept options
-    of its only method; it has no numbers to compare with.
+    sweep: for a figure that is a map, the swept options of its only method; it has no numbers to
+    compare with.
     """
 
     title: str
     source: str
-    cells: tuple[Cell, ...]
+    cells: list[Cell]
     temperature: float
     drafters: str
     note: str = ""
     max_new_tokens: int | None = None
-    sweep: tuple[str, ...] = ()
+    sweep: list[str] = field(default_factory=list)
 
     @property
     def targets(self) -> list[str]:
         return list(dict.fromkeys(cell.target for cell in self.cells))
 
 
-def _specdiff(suite: str, tokens: int, *rows: tuple[str, float, float]) -> tuple[Cell, ...]:
-    cells = []
-    for target, diffusion, autoregressive in rows:
-        cells.append(Cell(target, suite, f"specdiff:draft_tokens={tokens}", diffusion))
-        cells.append(Cell(target, suite, "autoregressive:draft_tokens=5", autoregressive))
-    return tuple(cells)
-
-
-_SEDD = "diffusion=A SEDD OR MDLM DRAFTER,autoregressive=openai-community/gpt2"
-_DFLASH = "block=z-lab/Qwen3-8B-DFlash-b16"
-REPRODUCTIONS = {
-    "specdiff_table1": Reproduction(
-        "SpecDiff, table 1: CNN/DM and OpenWebText",
-        "arXiv 2408.05636v1",
-        (
-            *_specdiff("cnn_dm", 40, (GPT2_XL, 7.59, 2.95), (GPT_NEO, 8.73, 4.50)),
-            *_specdiff("openwebtext", 45, (GPT2_XL, 4.79, 3.16), (GPT_NEO, 5.50, 3.38)),
-        ),
-        1.0,
-        _SEDD,
-        "Acceptance rates: CNN/DM 0.89 (GPT-2 XL) and 0.91 (GPT-Neo); OpenWebText 0.89 and 0.92.",
-    ),
-    "specdiff_lm1b": Reproduction(
-        "SpecDiff, table 1: LM1B",
-        "arXiv 2408.05636v1",
-        _specdiff("lm1b", 30, (GPT2_XL, 2.35, 1.70), (GPT_NEO, 3.25, 2.47)),
-        1.0,
-        _SEDD,
-        "Acceptance rates: 0.87 (GPT-2 XL) and 0.86 (GPT-Neo).",
-    ),
-    "specdiff_figure2": Reproduction(
-        "SpecDiff, figure 2: speed-up over γ and T",
-        "arXiv 2408.05636v1",
-        (Cell(GPT2_XL, "openwebtext", "specdiff", 4.79),),
-        1.0,
-        "diffusion=A SEDD OR MDLM DRAFTER",
-        sweep=("draft_tokens=10,20,30,40,50", "steps=1,2,4,8"),
-    ),
-    "specdiff2": Reproduction(
-        "SpecDiff-2: MATH-500 with Qwen2.5-72B",
-        "arXiv 2511.00606",
-        (Cell("Qwen/Qwen2.5-72B-Instruct", "math500", "specdiff2:draft_tokens=32", 4.62),),
-        0.0,
-        "diffusion=apple/DiffuCoder-7B-Instruct",
-        "Acceptance at positions 1, 8 and 16: 0.62, 0.26, 0.17.",
-        2048,
-    ),
-    "d2sd": Reproduction(
-        "D²SD: Qwen3-8B, greedy",
-        "arXiv 2606.04446",
-        (
-            Cell(QWEN3_8B, "gsm8k", "d2sd", 6.54),
-            Cell(QWEN3_8B, "humaneval", "d2sd", 5.37),
-            Cell(QWEN3_8B, "mtbench", "d2sd", 3.80),
-        ),
-        0.0,
-        f"{_DFLASH},variable_prefix=A VARIABLE-PREFIX DRAFTER",
-        "Mean over all its suites: 4.98×, τ 7.05.",
-        2048,
-    ),
-    "dflash": Reproduction(
-        "DFlash: Qwen3-8B, greedy",
-        "arXiv 2602.06036",
-        (
-            Cell(QWEN3_8B, "gsm8k", "block", 5.15, 6.54),
-            Cell(QWEN3_8B, "math500", "block", 6.08, 7.87),
-            Cell(QWEN3_8B, "aime", "block", 5.62, 7.08),
-            Cell(QWEN3_8B, "humaneval", "block", 5.14, 6.50),
-            Cell(QWEN3_8B, "mbpp", "block", 4.65, 5.95),
-            Cell(QWEN3_8B, "livecodebench", "block", 5.51, 7.27),
-            Cell(QWEN3_8B, "mtbench", "block", 2.75, 4.24),
-        ),
-        0.0,
-        _DFLASH,
-        max_new_tokens=2048,
-    ),
-}
+_FILE = Path(__file__).with_suffix(".yaml")
+REPRODUCTIONS: dict[str, Reproduction] = convert(
+    parse_yaml(read_text(_FILE), _FILE.name), dict[str, Reproduction], "", _FILE.name
+)
 
 
 def find_reproduction(name: str) -> Reproduction:
@@ -168,6 +97,7 @@ def plan_measurements(
     for cell in cells:
         key = (target or "debug", "builtin") if tiny else (cell.target, cell.suite)
         groups.setdefault(key, []).append(cell)
+    sweep = ["draft_tokens=2,3", "steps=1,2"] if tiny and found.sweep else found.sweep
     root = config.out or Path("runs/reproduce") / name
     plans = []
     for (of_target, suite), members in groups.items():
@@ -177,7 +107,7 @@ def plan_measurements(
             target=of_target,
             suite=suite,
             methods=read_methods(methods),
-            sweep=read_sweep(_shorten_sweep(found.sweep, tiny)),
+            sweep=read_sweep(sweep),
             max_new_tokens=config.max_new_tokens or (8 if tiny else found.max_new_tokens),
             limit=config.limit or (max(2, *config.batch_sizes) if tiny else None),
             out=root / f"{of_target.rpartition('/')[2]}-{suite}",
@@ -191,10 +121,6 @@ def _shorten(method: str, tiny: bool) -> str:
     name, *options = method.split(":")
     kept = [o for o in options if not (tiny and o.startswith("draft_tokens="))]
     return ":".join([name, *kept])
-
-
-def _shorten_sweep(sweep: Sequence[str], tiny: bool) -> list[str]:
-    return ["draft_tokens=2,3", "steps=1,2"] if tiny and sweep else list(sweep)
 
 
 def reproduce(
@@ -222,10 +148,10 @@ def reproduce(
         bugs += summary.bugs
         notes += [f"- {cells[0].suite}: {line}" for line in list_reservations(summary)[1:]]
         if found.sweep:
-            rows += _list_points(cells[0], summary)
-            continue
-        for cell in cells:
-            rows.append(_compare(cell, summary.overall, _shorten(cell.method, tiny)))
+            points = [method for method in summary.overall if method != PLAIN]
+            rows += [_compare(cells[0], summary.overall, m, best=" at its best") for m in points]
+        else:
+            rows += [_compare(c, summary.overall, _shorten(c.method, tiny)) for c in cells]
     lines = [f"# {found.title} ({found.source})", markdown_table(HEADER, rows)]
     if notes:
         lines.append("\n".join(notes))
@@ -249,23 +175,17 @@ def _list_changes(found: Reproduction, config: EvalConfig) -> list[str]:
 
 
 def _compare(
-    cell: Cell, overall: Mapping[str, Figures], method: str, missing: str = "skipped"
+    cell: Cell,
+    overall: Mapping[str, Figures],
+    method: str,
+    missing: str = "skipped",
+    best: str = "",
 ) -> list[str]:
     figures = overall.get(method)
     ours = [missing, "", ""]
     if figures is not None:
         tau = format_number(value_of(figures.tau))
         ours = [format_estimate(figures.speedup), tau, str(figures.prompts)]
-    published = f"{cell.speedup:.2f}×"
+    published = f"{cell.speedup:.2f}×{best}"
     tau = "" if cell.tau is None else f"{cell.tau:.2f}"
     return [cell.target, cell.suite, method, published, ours[0], tau, *ours[1:]]
-
-
-def _list_points(cell: Cell, summary: Summary) -> list[list[str]]:
-    best = f"{cell.speedup:.2f}× at its best"
-    rows = []
-    for method in summary.overall:
-        if method != "plain":
-            row = _compare(cell, summary.overall, method)
-            rows.append([*row[:3], best, *row[4:]])
-    return rows

@@ -24,8 +24,7 @@ _MEASURED = (
     "prompt_tokens", "seconds", "prefill_seconds", "calls", "accepted", "drafted", "nodes",
     "finish", "tokens", "draft_seconds", "verify_seconds",
 )  # fmt: skip
-LINE_EVERY = 30.0
-"""Seconds between lines of progress."""
+LINE_EVERY = 30.0  # seconds between lines of progress
 
 Work = TypeVar("Work")
 

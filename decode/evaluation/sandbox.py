@@ -12,8 +12,7 @@ from typing import Any
 
 SECONDS, MEMORY, FILE = 10, 2 << 30, 16 << 20
 """Limits: of the processor's time, memory and a file's size."""
-SECRET = 32
-"""Bytes of standard input before the program's own."""
+SECRET = 32  # bytes of standard input before the program's own
 
 # Linux's numbers of system calls, by machine. Refused: those that open a network (socket,
 # io_uring_setup) and those that start a process (fork, vfork, clone without a thread's flag).
@@ -31,7 +30,6 @@ _ALLOW, _REFUSE, _MISSING, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x8000000
 
 
 def confine() -> None:
-    """Limits of this process, and a filter of its system calls (seccomp)."""
     for kind, limit in (
         (resource.RLIMIT_CPU, SECONDS),
         (resource.RLIMIT_AS, MEMORY),

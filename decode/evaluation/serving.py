@@ -8,7 +8,7 @@ from time import perf_counter
 
 import numpy as np
 
-from decode.evaluation.config import ServerConfig
+from decode.evaluation.config import EvalConfig
 from decode.evaluation.endpoint import Endpoint, as_messages
 from decode.evaluation.records import append, check_same, read_appended
 from decode.evaluation.serving_report import (
@@ -32,13 +32,13 @@ WARMUP_TOKENS = 16
 
 
 def measure_servers(
-    config: ServerConfig, suites: Sequence[Loaded], limits: dict[str, int], console: PlainConsole
-) -> tuple[list[ServedRound], Path]:
-    """Run the rounds that are missing in `config.out` and write the page. Each group of prompts is
+    config: EvalConfig, folder: Path, suites: Sequence[Loaded], console: PlainConsole
+) -> list[ServedRound]:
+    """Run the rounds, at least two of each prompt, that are missing in the folder and write the page. Each group of prompts is
     sent to both servers, in alternating order, before the next one: they share the state of the
     machine. Raises UserError for a server that does not answer, too few prompts, or a folder that
     holds another measurement."""
-    prompts = [(s.name, prompt, limits[s.name]) for s in suites for prompt in s.prompts]
+    prompts = [(s.name, prompt, config.limit_of(s.name)) for s in suites for prompt in s.prompts]
     few = [
         f"{n} requests in flight need {n} prompts, not {len(prompts)}; raise --limit"
         for n in config.concurrency
@@ -48,16 +48,16 @@ def measure_servers(
         raise UserError(f"--concurrency: {few[0]}")
     for line in few:
         console.say(f"skipped: {line}")
-    addresses = {PLAIN: config.baseline, DRAFTED: config.url}
+    addresses = {PLAIN: config.baseline_server, DRAFTED: config.server}
     servers = {name: Endpoint(url) for name, url in addresses.items() if url}
     shortest = sorted(prompts, key=lambda asked: len(str(asked[1].content)))  # fit any context
-    done = _open_folder(config, servers, prompts)
+    done = _open_folder(config, folder, servers, prompts)
     known = {one.key for one in done}
     for concurrency in [n for n in config.concurrency if n <= len(prompts)]:
         parts = np.array_split(range(len(prompts)), count_groups(len(prompts), concurrency))
         missing = [
             (repeat, part)
-            for repeat in range(config.repeats)
+            for repeat in range(max(config.repeats, 2))
             for part in range(len(parts))
             if not known.issuperset((name, concurrency, repeat, part) for name in servers)
         ]
@@ -71,34 +71,37 @@ def measure_servers(
                 _run_round(servers[name], (name, concurrency, repeat, part), group, config)
                 for name in names
             ]
-            append(config.out, found, ROUNDS)
+            append(folder, found, ROUNDS)
             done += found
         for name in servers if missing else ():
             mine = [one for one in done if one.key[:2] == (name, concurrency)]
             console.say(f"{concurrency} in flight, {name}: {throughput(mine):.1f} tokens/s")
     done = list({one.key: one for one in done}.values())  # a killed run may leave half a pair
-    write_text(config.out / PAGE, serving_page(config, done))
-    return done, config.out
+    write_text(folder / PAGE, serving_page(config, done))
+    return done
 
 
 def _open_folder(
-    config: ServerConfig, servers: dict[str, Endpoint], prompts: Sequence[tuple[str, Prompt, int]]
+    config: EvalConfig,
+    folder: Path,
+    servers: dict[str, Endpoint],
+    prompts: Sequence[tuple[str, Prompt, int]],
 ) -> list[ServedRound]:
-    """The rounds of `config.out`, measured under the same settings."""
+    """The folder's rounds, measured under the same settings."""
     asked = repr([(name, one.id, as_messages(one), limit) for name, one, limit in prompts])
     settings = {
         "servers": {name: [server.url, server.model] for name, server in servers.items()},
-        "temperature": config.temperature,
+        "temperature": config.sampling.temperature,
         "order": "interleaved, larger groups",
         "prompts_hash": hashlib.sha256(asked.encode()).hexdigest(),
     }
-    path = config.out / SETTINGS
+    path = folder / SETTINGS
     if not config.resume:
         for name in (SETTINGS, ROUNDS):
-            (config.out / name).unlink(missing_ok=True)
-    done = read_appended(config.out / ROUNDS, ServedRound, mend=True)
+            (folder / name).unlink(missing_ok=True)
+    done = read_appended(folder / ROUNDS, ServedRound, mend=True)
     if done:
-        check_same(config.out, read_json(path) if path.is_file() else {}, settings)
+        check_same(folder, read_json(path) if path.is_file() else {}, settings)
     write_json(path, settings)
     return done
 
@@ -107,25 +110,17 @@ def _run_round(
     server: Endpoint,
     key: tuple[str, int, int, int],
     prompts: Sequence[tuple[str, Prompt, int]],
-    config: ServerConfig,
+    config: EvalConfig,
 ) -> ServedRound:
     name, concurrency, repeat, part = key
-    before = _count_drafts(server)
+    before = server.read_counters()
     begun = perf_counter()
-    requests = server.send(prompts, concurrency, config.temperature)
+    requests = server.send(prompts, concurrency, config.sampling.temperature)
     seconds = perf_counter() - begun
-    after = _count_drafts(server)
+    after = server.read_counters()
     found = ServedRound(name, concurrency, repeat, seconds, requests, part=part)
     found.load = load_average()
     if after:
         found.drafts = after.get("drafts", 0.0) - before.get("drafts", 0.0)
         found.accepted = after.get("accepted_tokens", 0.0) - before.get("accepted_tokens", 0.0)
     return found
-
-
-def _count_drafts(server: Endpoint) -> dict[str, float]:
-    """The server's counters of drafts; empty if it has none, or no page of metrics."""
-    try:
-        return server.read_counters()
-    except UserError:
-        return {}

@@ -1,14 +1,14 @@
 """The report of a measurement of servers, from its rounds."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from decode.evaluation import charts
-from decode.evaluation.config import ServerConfig
+from decode.evaluation.config import EvalConfig
 from decode.evaluation.endpoint import ServedRequest
-from decode.evaluation.page import fill_page, render_charts, render_table
+from decode.evaluation.page import fill_page
 from decode.evaluation.statistics import (
     FEWEST,
     Estimate,
@@ -24,20 +24,9 @@ HEADER = (
     "in flight", "server", "tokens/s", "speed-up [95%]", "TTFT, ms", "TPOT, ms",
     "ITL, ms", "τ", "τ macro", "requests", "mean in flight",
 )  # fmt: skip
-_NOTES = (
-    "Times: median and 99th percentile. ITL: time between two bursts of a stream. Speed-up: time per "
-    "token after the first, in pairs of the same prompt. Prompts are sent in groups, each to both "
-    "servers in turn; the interval is a jackknife over these groups.",
-    "Mean in flight: seconds of all requests over those on the clock, with each group's end.",
-    "τ: pooled over all rounds by the server's counters (acceptance length, mean accepted length). τ "
-    "macro: the mean of the requests' own τ (per-request mean), tokens per burst of their streams.",
-)
-_PROMPTS = 4
-"""Prompts of a group for each request in flight, where there are enough."""
-_FULL = 0.8
-"""Share of the requests in flight below which a row's speed is that of fewer."""
-_AGREES = 0.1
-"""Relative difference up to which a stream's bursts add up to the server's counters."""
+_PROMPTS = 4  # prompts of a group for each request in flight, where there are enough
+_FULL = 0.8  # share of the requests in flight below which a row's speed is that of fewer
+_AGREES = 0.1  # relative difference up to which a stream's bursts add up to the server's counters
 
 
 @dataclass
@@ -206,8 +195,7 @@ def _percentiles(seconds: Sequence[float]) -> str:
     return f"{median:.1f} (p99 {late:.1f})"
 
 
-def serving_page(config: ServerConfig, rounds: Sequence[ServedRound]) -> str:
-    """The report of a measurement of servers."""
+def serving_page(config: EvalConfig, rounds: Sequence[ServedRound]) -> str:
     rows = serving_rows(rounds)
     sizes = list(dict.fromkeys(one.concurrency for one in rounds))
     speeds = {
@@ -220,18 +208,11 @@ def serving_page(config: ServerConfig, rounds: Sequence[ServedRound]) -> str:
     }
     drawn = [charts.chart_throughput(sizes, speeds), charts.chart_taus("request", taus)]
     drawn = [chart for chart in drawn if chart.traces]
-    where = f"{config.url} against {config.baseline}" if config.baseline else config.url
-    lines = [*_NOTES, *doubts(rounds)]
-    if tau_of(rounds) and not any(taus.values()):
-        lines.append(
-            "τ is pooled alone: the bursts of this server's stream are not its rounds (they do not "
-            "add up to its counters), so single requests have no τ."
-        )
-    body = (
-        f"<h1>Speed of servers</h1><p class='soft'>{where}</p>"
-        + render_charts(drawn)
-        + render_table(HEADER, rows)
-        + "".join(f"<p class='note'>{line}</p>" for line in lines)
+    return fill_page(
+        "servers.html",
+        drawn,
+        servers=" against ".join(filter(None, (config.server, config.baseline_server))),
+        figures=(HEADER, rows),
+        doubts=doubts(rounds),
+        only_pooled=tau_of(rounds) and not any(taus.values()),
     )
-    data = {"charts": [asdict(chart) for chart in drawn], "replays": []}
-    return fill_page("Speed of servers", body, data)

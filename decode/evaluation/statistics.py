@@ -27,12 +27,9 @@ import numpy as np
 from decode.evaluation.records import Record
 from specalign.suites.prompt import TURN
 
-FEWEST = 5
-"""Prompts of a suite below which they do not show its spread."""
-_BOUNDED = 3
-"""Conversations from which a figure has an interval."""
-LEVEL = 0.95
-"""Of all intervals."""
+FEWEST = 5  # prompts of a suite below which they do not show its spread
+_BOUNDED = 3  # conversations from which a figure has an interval
+LEVEL = 0.95  # of all intervals
 PromptKey = tuple[str, str]
 Counts = Mapping[PromptKey, tuple[int, int]]
 """(suite, prompt) → committed tokens and target calls of a method, over its repeats."""

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -127,27 +128,26 @@ class Summary:
     def as_json(self) -> JsonObject:
         """The contents of summary.json."""
         own = ("bugs", "plain_spread", "load_average", "records", "verdict")
-        suites = self.suites.items()
         return {
             **asdict(self.run),
             **{name: getattr(self, name) for name in own},
-            "overall": {method: _flatten(f) for method, f in self.overall.items()},
-            "suites": {
-                suite: {m: _flatten(f) for m, f in methods.items()} for suite, methods in suites
-            },
-            "batches": {
-                str(size): {m: _flatten(f) for m, f in methods.items()}
-                for size, methods in self.batches.items()
-            },
+            "overall": _flatten(self.overall),
+            "suites": _flatten(self.suites),
+            "batches": _flatten(self.batches),
             "sources": self.run.suites,
             "target_hash": self.settings.get("target_hash"),
             "drafter_hash": self.settings.get("drafter_hash"),
-            "against_first": [_flatten(gain) for gain in self.against_first],
-            "domains": [_flatten(row) for row in self.domains],
+            "against_first": _flatten(self.against_first),
+            "domains": _flatten(self.domains),
         }
 
 
-def _flatten(figures: Figures | Gain | DomainTau) -> JsonObject:
+def _flatten(figures: Any) -> Any:
+    """Figures, or a list or mapping of them, as JSON."""
+    if isinstance(figures, dict):
+        return {str(key): _flatten(value) for key, value in figures.items()}
+    if isinstance(figures, list):
+        return [_flatten(value) for value in figures]
     flat: JsonObject = {}
     for name, value in asdict(figures).items():
         if name not in _ESTIMATES:
@@ -161,7 +161,6 @@ def _flatten(figures: Figures | Gain | DomainTau) -> JsonObject:
 
 
 def summarise(run: Run, records: Sequence[Record]) -> Summary:
-    """The figures of a run's records."""
     found = {
         size: [record for record in records if record.batch == size]
         for size in run.settings.get("batch_sizes") or [1]

@@ -22,8 +22,7 @@ COLUMNS = (
 SUITE, METHOD, SPEED, SPEEDUP, _, TAU, _, _, _, SAME, _ = COLUMNS
 ACCURACY = (SUITE, "metric", "scored", METHOD, "score", "difference [95%]")
 AGAINST = ("point or method", "τ, difference [95%]", "speed, ratio [95%]", "prompts")
-FAIR = 0.97
-"""From this ratio to transformers' speed on the baseline is strong."""
+FAIR = 0.97  # from this ratio to transformers' speed on the baseline is strong
 TOY = 10_000_000
 """Parameters below which the baseline is not judged: a token costs less than the code around it."""
 
@@ -162,10 +161,8 @@ def extra_tables(summary: Summary) -> dict[str, tuple[Sequence[str], list[list[s
         title: (AGAINST, points) for title, points in against_first(summary).items()
     }
     if scored := accuracy_rows(summary):
-        found["Accuracy: mean score of the answers, and the difference from plain decoding"] = (
-            ACCURACY,
-            scored,
-        )
+        title = "Accuracy: mean score of the answers, and the difference from plain decoding"
+        found[title] = (ACCURACY, scored)
     if batches := batch_rows(summary):
         found["Batches"] = (BATCH, batches)
     training = summary.run.training
@@ -251,11 +248,9 @@ def baseline_line(check: Mapping[str, Any] | None) -> str:
         return ""
     if "error" in check:
         return f"transformers' own generate could not be timed: {check['error']}"
-    same = (
-        "the same tokens"
-        if check["identical"]
-        else "different tokens, because the two round differently"
-    )
+    same = "different tokens, because the two round differently"
+    if check["identical"]:
+        same = "the same tokens"
     ratios: Sequence[float] = check.get("ratios") or []
     each = f", range {min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
     fair = [ratio >= FAIR for ratio in (check["ratio"], *ratios)]

@@ -1,22 +1,17 @@
 """Tokenizes a suite's prompts for the target."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from decode.engine.prompts import prompt_tokens
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
 from specalign.common.text import plural
 from specalign.folder.chat import describe_ignored
+from specalign.lm.model import Target
 from specalign.rows.conversation import Conversation
 from specalign.suites.long import CHARACTERS, shorten
 from specalign.suites.prompt import Prompt
 from specalign.suites.sources import Loaded
-
-if TYPE_CHECKING:
-    from specalign.lm.model import Target
 
 TokenizedPrompts = list[tuple[Prompt, list[int]]]
 

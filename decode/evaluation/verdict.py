@@ -9,8 +9,7 @@ from decode.systems.registry import MAIN, PLAIN, TITLES
 from specalign.common.text import plural
 
 NOISE, EQUAL = "noise", "equal"
-_MOST_SENTENCES = 5
-"""With more methods than this, only the best one has its own sentence."""
+_MOST_SENTENCES = 5  # with more methods than this, only the best one has its own sentence
 STEADY = 2.0
 """On an idle machine plain decoding's slowest prompt takes less than this times the seconds per
 token of its fastest one: 1.4 and 1.5 over MT-Bench, 4 to 10 next to another process."""
@@ -68,7 +67,11 @@ def judge(figures: Figures) -> str:
 def list_reservations(summary: Summary) -> list[str]:
     """The headline, and all that changed the output or casts doubt on the figures."""
     lossy = [_describe_lossy(m, f) for m, f in summary.overall.items() if f.lossy]
-    changed = [_describe_bugs(summary)] if summary.bugs else []
+    changed = []
+    if summary.bugs:
+        count, who = plural(summary.bugs, "difference"), _name_changed(summary)
+        line = f"OUTPUT CHANGED by {who}: {count} that rounding does not explain. Do not use it."
+        changed.append(line)
     return [headline(summary), *changed, *lossy, *_warnings(summary)]
 
 
@@ -129,12 +132,6 @@ def _describe_speed(figures: Figures) -> str:
 
 def _name_changed(summary: Summary) -> str:
     return ", ".join(method for method, figures in summary.overall.items() if figures.bugs)
-
-
-def _describe_bugs(summary: Summary) -> str:
-    count = plural(summary.bugs, "difference")
-    who = _name_changed(summary)
-    return f"OUTPUT CHANGED by {who}: {count} that rounding does not explain. Do not use it."
 
 
 def _describe_losslessness(summary: Summary, methods: Sequence[str]) -> str:

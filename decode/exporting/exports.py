@@ -28,8 +28,7 @@ from specalign.suites.prompt import Prompt
 
 TOLERANCE = 2e-3
 """Of a quantity's root mean square, in fp32: another order of sums stays a hundred times below."""
-BLOCKS = 16
-"""Blocks that are compared in each text."""
+BLOCKS = 16  # blocks that are compared in each text
 
 
 @dataclass
@@ -62,7 +61,6 @@ class ExportVerdict:
 
     @property
     def conclusion(self) -> str:
-        """The last line."""
         if self.files_same is False:
             return "NOT THE SAME DRAFTER"
         if self.engine_same:
@@ -107,9 +105,6 @@ def decode_greedily(
     return [GreedyText(p, o.tokens, o.accepted) for p, o in zip(prompts, found, strict=True)]
 
 
-# ---- networks ----
-
-
 @torch.no_grad()
 def round_weights(network: BlockDrafter, dtype: torch.dtype) -> None:
     """Round to what weights of `dtype` hold."""
@@ -145,9 +140,6 @@ def open_assistant(folder: Path, model: Any) -> Any:
     # trust_remote_code: if it is not given, transformers asks on the terminal
     network = AutoModel.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
     return network.eval().to(model.device)
-
-
-# ---- one export ----
 
 
 def compare_export(

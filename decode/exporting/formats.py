@@ -122,9 +122,6 @@ def read_format(folder: Path) -> str:
     return str(record["format"])
 
 
-# ---- contents ----
-
-
 def find_other_setting(held: JsonObject, wanted: JsonObject, within: str = "") -> str:
     """The first key of a config that differs from an export of the drafter; empty = none."""
     for name in sorted((held.keys() | wanted.keys()) - {"dtype", "transformers_version"}):
@@ -156,9 +153,6 @@ def distance(found: Tensor, wanted: Tensor) -> float:
     found, wanted = found.double().cpu(), wanted.double().cpu()
     size = float(wanted.pow(2).mean().sqrt()) or 1.0
     return float((found - wanted).abs().max()) / size
-
-
-# ---- the folder ----
 
 
 def check_free(out: Path, form: str) -> None:
@@ -195,8 +189,6 @@ def write_card(form: str, source: Path, target: str, name: str, serve: Sequence[
         page += [f"With {snippet.engine}:", "", f"```{snippet.language}", *snippet.lines, "```", ""]
     return "\n".join(page) + "\n"
 
-
-# ---- serving ----
 
 CPU_CONTEXT = 4096
 

@@ -28,8 +28,7 @@ from specalign.formats.block import load_drafter
 from specalign.lm.model import Target
 from specalign.suites.prompt import Prompt
 
-NEAR = 0.1
-"""Nats between two tokens that half precision may exchange."""
+NEAR = 0.1  # nats between two tokens that half precision may exchange
 NEAR_TIE = "tie"
 _GREEDY = {
     "temperature": 0, "repetition_penalty": 1.0, "repeat_penalty": 1.0, "presence_penalty": 0.0,

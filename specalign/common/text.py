@@ -32,11 +32,6 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
 
 
-def html_text(text: str) -> str:
-    """The text escaped for HTML."""
-    return html.escape(printable(text))
-
-
 def say(text: str = "", end: str = "\n", error: bool = False) -> None:
     """Print what a terminal can show; `error`: to standard error."""
     print(printable(text), end=end, file=sys.stderr if error else sys.stdout, flush=True)

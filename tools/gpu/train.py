@@ -22,8 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
-from align.data.packing import pack
-from align.data.stream import Shuffled
+from align.data.packing import RowStream, pack
 from align.training.block_module import BlockDrafterModule
 from align.training.datamodule import RowsModule
 from align.training.run import fit
@@ -168,7 +167,7 @@ def measure(shape: str, device: torch.device, steps: int, words: list[str]) -> S
             make_drafter(target, recipe.drafter),
             make_samples(recipe, target.vocab_size),
         )
-        stream = Shuffled(pack(samples, recipe.data.length, 0), 0)
+        stream = RowStream(pack(samples, recipe.data.length, 0), 0)
         rows = RowsModule(recipe, stream, samples, drafter.config.block_size)
         fit(BlockDrafterModule(drafter, recipe), rows, None, quiet=True, callback=meter)
     return meter

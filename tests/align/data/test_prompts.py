@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from align.data import prompts
+from align.config.data import DataConfig
+from align.data.sources import read_prompts
 from specalign.rows.conversation import Conversation
 from specalign.suites.sources import load_prompts_file
 from tests.row_shapes import SHAPES, UNUSABLE
@@ -16,7 +17,7 @@ def test_both_read_one_conversation(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = tmp_path / "p.jsonl"
     rows = [row for row, _ in (*SHAPES.values(), *UNUSABLE.values())]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    trained = [c.prompt for c in prompts.read_prompts(str(path), "train", None)]
+    trained = [c.prompt for c in read_prompts(DataConfig(prompts=str(path)))]
     note = capsys.readouterr().err
     measured = [p.content for p in load_prompts_file(path).prompts]
     assert len(trained) == len(SHAPES) and note.count("\n") == 1

@@ -8,7 +8,7 @@ import torch
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.data.draft_vocab import frequent_tokens
-from align.data.stream import TEXT
+from align.data.packing import TEXT
 from align.data.supply import is_missing, open_supply
 from specalign.common.errors import UserError
 from specalign.lm.model import Target

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from align.config.parser import load_recipe
-from align.data.packing import pack, split_validation
-from align.data.stream import Shuffled
+from align.data.packing import RowStream, pack, split_validation
 from align.training.block_module import BlockDrafterModule
 from align.training.datamodule import RowsModule
 from specalign.common.batch import Anchors, Step, UsedPlaces
@@ -29,7 +28,7 @@ def test_every_seed_is_validated_on_the_same_rows(tmp_path: Path) -> None:
         words = ["recipe=debug_sedd", f"output={tmp_path}", f"seed={seed}", "data.length=32"]
         recipe = load_recipe(words)
         training, held_out = split_validation(samples, 0.3)
-        rows = RowsModule(recipe, Shuffled(pack(training, 32, seed), seed), held_out, 3, True)
+        rows = RowsModule(recipe, RowStream(pack(training, 32, seed), seed), held_out, 3, True)
         found.append([row.tokens_L.tolist() for _, row in rows.held_out])
     assert found[0] == found[1] and len(found[0]) > 1
 
@@ -39,7 +38,7 @@ def test_two_processes_draw_what_one_draws(tmp_path: Path) -> None:
     texts = [torch.arange(4, 4 + size) for size in (9, 30, 12, 30)]
     samples = from_lists(texts, [5] * 4, [1.0] * 4)
     words = ["recipe=debug_sedd", f"output={tmp_path}", "data.length=32", "trainer.batch_size=2"]
-    stream = Shuffled(pack(samples, 32, 0), 0)
+    stream = RowStream(pack(samples, 32, 0), 0)
     module = RowsModule(load_recipe(words), stream, ShardSamples.of([samples]), 3, True)
     widths = set()
     for micro in range(4):
@@ -76,7 +75,7 @@ def rows_module(tmp_path: Path, samples: Samples) -> RowsModule:
     words = ["trainer.batch_size=2", "trainer.anchors=12", "trainer.keep_features_gb=1"]
     words += ["data.length=48", "objective.prefix_decay=0.9", "trainer.max_steps=4"]
     recipe = load_recipe(["recipe=debug_block", f"output={tmp_path}", *words])
-    stream = Shuffled(pack(samples, 48, 0), 0)
+    stream = RowStream(pack(samples, 48, 0), 0)
     return RowsModule(recipe, stream, ShardSamples.of([samples]), 4, True)
 
 

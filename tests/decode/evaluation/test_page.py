@@ -57,6 +57,9 @@ def test_the_charts_show_what_the_records_say(tmp_path: Path) -> None:
 
 def test_the_page_stands_alone_and_is_reproducible(tmp_path: Path) -> None:
     folder = fill_report(tmp_path / "o")
+    run = read_run(folder)
+    run.command = "<b>\x1b[31m\u202e"
+    write_run(folder, run)
     names = ("summary.json", "report.html", "share.png")
     make_report(folder)
     first = [(folder / name).read_bytes() for name in names]
@@ -67,6 +70,7 @@ def test_the_page_stands_alone_and_is_reproducible(tmp_path: Path) -> None:
     own = page.replace(get_plotlyjs(), "")
     assert not re.search(r"https?:|<script [^>]*src|<link|@import|url\(", own)
     assert "t/&lt;model&gt;" in page and "<model>" not in page
+    assert r"&lt;b&gt;\x1b[31m\u202e" in page
     assert "6 of 9" in page and "2.00×" in page
 
 
@@ -165,7 +169,7 @@ def test_tables_and_the_charts_of_categories_batches_and_sweeps(tmp_path: Path) 
     first = [row for row in everything if row["batch"] == 1]
     tables = [
         [re.findall("<t[hd]>(.*?)</t[hd]>", row) for row in re.findall("<tr>(.*?)</tr>", table)]
-        for table in re.findall("<table>(.*?)</table>", text)
+        for table in re.findall("<table>(.*?)</table>", text, re.DOTALL)
     ]
     overview, figures, *_, batches = tables[:4]
     assert len(figures) == 1 + 3 * 5

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from decode import eval
-from decode.evaluation.config import ServerConfig
+from decode.evaluation.config import EvalConfig
 from decode.evaluation.endpoint import Endpoint, ServedRequest
 from decode.evaluation.records import read_appended
 from decode.evaluation.serving import ROUNDS
@@ -194,7 +194,7 @@ def test_single_requests_have_no_tau_where_bursts_are_no_rounds() -> None:
     assert tau_of(rounds) == 4.5 and request_taus(rounds) == []
     (row,) = serving_rows(rounds)
     assert row[7:] == ["4.50", "", "3", "1.0"]
-    page = serving_page(ServerConfig("http://x"), rounds)
+    page = serving_page(EvalConfig(server="http://x"), rounds)
     assert "τ is pooled alone" in page
     assert [chart["name"] for chart in page_data(page)["charts"]] == ["batches"]
 

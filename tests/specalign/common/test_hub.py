@@ -7,8 +7,7 @@ import pytest
 
 from align.config.parser import load_recipe
 from align.config.preflight import check_training
-from align.data.prompts import check_source
-from align.data.text_sources import check_text_source
+from align.data.sources import check_prompts, check_text_source
 from align.planning.drafter_sizes import read_init_config
 from align.planning.target_sizes import read_target_sizes
 from decode.systems.drafter_folders import check_there, kind_of
@@ -63,7 +62,7 @@ PLACES: dict[str, Callable[[str], object]] = {
     "check_name": check_name, "load_target": load_target, "resolve_folder": resolve_folder, "read_target_sizes": read_target_sizes,
     "load_tokenizer": load_tokenizer, "check_there": check_there, "kind_of": kind_of, "model_folder": _drafts,
     "load_masked_lm": load_masked_lm, "load_published": load_published, "preflight": _preflight, "read_init_config": read_init_config, "check_text_source": check_text_source,
-    "check_source": check_source,
+    "check_prompts": check_prompts,
 }  # fmt: skip
 """Everything that takes a folder or a hub id."""
 

@@ -6,7 +6,7 @@ import pytest
 from rich.table import Table
 
 from specalign.common.terminal import PlainConsole
-from specalign.common.text import html_text, markdown_text, printable, say
+from specalign.common.text import markdown_text, printable, say
 
 
 def test_control_characters_become_escapes() -> None:
@@ -18,10 +18,6 @@ def test_control_characters_become_escapes() -> None:
 
 def test_markdown_holds_no_html_and_ends_no_cell() -> None:
     assert markdown_text("<b>|`a`\n[x](y)&") == "&lt;b&gt;\\|\\`a\\` [x]\\(y)&amp;"
-
-
-def test_html_holds_no_element_and_no_control_character() -> None:
-    assert html_text("<b>\x1b[31m\u202e") == r"&lt;b&gt;\x1b[31m\u202e"
 
 
 def test_what_the_terminal_lacks_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:

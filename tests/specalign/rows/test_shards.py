@@ -7,7 +7,7 @@ import torch
 
 from align.data import packing
 from align.data.draft_vocab import coverage, frequent_tokens
-from align.data.stream import TEXT, Shuffled, TextFirst
+from align.data.packing import TEXT, RowStream
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
 from specalign.rows import shards as data
@@ -78,27 +78,27 @@ def test_a_changed_byte(tmp_path: Path) -> None:
         read_samples(tmp_path)
 
 
-def stream_of(count: int, number: int = 1) -> Shuffled:
-    texts = [[10 * number + i] * 8 for i in range(count)]
-    samples = data.from_lists(texts, [1] * count, [1.0] * count)
-    return Shuffled(packing.pack(samples, 8, 0), 3, number)
+def rows_of(count: int, first: int = 10) -> packing.PackedRows:
+    texts = [[first + i] * 8 for i in range(count)]
+    return packing.pack(data.from_lists(texts, [1] * count, [1.0] * count), 8, 0)
 
 
 def test_every_epoch_has_every_row_once_in_another_order() -> None:
-    stream = stream_of(7)
+    stream = RowStream(rows_of(7), 3)
     epochs = [[stream.key(7 * e + i) for i in range(7)] for e in (0, 1, 2, 0)]
     assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
     assert epochs[0] == epochs[3] and epochs[0] != epochs[1]
-    assert [stream_of(7, 2).key(i) for i in range(7)] != epochs[0]
+    text = RowStream(rows_of(7), 3, rows_of(7), 7)
+    assert [text.key(i) - TEXT for i in range(7)] != epochs[0]
 
 
 def test_text_comes_first_and_does_not_move_the_rest() -> None:
-    text, own = stream_of(3, 2), stream_of(4)
-    both = TextFirst(text, own, 5)
+    text, own = rows_of(3, 20), RowStream(rows_of(4), 3)
+    both = RowStream(own.own, 3, text, 5)
     keys = [both.key(i) for i in range(9)]
     assert [key >= TEXT for key in keys] == [True] * 5 + [False] * 4
     assert keys[5:] == [own.key(i) for i in range(4)]
-    assert both.row(keys[0]).tokens_L.equal(text.row(keys[0] - TEXT).tokens_L)
+    assert both.row(keys[0]).tokens_L.equal(text[keys[0] - TEXT].tokens_L)
     assert both.row(keys[5]).tokens_L.equal(own.row(keys[5]).tokens_L)
 
 

@@ -1,25 +1,26 @@
-"""Documents of files, folders and Hub data sets, one at a time."""
+"""Reads prompts and documents of files, folders and Hub data sets."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 
 from align.config.data import DataConfig
-from align.data.prompts import check_source
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import check_ordinary, expand_path, read_text
 from specalign.common.hub import is_hub_id, missing
+from specalign.rows.conversation import Conversation
 from specalign.rows.folders import table_files, visible_files
 from specalign.rows.hub_rows import hub_rows
+from specalign.rows.prompts import read_prompt_rows
 from specalign.rows.shapes import NAMES
-from specalign.rows.tables import check_plain_text, kind_of, read_rows, suffix_of
+from specalign.rows.tables import check_plain_text, kind_of, nearest_kind, read_rows, suffix_of
 from specalign.suites.overlap import check_excluded
 
 TABLES = (".jsonl", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv")
 """Files that make a folder a data set, in which .json may be anything."""
-UNUSED_COLUMN = "values of column"
-"""How `left_out` counts what the columns without the text hold."""
+UNUSED_COLUMN = "values of column"  # how `left_out` counts what the columns without the text hold
 SEARCHED_ROWS = 1000
 """Of a table or a Hub data set, without a text, after which it lacks the column."""
 MOST_CHARACTERS = 200_000
@@ -28,11 +29,43 @@ MOST_CHARACTERS = 200_000
 
 def check_sources(data: DataConfig) -> None:
     """Raises UserError for missing prompts, texts or exclusions, without asking the Hub."""
-    check_source(data.prompts)
+    if data.prompts is not None:
+        check_prompts(data.prompts)
     for source in data.text:
         check_text_source(source)
     for source in data.exclude if data.text else ():
         check_excluded(source)
+
+
+def check_prompts(source: str) -> None:
+    """Raises UserError for a missing file or an unknown kind."""
+    path = expand_path(source)
+    kind = kind_of(path)
+    if path.is_file() and not kind:
+        raise UserError(f"data.prompts={source!r}: unknown kind of file{nearest_kind(path)}")
+    may_be_on_hub = is_hub_id(source) or path.parts == (source,)  # some ids have no owner
+    if not path.exists() and (kind or not may_be_on_hub):
+        raise missing(f"data.prompts={source!r}", source, "no such file", files=True)
+
+
+def read_prompts(data: DataConfig) -> list[Conversation]:
+    """The conversations of `data.prompts`; one note reports what is left out. Raises UserError: not
+    found, unreadable, without that column, or without a prompt."""
+    assert data.prompts is not None
+    check_prompts(data.prompts)
+    source, split, config = data.prompts, data.prompts_split, data.prompts_config
+    path, files = expand_path(source), list[Path]()
+    if path.is_file():
+        files = [path]
+    elif path.is_dir() and re.fullmatch(r"\w+", split):  # only `datasets` knows train[:100]
+        files = table_files(path, split, config, "data.prompts")
+    tables = (read_rows(file, split, "data.prompts_split") for file in files)
+    rows: Iterator[object] = chain.from_iterable(tables)
+    if not files:
+        rows = hub_rows(source, split, config, data.prompts_revision, key="data.prompts")
+    where = f"data.prompts={source!r}"
+    found = read_prompt_rows(rows, where, data.prompts_column, "data.prompts_column")
+    return [row.conversation for row in found]
 
 
 def check_text_source(source: str) -> None:

@@ -9,7 +9,7 @@ import datasets
 import pytest
 
 from align.config.data import DataConfig
-from align.data.text_sources import read_documents as documents
+from align.data.sources import read_documents as documents
 from specalign.common.errors import UserError
 
 
