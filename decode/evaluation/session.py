@@ -116,12 +116,12 @@ def _describe_suite(suite: Loaded, prompts: TokenizedPrompts, config: EvalConfig
         "prompts": sum(1 + len(prompt.later) for prompt, _ in prompts),
         "prompts_hash": hash_json([tokens for _, tokens in prompts]),
         "batch_sizes": [size for size in config.batch_sizes if size <= len(prompts)],
-        "metric": suite.suite.metric if suite.suite else "",
+        "metric": suite.metric,
     }
 
 
 def _settings_of(config: EvalConfig, suite: Loaded) -> runner.GenerationSettings:
-    metric = suite.suite.metric if suite.suite else ""
+    metric = suite.metric
     if metric == CODE and not config.execute_code:
         metric = ""
     return runner.GenerationSettings(config.sampling, config.limit_of(suite.name), metric)
