@@ -124,7 +124,7 @@ def find_turns(row: Row, *columns: str) -> tuple[str, ...]:
     return texts
 
 
-def list_choices(question: str, choices: Sequence[object], ask: str = CHOOSE) -> str:
+def list_choices(question: str, choices: Sequence[object]) -> str:
     """A question, its lettered choices, and what to answer. Raises TypeError for choices that are
     no list."""
     if isinstance(choices, str):
@@ -133,4 +133,4 @@ def list_choices(question: str, choices: Sequence[object], ask: str = CHOOSE) ->
         f"({letter}) {str(choice).strip()}"
         for letter, choice in zip(LETTERS, choices, strict=False)
     ]
-    return "\n".join([question, "", *lines, "", ask])
+    return "\n".join([question, "", *lines, "", CHOOSE])
