@@ -47,7 +47,8 @@ PROFILED = 3
 LOOPS = 3
 SETTINGS = (
     "trainer.logger=[] trainer.resume=never trainer.validation_rows=1 trainer.warmup_steps=1 "
-    "trainer.log_every={0} trainer.validate_every={0} trainer.checkpoint_every={0} trainer.max_steps={0}"
+    "trainer.log_every={0} trainer.validate_every={0} trainer.checkpoint_every={0} trainer.max_steps={0} "
+    "target.device={1}"
 )
 GROUPS = {
     "attention": "_scaled_dot _flash _efficient flash flex fmha",
@@ -155,19 +156,13 @@ def measure(shape: str, device: torch.device, steps: int, words: list[str]) -> S
     meter = StepMeter(device, steps)
     name = "debug_block" if shape == "debug" else "smollm2_gpu"
     with tempfile.TemporaryDirectory() as folder, suppress(_Enough):
-        fixed = [
-            f"target.device={device}",
-            f"output={folder}",
-            *SETTINGS.format(meter.last).split(),
-        ]
-        recipe = load_recipe([f"recipe={name}", *fixed, *words])
+        fixed = SETTINGS.format(meter.last, device).split()
+        recipe = load_recipe([f"recipe={name}", f"output={folder}", *fixed, *words])
         target = make_target(shape, device)
         if recipe.trainer.compile_target:
             target.compile_layers()
-        drafter, samples = (
-            make_drafter(target, recipe.drafter),
-            make_samples(recipe, target.vocab_size),
-        )
+        drafter = make_drafter(target, recipe.drafter)
+        samples = make_samples(recipe, target.vocab_size)
         stream = Shuffled(pack(samples, recipe.data.length, 0), 0)
         rows = RowsModule(recipe, stream, samples, drafter.config.block_size)
         fit(BlockDrafterModule(drafter, recipe), rows, None, quiet=True, callback=meter)
