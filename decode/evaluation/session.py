@@ -40,6 +40,7 @@ from specalign.common.hub import local_path
 from specalign.common.provenance import decoding_versions, git_commit, machine
 from specalign.common.schema import JsonObject
 from specalign.common.terminal import PlainConsole
+from specalign.folder.chat import reads_clock
 from specalign.lm.model import Target
 from specalign.suites.sources import Loaded
 
@@ -61,7 +62,7 @@ def measure(
     that was left out so far. Raises UserError: no prompt fits, or the folder holds a measurement
     under other settings."""
     target = decoders[PLAIN].target
-    if target.reads_clock:
+    if reads_clock(target):
         for decoder in decoders.values():
             decoder.target.fix_date(choose_date(config))
     tokenized, refused = tokenize_suites(target, suites)

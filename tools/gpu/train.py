@@ -76,7 +76,6 @@ class StepMeter(lightning.Callback):
         self.device, self.steps = device, steps
         self.profile = profile(activities=activities, with_flops=True)
         self.seconds: list[float] = []
-        self.profiled_seconds = 0.0
         self.valid: list[torch.Tensor] = []
 
     @property
@@ -91,7 +90,6 @@ class StepMeter(lightning.Callback):
             self.valid.append(batch.anchors.valid_BAK)  # counted later: the host would wait
         if done == LOOPS * self.steps + PROFILED:
             synchronize(self.device)
-            self.profiled_seconds = perf_counter() - self._started
             self.profile.stop()
             raise _Enough
         if 0 <= done <= LOOPS * self.steps and done % self.steps == 0:

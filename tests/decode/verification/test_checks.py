@@ -67,10 +67,12 @@ def test_right_rules_pass() -> None:
     ],
 )
 def test_the_joint_law(run: VerificationRun, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a penalty; without, and of longer texts: test_end_to_end.py."""
+    """With every processor; without, and of longer texts: test_end_to_end.py."""
     monkeypatch.setattr(end_to_end, "LENGTH", 3)
     tally, reference = Tally("end_to_end"), Reference(run.target, run.reference.model)
-    sampling = Sampling(1.2, top_k=2, repetition_penalty=1.2, seed=1)
+    penalties = {"repetition_penalty": 1.2, "presence_penalty": 0.9}
+    others = {"min_p": 0.05, "banned": (17,), "min_new_tokens": 2}
+    sampling = Sampling(1.2, top_k=2, seed=1, **penalties, **others)
     end_to_end.check_joint_law(
         kind, decoder(run.target, kind), PROMPTS[0], reference, tally, sampling
     )
