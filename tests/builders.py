@@ -177,9 +177,9 @@ def block_network(
     return drafter
 
 
-def saved_taps_drafter(folder: Path, target: Target, block_layout: str) -> str:
-    """A taps drafter over the whole vocabulary of `debug`, in that folder; returns the folder."""
-    drafter = block_network(target, "taps", whole=True, options={"block_layout": block_layout})
+def saved_taps_drafter(folder: Path, target: Target) -> str:
+    """A fill-in taps drafter over the whole vocabulary of `debug`, in that folder; returns the folder."""
+    drafter = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
     drafter.config.target = "debug"
     save_drafter(drafter, folder)
     return str(folder)

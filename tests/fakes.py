@@ -279,7 +279,6 @@ DRAFTERS: dict[str, tuple[Law, Callable[[Request, int], Proposal | None]]] = {
 
 
 LETTERS = [0, 1, 2, 0, 1, 2, 0]
-LENGTH, RUNS = 5, 800
 SETTINGS = {
     "plain": Sampling(1.0),
     "sharp top-k": Sampling(0.7, top_k=2),
@@ -300,11 +299,7 @@ def plausible(
 
 
 def frequencies(
-    decoder: Decoder,
-    sampling: Sampling,
-    runs: int = RUNS,
-    prompt: list[int] = LETTERS,
-    length: int = LENGTH,
+    decoder: Decoder, sampling: Sampling, runs: int, prompt: list[int], length: int
 ) -> Counter[tuple[int, ...]]:
     """How often each output of at most `length` tokens came, one a seed, fifty side by side (alone they say the same:
     tests/decode/engine/test_decoder.py)."""

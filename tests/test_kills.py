@@ -50,7 +50,7 @@ TIMES = re.compile(
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
-    saved_taps_drafter(folder / "drafter", load_target("debug", "float32", "cpu"), "fill_in")
+    saved_taps_drafter(folder / "drafter", load_target("debug", "float32", "cpu"))
     prompts = ["Say one one one.", "Why is the sky blue?"]
     (folder / "p.jsonl").write_text(
         "".join(json.dumps({"prompt": text}) + "\n" for text in prompts)

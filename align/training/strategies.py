@@ -227,7 +227,7 @@ class Zero(DeepSpeedStrategy):
 
 
 def load_zero(path: str, map_location: object = None) -> Any:
-    """A file of a ZeRO checkpoint: tensors and DeepSpeed's own objects. Raises ForeignObject: it
+    """A file of a ZeRO checkpoint: tensors and DeepSpeed's own objects. Raises UserError: it
     names another class or function."""
     from deepspeed.utils.tensor_fragment import fragment_address
 

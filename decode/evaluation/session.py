@@ -40,6 +40,7 @@ from specalign.common.hub import local_path
 from specalign.common.provenance import decoding_versions, git_commit, machine
 from specalign.common.schema import JsonObject
 from specalign.common.terminal import PlainConsole
+from specalign.folder.chat import reads_clock
 from specalign.lm.model import Target
 from specalign.suites.sources import Loaded
 
@@ -61,7 +62,7 @@ def measure(
     that was left out so far. Raises UserError: no prompt fits, or the folder holds a measurement
     under other settings."""
     target = decoders[PLAIN].target
-    if target.reads_clock:
+    if reads_clock(target):
         for decoder in decoders.values():
             decoder.target.fix_date(choose_date(config))
     tokenized, refused = tokenize_suites(target, suites)
@@ -116,12 +117,12 @@ def _describe_suite(suite: Loaded, prompts: TokenizedPrompts, config: EvalConfig
         "prompts": sum(1 + len(prompt.later) for prompt, _ in prompts),
         "prompts_hash": hash_json([tokens for _, tokens in prompts]),
         "batch_sizes": [size for size in config.batch_sizes if size <= len(prompts)],
-        "metric": suite.suite.metric if suite.suite else "",
+        "metric": suite.metric,
     }
 
 
 def _settings_of(config: EvalConfig, suite: Loaded) -> runner.GenerationSettings:
-    metric = suite.suite.metric if suite.suite else ""
+    metric = suite.metric
     if metric == CODE and not config.execute_code:
         metric = ""
     return runner.GenerationSettings(config.sampling, config.limit_of(suite.name), metric)

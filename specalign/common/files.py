@@ -179,7 +179,7 @@ def load_safetensors(path: Path) -> dict[str, Any]:
 
 def load_tensors(path: Path, allowed: Sequence[Any] = (), **options: Any) -> Any:
     """`torch.load` that builds tensors, plain containers and objects of the `allowed` classes, and
-    executes nothing else. Raises ForeignObject: the file names another class or function; OSError:
+    executes nothing else. Raises UserError: the file names another class or function; OSError:
     it can't be read."""
     import torch
 
@@ -189,12 +189,6 @@ def load_tensors(path: Path, allowed: Sequence[Any] = (), **options: Any) -> Any
             return torch.load(path, weights_only=True, **options)
     except pickle.UnpicklingError as error:
         if foreign := re.search(r"GLOBAL (\S+)", str(error)):
-            raise ForeignObject(path, foreign[1]) from None
+            what = f"contains {foreign[1]} objects besides tensors, so it is not unpickled"
+            raise UserError(f"{path}: {what}") from None
         raise
-
-
-class ForeignObject(UserError):
-    """A file of tensors asks for something else to be built or executed."""
-
-    def __init__(self, path: Path, name: str) -> None:
-        super().__init__(f"{path}: contains {name} objects besides tensors, so it is not unpickled")

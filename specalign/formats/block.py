@@ -19,7 +19,6 @@ from specalign.formats.kinds import EXPORT_RECORD, layout_of, made_for
 from specalign.formats.published import ConfigReader
 from specalign.formats.speculators import read_speculators
 from specalign.formats.tensors import check_vocabulary, read_vocabulary, rename_tensors
-from specalign.formats.transformers import read_assistant
 from specalign.formats.weights import INDEX, SAFE, check_shapes, read_folder, save_tensors
 from specalign.lm.model import Target
 from specalign.lm.slabs import LayerShape
@@ -36,7 +35,7 @@ READERS: dict[str, Callable[[ConfigReader, Target], JsonObject]] = {
     "dflash": read_dflash,
     "dspark": read_dspark,
     "speculators": read_speculators,
-    "transformers": read_assistant,
+    "transformers": ConfigReader.read_layers,
 }
 """Other engines' layouts (`layout_of`) → what reads their config.json."""
 

@@ -18,13 +18,13 @@ from specalign.common.errors import UserError, in_one_line, nearest
 from specalign.common.files import write_json
 from specalign.common.hub import model_folder
 from specalign.common.schema import JsonObject, finite, read_config
+from specalign.diffusion.schedules import SCHEDULES
 from specalign.formats.weights import check_shapes, read_folder, save_tensors
 from specalign.models.ddit import DDiT
 from specalign.models.ddit_layers import DDiTConfig, Rotary
 
 OWN = "ddit"
 """The model type of networks that no published layout holds."""
-SCHEDULES = ("loglinear", "geometric")
 _SIGMAS = {"sigma_min": 1e-4, "sigma_max": 20.0}
 _BACKBONE = "backbone."
 _EMBEDDING = "vocab_embed.embedding"

@@ -1,11 +1,9 @@
 """The assistant model that transformers opens itself (`speculation_type="dflash"`, since 5.17),
 read and written: DFlash under other names, over the whole vocabulary, without biases."""
 
-from specalign.common.schema import JsonObject
 from specalign.formats.kinds import ASSISTANT
-from specalign.formats.published import ConfigReader, Exported, check_fit, qwen3_config, taps_config
+from specalign.formats.published import Exported, check_fit, qwen3_config, taps_config
 from specalign.formats.tensors import NAMES, published_tensors
-from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 
 _UNKNOWN = (
@@ -13,11 +11,6 @@ _UNKNOWN = (
     "draft_vocab_size",
 )  # fmt: skip
 """Keys that the assistant does not have."""
-
-
-def read_assistant(s: ConfigReader, target: Target) -> JsonObject:
-    """Settings of a folder's config.json (`ConfigReader.read_layers`)."""
-    return s.read_layers(target)
 
 
 def make_assistant(drafter: BlockDrafter) -> Exported:

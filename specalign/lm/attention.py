@@ -20,25 +20,9 @@ BLOCK = 128  # cache entries that flex_attention reads or skips together
 WIDE = 64  # with more rows, repeating the keys is cheap next to the product
 
 
-def block_mask(
-    see_LL: Tensor | None,
-    length: int,
-    past: int,
-    groups: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor | None:
-    """The mask of `length` tokens that attend to `past` earlier ones and, by `see_LL` (bool, itself
-    included; None = causal), to each other, made once for all layers. None for one token, which
-    sees everything; else as `expand_mask` makes it."""
-    if length == 1:
-        return None
-    return expand_mask(visible_mask(see_LL, length, past, device), groups, dtype)
-
-
 def visible_mask(see_LL: Tensor | None, length: int, past: int, device: torch.device) -> Tensor:
     """The attention mask of `length` tokens, bool (L, past + L): the past, and each other by
-    `see_LL`."""
+    `see_LL` (None = causal)."""
     see_LS = torch.ones(length, past + length, dtype=torch.bool, device=device)
     if see_LL is None:
         return see_LS.tril_(past)
@@ -55,14 +39,6 @@ def expand_mask(see_LS: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     return added.repeat(groups, 1)[None, None]
 
 
-def clean_then_noisy(clean: int, noisy: int, device: torch.device) -> Tensor:
-    """The attention mask of clean tokens (causal) and a noisy block after them (full), bool (L,
-    L)."""
-    see_LL = torch.ones(clean + noisy, clean + noisy, dtype=torch.bool, device=device).tril()
-    see_LL[clean:] = True
-    return see_LL
-
-
 def grouped_attention(
     query: Tensor,
     key: Tensor,
@@ -72,7 +48,7 @@ def grouped_attention(
     causal: bool = False,
 ) -> Tensor:
     """Attention of (B, H, L, d) queries over (B, Hkv, S, d) keys and values, H a multiple of Hkv →
-    (B, H, L, d). `mask`: bool (B or 1, 1, L, S), or of `block_mask`; None = everything, or causal
+    (B, H, L, d). `mask`: bool (B or 1, 1, L, S), or of `expand_mask`; None = everything, or causal
     if `causal`."""
     batch, heads, length, width = query.shape
     kv_heads, size = key.shape[1], key.shape[2]

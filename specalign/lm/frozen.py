@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specalign.common.errors import UserError
 from specalign.common.schema import JsonObject
-from specalign.folder.chat import chat_ids, note_readings, reads_clock
+from specalign.folder.chat import chat_ids, note_readings
 from specalign.folder.tokenizer import opening_ids, text_ids
 from specalign.kernels.replacing import speed_up_linears
 from specalign.lm.fused import fuse_layers
@@ -202,11 +202,6 @@ class FrozenModel:
     @property
     def has_chat_template(self) -> bool:
         return bool(getattr(self.tokenizer, "chat_template", None))
-
-    @property
-    def reads_clock(self) -> bool:
-        """Whether its chat template writes the date."""
-        return reads_clock(self)
 
     def chat_tokens(self, prompt: str | Sequence[JsonObject] | Conversation) -> list[int]:
         """A user's text, messages or a conversation as tokens, up to where the answer begins; a

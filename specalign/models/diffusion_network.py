@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specalign.lm.attention import block_mask, clean_then_noisy
+from specalign.lm.attention import expand_mask, visible_mask
 from specalign.lm.cache import KVCache
 
 
@@ -34,7 +34,7 @@ class DiffusionNetwork(nn.Module):
         sigma: Tensor | None = None,
     ) -> Tensor:
         """The raw hidden states, (B, L, D). see: bool, broadcastable to (B, 1, L, S), or as
-        `block_mask` makes it; None = everything. cache: a clean prefix, with room for L more; its
+        `expand_mask` makes it; None = everything. cache: a clean prefix, with room for L more; its
         length stays. sigma: total noise, (B,) or (B, L)."""
         raise NotImplementedError
 
@@ -115,9 +115,10 @@ class DiffusionNetwork(nn.Module):
         if sigma_B is not None and clean:
             zero_BC = sigma_B.new_zeros(clean_BC.shape)
             sigma = torch.cat((zero_BC, sigma_B[:, None].expand(-1, noisy)), 1)
-        if clean or not self.opens:
-            see_SS = clean_then_noisy(clean, noisy, device)
-            see = block_mask(see_SS, length, past, self.groups, self.dtype, device)
+        if length > 1 and (clean or not self.opens):
+            see_LS = visible_mask(None, length, past, device)
+            see_LS[clean:] = True  # the noisy block
+            see = expand_mask(see_LS, self.groups, self.dtype)
         positions = torch.arange(past, past + length, device=device)[None]
         raw_BSD = self.run(torch.cat((clean_BC, noisy_BK), 1), see, positions, cache, sigma)
         f_BKV = self.head(self._predicting(raw_BSD, before_BD)[:, clean:], sigma_B)

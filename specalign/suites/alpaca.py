@@ -11,11 +11,7 @@ def read_alpaca(row: Row, number: int) -> Prompt:
     return Prompt(f"alpaca-{number}", content, "instruction")
 
 
-SUITE = Suite(
-    "alpaca",
-    "Alpaca",
-    "chat",
-    read_alpaca,
-    Place("tatsu-lab/alpaca", split="train", revision="dce01c9b08f87459cf36a430d809084718273017"),
-    excluded=False,
+PLACE = Place(
+    "tatsu-lab/alpaca", split="train", revision="dce01c9b08f87459cf36a430d809084718273017"
 )
+SUITE = Suite("alpaca", "Alpaca", "chat", read_alpaca, PLACE, excluded=False)

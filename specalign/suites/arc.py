@@ -13,11 +13,7 @@ def read_arc(row: Row, number: int) -> Prompt:
     return Prompt(str(row.get("id", f"arc-{number}")), content, "science", reference)
 
 
-SUITE = Suite(
-    "arc",
-    "ARC-Challenge",
-    "reasoning",
-    read_arc,
-    Place("allenai/ai2_arc", "ARC-Challenge", revision="210d026faf9955653af8916fad021475a3f00453"),
-    metric="multiple choice",
+PLACE = Place(
+    "allenai/ai2_arc", "ARC-Challenge", revision="210d026faf9955653af8916fad021475a3f00453"
 )
+SUITE = Suite("arc", "ARC-Challenge", "reasoning", read_arc, PLACE, metric="multiple choice")

@@ -13,11 +13,5 @@ def read_arena_hard(row: Row, number: int) -> Prompt:
     return Prompt(f"arena_hard-{key}", content, category)
 
 
-SUITE = Suite(
-    "arena_hard",
-    "Arena-Hard",
-    "chat",
-    read_arena_hard,
-    Place("lmarena-ai/arena-hard-auto-v0.1", split="train"),
-    max_new_tokens=2048,
-)
+PLACE = Place("lmarena-ai/arena-hard-auto-v0.1", split="train")
+SUITE = Suite("arena_hard", "Arena-Hard", "chat", read_arena_hard, PLACE, max_new_tokens=2048)

@@ -23,11 +23,5 @@ def read_bbh(row: Row, number: int) -> Prompt:
     return Prompt(f"bbh-{task}-{number}", content, task, find_text(row, "target"))
 
 
-SUITE = Suite(
-    "bbh",
-    "BIG-Bench Hard",
-    "reasoning",
-    read_bbh,
-    Place("lukaemon/bbh", parts=TASKS),
-    metric="last line",
-)
+PLACE = Place("lukaemon/bbh", parts=TASKS)
+SUITE = Suite("bbh", "BIG-Bench Hard", "reasoning", read_bbh, PLACE, metric="last line")

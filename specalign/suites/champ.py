@@ -1,5 +1,6 @@
 """CHAMP (arXiv 2401.06961): 270 competition problems, from their package alone."""
 
+from specalign.common.hub import PackageFile
 from specalign.suites.prompt import REASON, Place, Prompt, Row, Suite, find_text
 
 
@@ -9,16 +10,8 @@ def read_champ(row: Row, number: int) -> Prompt:
     return Prompt(find_text(row, "identifier"), find_text(row, "_text") + REASON, category, answer)
 
 
-SUITE = Suite(
-    "champ",
-    "CHAMP",
-    "math",
-    read_champ,
-    Place(
-        package="champ-dataset",
-        version="1.0.0",
-        member="champ_dataset/dataset_files/v0.json",
-        under="problems",
-    ),
-    metric="exact match",
+PLACE = Place(
+    package=PackageFile("champ-dataset", "1.0.0", "champ_dataset/dataset_files/v0.json"),
+    under="problems",
 )
+SUITE = Suite("champ", "CHAMP", "math", read_champ, PLACE, metric="exact match")

@@ -10,12 +10,13 @@ def read_cnn_dm(row: Row, number: int) -> Prompt:
     return Prompt(key, f"{article}\nTL;DR:", "news", row.get("highlights"), raw=True)
 
 
+PLACE = Place("abisee/cnn_dailymail", "3.0.0", revision="96df5e686bee6baa90b8bee7c28b81fa3fa6223d")
 SUITE = Suite(
     "cnn_dm",
     "CNN/DailyMail",
     "summarization",
     read_cnn_dm,
-    Place("abisee/cnn_dailymail", "3.0.0", revision="96df5e686bee6baa90b8bee7c28b81fa3fa6223d"),
+    PLACE,
     metric="ROUGE-L",
     temperature=1.0,
 )

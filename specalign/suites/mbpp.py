@@ -20,15 +20,9 @@ def read_mbpp(row: Row, number: int) -> Prompt:
     return Prompt(f"mbpp-{row.get('task_id', number)}", content, "code", checks)
 
 
-SUITE = Suite(
-    "mbpp",
-    "MBPP",
-    "coding",
-    read_mbpp,
-    Place(
-        "google-research-datasets/mbpp",
-        "sanitized",
-        revision="4bb6404fdc6cacfda99d4ac4205087b89d32030c",
-    ),
-    metric="pass@1",
+PLACE = Place(
+    "google-research-datasets/mbpp",
+    "sanitized",
+    revision="4bb6404fdc6cacfda99d4ac4205087b89d32030c",
 )
+SUITE = Suite("mbpp", "MBPP", "coding", read_mbpp, PLACE, metric="pass@1")

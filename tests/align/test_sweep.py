@@ -93,7 +93,7 @@ def agent_arguments(path: Path, values: dict[str, str]) -> list[str]:
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.yaml")), ids=lambda p: p.stem)
 def test_trials_have_the_arguments_of_an_agent(path: Path, tmp_path: Path) -> None:
     sweep = read_sweep(path)
-    for values in list_trials(sweep, None):
+    for values in list_trials(sweep, None)[::5]:
         line = agent_arguments(path, values)
         assert line[:5] == ["/usr/bin/env", "WANDB_MODE=offline", "python", "-m", "align.train"]
         theirs = load_recipe(line[5:])

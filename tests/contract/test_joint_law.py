@@ -1,4 +1,4 @@
-"""Sampled output has the target's joint law: every draft law, verifier and processor, on a table of a few tokens."""
+"""Coupled output is that without drafts, whatever the drafts' law; a wrong law is refused. On a table of a few tokens."""
 
 from dataclasses import replace
 
@@ -6,70 +6,17 @@ import pytest
 
 from decode.engine.decoder import Decoder
 from decode.proposers.base import Request
-from decode.proposers.lookup import LookupProposer
 from decode.speculation.proposal import Proposal
 from decode.speculation.settings import Sampling
 from specalign.common.errors import UserError
 from tests.fakes import (
     DRAFTERS,
-    LENGTH,
     LETTERS,
-    RUNS,
     SETTINGS,
     ScriptedDrafter,
     TableTarget,
-    frequencies,
-    plausible,
     right_to_left,
 )
-
-CASES = [
-    ("causal", "token", "penalty"),
-    ("guessed", "point_mass", "penalty"),
-    ("pruned", "block", "plain"),
-    ("causal", "block", "sharp top-k"),
-    ("right to left", "hybrid", "plain"),
-    ("i.i.d. siblings", "k_seq", "plain"),
-    ("i.i.d. siblings", "traversal", "penalty"),
-    ("without replacement", "recursive", "sharp top-k"),
-    ("branching", "gumbel", "penalty"),
-    ("independent", "block", "everything"),
-    ("pruned", "token", "everything"),
-    ("branching", "point_mass", "everything"),
-    ("without replacement", "traversal", "everything"),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "verifier", "setting"), CASES)
-def test_joint_frequencies(kind: str, verifier: str, setting: str) -> None:
-    target = TableTarget(3)
-    if setting == "everything":
-        target = TableTarget(4)
-        target.eos_ids = (3,)
-    decoder = Decoder(target, ScriptedDrafter(*DRAFTERS[kind]), verifier)  # type: ignore[arg-type]
-    law = target.law(LETTERS, LENGTH, SETTINGS[setting])
-    assert plausible(frequencies(decoder, SETTINGS[setting]), law, RUNS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["independent", "branching"])
-def test_joint_frequencies_with_an_end_of_sequence_inside(kind: str) -> None:
-    target = TableTarget(3, seed=3)
-    target.eos_ids = (2,)
-    decoder = Decoder(target, ScriptedDrafter(*DRAFTERS[kind]))  # type: ignore[arg-type]
-    law = target.law(LETTERS, LENGTH, SETTINGS["plain"])
-    assert plausible(frequencies(decoder, SETTINGS["plain"]), law, RUNS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("setting", ["plain", "penalty"])
-def test_joint_frequencies_of_lookup_and_plain_decoding(setting: str) -> None:
-    target = TableTarget(3, seed=5)
-    law = target.law(LETTERS, LENGTH, SETTINGS[setting])
-    for drafter in (LookupProposer(3), None):
-        found = frequencies(Decoder(target, drafter), SETTINGS[setting])  # type: ignore[arg-type]
-        assert plausible(found, law, RUNS)
 
 
 @pytest.mark.slow

@@ -6,16 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from align.config.drafter import DrafterConfig
-from align.makers.block import from_target
 from decode import eval
 from decode.evaluation import runner as measure
 from decode.evaluation.records import Divergence, read_records
 from decode.systems.registry import SYSTEMS
 from specalign.common.errors import UserError
-from specalign.formats.block import save_drafter
 from specalign.formats.standalone import save_standalone
 from specalign.lm.model import Target
 from specalign.suites import registry as chosen
@@ -25,14 +21,6 @@ from tests.measurements import QUIET
 from tests.measurements import run_eval as run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
-
-
-@pytest.fixture(scope="module")
-def drafter(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    options = DrafterConfig(block_size=3, layers=1, markov_rank=0)
-    folder = tmp_path_factory.mktemp("drafter")
-    save_drafter(from_target(target, options, None), folder, dtype=torch.float32)
-    return folder
 
 
 def test_a_changed_output_ends_with_exit_code_1(

@@ -17,7 +17,7 @@ from tests.builders import block_network, causal_drafter, diffusion_drafter, sav
 def test_a_drafter_is_exported_for_the_target_that_it_names(
     tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    drafter = saved_taps_drafter(tmp_path / "drafter", target, "fill_in")
+    drafter = saved_taps_drafter(tmp_path / "drafter", target)
     words = ["--drafter", drafter, "--format", "dflash", "--out", str(tmp_path / "out")]
     export.main([*words, "--device", "cpu"])
     said = capsys.readouterr().out
@@ -35,7 +35,7 @@ def test_a_difference_is_an_exit_code(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    drafter = saved_taps_drafter(tmp_path / "drafter", target, "fill_in")
+    drafter = saved_taps_drafter(tmp_path / "drafter", target)
     lines = ["generate: DIFFERENT"]
     found = ExportVerdict("dflash", tmp_path, files, engine_same=False, lines=lines)
     monkeypatch.setattr("decode.exporting.exports.export_drafter", lambda *a, **k: [found])

@@ -6,13 +6,6 @@ from pathlib import Path
 import pytest
 
 from decode import parity
-from specalign.lm.model import Target
-from tests.builders import saved_taps_drafter
-
-
-@pytest.fixture
-def drafter(tmp_path: Path, target: Target) -> str:
-    return saved_taps_drafter(tmp_path / "drafter", target, "fill_in")
 
 
 @pytest.mark.parametrize(
@@ -24,8 +17,8 @@ def drafter(tmp_path: Path, target: Target) -> str:
     ],
 )
 def test_engines_that_there_are_not(
-    drafter: str, more: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    drafter: Path, more: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        parity.main(["--drafter", drafter, *more])
+        parity.main(["--drafter", str(drafter), *more])
     assert ended.value.code == 2 and re.search(says, capsys.readouterr().err)

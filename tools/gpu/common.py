@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from align.config.drafter import DrafterConfig
 from align.makers.block import block_config
@@ -72,16 +72,12 @@ def make_target(shape: str, device: torch.device) -> Target:
         max_position_embeddings=131072,
         initializer_range=0.1 * size.hidden**-0.5,
         tie_word_embeddings=False,
-        attn_implementation="eager",
     )
     torch.manual_seed(0)
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype_on(device))
-    try:
-        with device:
-            model = LlamaForCausalLM(config)
-    finally:
-        torch.set_default_dtype(default)
+    with device:
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype_on(device), attn_implementation="eager"
+        )
     embedding_VD = model.get_input_embeddings().weight.normal_()
     model.get_output_embeddings().weight.copy_(embedding_VD.roll(1, 0))
     _, tokenizer = debug_model("Llama")
@@ -176,9 +172,8 @@ def split_numbers(text: str) -> list[float]:
 
 
 def device_name(device: torch.device) -> str:
-    if device.type != "cuda":
-        return device.type.upper()
-    return torch.cuda.get_device_name(device)
+    is_gpu = device.type == "cuda"
+    return torch.cuda.get_device_name(device) if is_gpu else device.type.upper()
 
 
 def save_report(path: Path | None, device: torch.device, figures: JsonObject) -> None:

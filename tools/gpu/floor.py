@@ -104,10 +104,8 @@ def measure_attention(size: ModelSize, device: torch.device, small: bool) -> Jso
         ]
         for rows in QUERIES:
             q = torch.randn(1, size.heads, rows, size.head_dim, device=device, dtype=dtype)
-            mask, scale = (
-                visible_mask(None, rows, keys - rows, device)[None, None],
-                q.shape[-1] ** -0.5,
-            )
+            mask = visible_mask(None, rows, keys - rows, device)[None, None]
+            scale = q.shape[-1] ** -0.5
             plain = [partial(grouped_attention, q, k, v, None, scale) for k, v in pairs]
             masked = [partial(grouped_attention, q, k, v, mask, scale) for k, v in pairs]
             us = {"plain": kernel_us(plain, device), "mask": kernel_us(masked, device)}

@@ -59,11 +59,11 @@ class KnownTexts:
         self.outputs: dict[tuple[int, ...], list[int]] = {}
         self.drafts: dict[tuple[int, ...], Tensor] = {}
 
-    def spoil(self, tau: float, draft_tokens: int, device: torch.device, seed: int = 0) -> None:
+    def spoil(self, tau: float, draft_tokens: int, device: torch.device) -> None:
         """Make the drafts for this τ: right ones are as many as its chance of acceptance says, and
         lie anywhere."""
         acceptance = find_acceptance(tau, draft_tokens)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         for prompt, output in self.outputs.items():
             size = len(output) + draft_tokens  # drafts may reach behind the end
             wrong_T = torch.zeros(len(prompt) + size, dtype=torch.int64)

@@ -46,7 +46,8 @@ PROFILED = 3
 LOOPS = 3
 SETTINGS = (
     "trainer.logger=[] trainer.resume=never trainer.validation_rows=1 trainer.warmup_steps=1 "
-    "trainer.log_every={0} trainer.validate_every={0} trainer.checkpoint_every={0} trainer.max_steps={0}"
+    "trainer.log_every={0} trainer.validate_every={0} trainer.checkpoint_every={0} trainer.max_steps={0} "
+    "target.device={1}"
 )
 GROUPS = {
     "attention": "_scaled_dot _flash _efficient flash flex fmha",
@@ -74,7 +75,6 @@ class StepMeter(lightning.Callback):
         self.device, self.steps = device, steps
         self.profile = profile(activities=activities, with_flops=True)
         self.seconds: list[float] = []
-        self.profiled_seconds = 0.0
         self.valid: list[torch.Tensor] = []
 
     @property
@@ -89,7 +89,6 @@ class StepMeter(lightning.Callback):
             self.valid.append(batch.anchors.valid_BAK)  # counted later: the host would wait
         if done == LOOPS * self.steps + PROFILED:
             synchronize(self.device)
-            self.profiled_seconds = perf_counter() - self._started
             self.profile.stop()
             raise _Enough
         if 0 <= done <= LOOPS * self.steps and done % self.steps == 0:
@@ -154,19 +153,13 @@ def measure(shape: str, device: torch.device, steps: int, words: list[str]) -> S
     meter = StepMeter(device, steps)
     name = "debug_block" if shape == "debug" else "smollm2_gpu"
     with tempfile.TemporaryDirectory() as folder, suppress(_Enough):
-        fixed = [
-            f"target.device={device}",
-            f"output={folder}",
-            *SETTINGS.format(meter.last).split(),
-        ]
-        recipe = load_recipe([f"recipe={name}", *fixed, *words])
+        fixed = SETTINGS.format(meter.last, device).split()
+        recipe = load_recipe([f"recipe={name}", f"output={folder}", *fixed, *words])
         target = make_target(shape, device)
         if recipe.trainer.compile_target:
             target.compile_layers()
-        drafter, samples = (
-            make_drafter(target, recipe.drafter),
-            make_samples(recipe, target.vocab_size),
-        )
+        drafter = make_drafter(target, recipe.drafter)
+        samples = make_samples(recipe, target.vocab_size)
         stream = RowStream(pack(samples, recipe.data.length, 0), 0)
         rows = RowsModule(recipe, stream, samples, drafter.config.block_size)
         fit(BlockDrafterModule(drafter, recipe), rows, None, quiet=True, callback=meter)

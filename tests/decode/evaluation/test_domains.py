@@ -4,10 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
-from align.config.drafter import DrafterConfig
-from align.makers.block import from_target
 from decode.evaluation.contamination import ASKS, find_overlaps
 from decode.evaluation.domains import compare_domains
 from decode.evaluation.records import DrafterTraining
@@ -15,7 +12,6 @@ from decode.evaluation.statistics import Estimate
 from specalign.common.errors import UserError
 from specalign.folder.chat import Chat
 from specalign.folder.training_record import ExpectedTau, TrainingRecord, save_record
-from specalign.formats.block import save_drafter
 from specalign.lm.model import Target
 from specalign.rows import shards as data
 from specalign.suites.registry import SUITES
@@ -29,15 +25,6 @@ RECORD = TrainingRecord(
     expected_tau={"greedy": ExpectedTau(9.5, 0.1, 1234), "sampling": ExpectedTau(8.5, 0.1, 99)},
     **{"samples": 10, "tokens": 500, "prompts": None, "text": ["docs"], "removed": {"math500": 2}},
 )
-
-
-@pytest.fixture(scope="module")
-def drafter(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder without a record of its training."""
-    options = DrafterConfig(block_size=3, layers=1, markov_rank=0)
-    folder = tmp_path_factory.mktemp("drafter")
-    save_drafter(from_target(target, options, None), folder, dtype=torch.float32)
-    return folder
 
 
 @pytest.fixture

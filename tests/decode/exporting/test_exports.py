@@ -12,17 +12,16 @@ from specalign.formats.block import save_drafter
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.suites.prompt import Prompt
-from tests.builders import block_network
+from tests.builders import block_network, saved_taps_drafter
 from tests.target_models import asking_target
 
 
 @pytest.fixture
 def drafter(tmp_path: Path, target: Target) -> str:
-    network = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
-    save_drafter(network, tmp_path / "drafter")
     card = "---\nlicense: mit\n---\n| expected τ, greedy | 1.5 |\n"
-    (tmp_path / "drafter/README.md").write_text(card)
-    return str(tmp_path / "drafter")
+    folder = saved_taps_drafter(tmp_path / "drafter", target)
+    Path(folder, "README.md").write_text(card)
+    return folder
 
 
 def export(

@@ -14,19 +14,13 @@ from decode.speculation.sampling import ProcessorState, probs
 from specalign.common.errors import UserError
 from specalign.kernels.linear import rows_library
 from specalign.kernels.tree import KINDS as TREE_KINDS
-from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from tests.builders import BLOCK_VARIANTS as VARIANTS
 from tests.builders import PROMPT, VARIED, fresh_session, prefill, run_request
 from tests.builders import block_network as network
 
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    target = load_target("debug", dtype="float32", device="cpu")
-    target.eos_ids = ()
-    return target
+pytestmark = pytest.mark.usefixtures("endless")
 
 
 CONTEXTS = ("shared", "taps", "markov confidence", "fill-in", "fill-in convolution")

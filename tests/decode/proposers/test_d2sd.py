@@ -14,7 +14,6 @@ from decode.engine.request import RequestRunner
 from decode.proposers.d2sd import D2SDProposer, D2SDSession
 from decode.speculation.proposal import Proposal
 from decode.speculation.tree import chain
-from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from tests.builders import DRAFT_IDS as IDS
@@ -24,12 +23,7 @@ from tests.builders import tree_prefixes as prefixes
 from tests.d2sd_reference import by_definition, rows_by_definition
 from tests.exact_distribution import exact_law
 
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    target = load_target("debug", dtype="float32", device="cpu")
-    target.eos_ids = ()
-    return target
+pytestmark = pytest.mark.usefixtures("endless")
 
 
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

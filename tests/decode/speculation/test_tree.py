@@ -12,7 +12,6 @@ from decode.speculation.rounds import Round, verify_rounds
 from decode.speculation.sampling import position_noise
 from decode.speculation.tree import ancestors
 from decode.speculation.verifiers import Outcome
-from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import BLOCK_VARIANTS as VARIANTS
 from tests.builders import PROMPT, prefill
@@ -24,11 +23,7 @@ PARENTS = (-1, -1, 0, 0, 1, 3, 4, 3)
 TOKENS = (7, 9, 11, 7, 30, 31, 9, 50)
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    target = load_target("debug", dtype="float32", device="cpu")
-    target.eos_ids = ()
-    return target
+pytestmark = pytest.mark.usefixtures("endless")
 
 
 def test_every_branch_as_if_it_were_alone(target: Target) -> None:

@@ -19,12 +19,7 @@ from specalign.lm.names import DEFAULT_TARGET
 from tests.builders import PROMPT, switching_target
 from tests.builders import block_network as network
 
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    target = load_target("debug", dtype="float32", device="cpu")
-    target.eos_ids = ()
-    return target
+pytestmark = pytest.mark.usefixtures("endless")
 
 
 def test_what_is_refused_before_the_target_is_loaded(tmp_path: Path) -> None:

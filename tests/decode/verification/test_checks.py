@@ -1,68 +1,20 @@
 """The checks on a tiny pair: each classic bug is seen by the check it belongs to, and a right pair passes."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
-from decode.engine.decoder import Decoder
-from decode.proposers.block import BlockProposer
-from decode.proposers.diffusion import DiffusionProposer
-from decode.proposers.lookup import LookupProposer
 from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.settings import Sampling
 from decode.verification import end_to_end, rules
 from decode.verification.batches import Asked, RequestBatch
-from decode.verification.cases import Cases
-from decode.verification.pair import VerifyConfig
 from decode.verification.proposals import every_outcome, judge
 from decode.verification.reference import Reference
 from decode.verification.run import VerificationRun
 from decode.verification.verdict import Tally
-from specalign.lm.debug import debug_model
-from specalign.lm.loading import load_target
 from specalign.lm.model import Target
-from tests.builders import block_network, diffusion_drafter
+from tests.contract.test_planted import PROMPTS, decoder, fresh, run
 
-PROMPTS = [[4, 90, 17, 203, 90, 17], [5, 9, 30], [1, 90, 17, 40, 60, 90]]
-
-
-@pytest.fixture(scope="module")
-def run() -> VerificationRun:
-    target = load_target("debug", dtype="float32", device="cpu")
-    own = debug_model("Llama")[0].eval()
-    made = VerificationRun(VerifyConfig(), Cases(target, {}, [], []), PROMPTS, lambda _: None, own)
-    made.requests.common = [17, 90, 203]
-    return made
-
-
-@pytest.fixture(autouse=True)
-def fresh(run: VerificationRun) -> Iterator[None]:
-    yield
-    run.tallies = {name: Tally(name) for name in run.tallies}
-    run.recorded = []
-
-
-def decoder(target: Target, kind: str) -> Decoder:
-    net = block_network(target, "shared_kv", markov_rank=8)
-    if kind in ("ratio", "block"):
-        return Decoder(target, BlockProposer(net), "token" if kind == "ratio" else "block")
-    if kind == "tree":
-        return Decoder(target, BlockProposer(net, tree_nodes=6))
-    if kind == "drawn pair":
-        return Decoder(
-            target, BlockProposer(net, tree_nodes=2, siblings="without_replacement"), "traversal"
-        )
-    if kind == "drawn tree":
-        return Decoder(
-            target, BlockProposer(net, tree_nodes=4, siblings="without_replacement"), "traversal"
-        )
-    if kind == "lookup":
-        return Decoder(target, LookupProposer(3))
-    order = {"left": "left_to_right", "confidence": "confidence", "random": "random"}[kind]
-    return Decoder(
-        target, DiffusionProposer(diffusion_drafter(target, "masked_lm"), steps=2, order=order)
-    )
+__all__ = ["fresh", "run"]
 
 
 SAMPLED = (
@@ -91,7 +43,8 @@ def checked(run: VerificationRun, one: RequestBatch) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["ratio", "block", "tree", "drawn tree", "lookup", "left", "confidence", "random"]
+    "kind",
+    ["token", "block", "tree", "drawn tree", "lookup", "left_to_right", "confidence", "random"],
 )
 def test_a_right_pair_passes(run: VerificationRun, kind: str) -> None:
     assert checked(run, batch(run.target, kind)) == {}
@@ -109,15 +62,17 @@ def test_right_rules_pass() -> None:
 @pytest.mark.parametrize(
     "kind",
     [  # the slow ones: block and specdiff in test_end_to_end.py, block and confidence here
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("ratio", "left")),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("token", "left_to_right")),
         *("block", "tree", "drawn pair", "lookup", "confidence"),
     ],
 )
 def test_the_joint_law(run: VerificationRun, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a penalty; without, and of longer texts: test_end_to_end.py."""
+    """With every processor; without, and of longer texts: test_end_to_end.py."""
     monkeypatch.setattr(end_to_end, "LENGTH", 3)
     tally, reference = Tally("end_to_end"), Reference(run.target, run.reference.model)
-    sampling = Sampling(1.2, top_k=2, repetition_penalty=1.2, seed=1)
+    penalties = {"repetition_penalty": 1.2, "presence_penalty": 0.9}
+    others = {"min_p": 0.05, "banned": (17,), "min_new_tokens": 2}
+    sampling = Sampling(1.2, top_k=2, seed=1, **penalties, **others)
     end_to_end.check_joint_law(
         kind, decoder(run.target, kind), PROMPTS[0], reference, tally, sampling
     )

