@@ -6,7 +6,7 @@ from decode.proposers.block import BlockProposer
 from decode.proposers.diffusion import DiffusionProposer
 from decode.proposers.lookup import CopyingProposer, LookupProposer
 from specalign.lm.model import Target
-from tests.builders import block_network, diffusion_drafter, shallow_target
+from tests.builders import block_network, diffusion_drafter, shallow_target, smaller_model
 
 
 def make(target: Target, name: str) -> Proposer | None:
@@ -18,7 +18,8 @@ def make(target: Target, name: str) -> Proposer | None:
     if kind == "copy":
         return CopyingProposer(make(target, " ".join(words)))  # type: ignore[arg-type]
     if kind == "autoregressive":
-        return AutoregressiveProposer(shallow_target(1), 3)
+        model = smaller_model(target, 1, vocab_size=80) if words else shallow_target(1)
+        return AutoregressiveProposer(model, 3)
     if kind in ("taps", "shared_kv"):
         network = block_network(target, kind, int(words[0]))
         siblings = words[2] if len(words) > 2 else None

@@ -172,27 +172,29 @@ def test_the_joint_law(target: Target, name: str, verifier: str) -> None:
     assert sum(abs(found[x] - law.get(x, 0.0)) for x in {*found, *law}) / 2 < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("name", "verifier", "window"),
-    [
-        ("taps 8 5", "auto", 0), ("taps 8 5", "auto", 4), ("shared_kv 8 0", "point_mass", 0),
-        ("ddit_full 2 left_to_right", "auto", 0), ("masked_lm 2 left_to_right", "auto", 0),
-    ],
-)  # fmt: skip
+OWN_DRAFTS = [(x, "auto", 0) for x in DRAFTERS if x != "plain" and "copy" not in x]
+OWN_DRAFTS += [("taps 8 5", "auto", 4), ("shared_kv 8 0", "point_mass", 0)]
+OWN_DRAFTS += [("autoregressive small", "auto", 0)]
+
+
+@pytest.mark.parametrize(("name", "verifier", "window"), OWN_DRAFTS)
 def test_drafts_and_counts_are_the_eager_engines(
     target: Target, name: str, verifier: str, window: int
 ) -> None:
-    """Where both draw with the same numbers. window: tokens that a target's layers see; 0 = all."""
+    """Both draw with the same numbers. window: tokens that a target's layers see; 0 = all."""
     if window:
         target = tiny_target("mistral", sliding_window=window)
     proposer, found = make(target, name), []
-    few = Sampling(1.0, banned=tuple(i for i in range(260) if i not in (40, 90)), seed=3)
+    banned = tuple(i for i in range(260) if i not in (40, 90))
+    few = [Sampling(1.0, banned=banned, seed=3), Sampling(presence_penalty=0.7, banned=banned)]
     for used in (None, CapturedEngine(target, proposer)):
         decoder = Decoder(target, proposer, verifier, engine=used)
-        outs = decoder.generate_batch(PROMPTS[:2], 12, sampling=few)
+        outs = [x for s in few for x in decoder.generate_batch(PROMPTS[:2], 12, sampling=s)]
         # where nothing else is left the eager engine drafts banned tokens
-        found.append([(x.tokens, x.drafted, x.accepted, x.trees[:-1]) for x in outs])
-    assert all(sum(accepted) for _, _, accepted, _ in found[0])
+        rejected = [[one.rejected for one in x.trace[:-1]] for x in outs]
+        counts = [(x.drafted, x.accepted, x.trees[:-1]) for x in outs]
+        found.append([[x.tokens for x in outs], counts, rejected])
+    assert all(sum(accepted) for _, accepted, _ in counts[:2])
     assert found[1] == found[0]
 
 

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from decode.captured import acceptance, engine, rows
-from decode.captured.drafting import Draft, Unsupported
+from decode.captured import acceptance, causal, copying, engine, rows
+from decode.captured.drafting import Draft, Drafting, Unsupported
 from decode.captured.engine import CapturedEngine
 from decode.captured.round import _mask, read_result
 from decode.captured.state import RowState, Shape
 from decode.engine.decoder import Decoder
 from decode.engine.output import RoundResult
+from decode.proposers.lookup import SHORTEST
 from decode.speculation.settings import Sampling
 from decode.speculation.verifiers import find
 from specalign.lm.model import Target
@@ -80,6 +81,101 @@ def test_an_end_is_barred_by_its_place(target: Target, least: int, barred: list[
     assert found_1MV is not None
     assert found_1MV[0, :, 7].tolist() == barred
     assert found_1MV.sum() == 2 * sum(barred)
+
+
+def test_a_causal_drafter_reads_in_chunks_as_much_as_its_context_holds(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafting = engine.make_drafting(make(target, "autoregressive"), Sampling(), "block")
+    assert isinstance(drafting, causal.CausalChain)
+    drafting.allocate(RowState(target, Sampling(), Shape(1, 16, 8, drafting.nodes)))
+    model, read = drafting.model, list[int]()
+    monkeypatch.setattr(causal, "PREFILL_CHUNK", 4)
+    monkeypatch.setattr(model, "forward", lambda part, **_: read.append(part.shape[1]))
+    drafting.start(0, [5] * 11)
+    assert read == [4, 4, 2]
+    drafting.check(model.context_limit - drafting.nodes)
+    with pytest.raises(Unsupported, match=f"context of {model.context_limit} tokens"):
+        drafting.check(model.context_limit - drafting.nodes + 1)
+
+
+class FixedDrafts(Drafting):
+    """Two chains of 3, 5 and 9 with q of their own; those of the third request do not count."""
+
+    nodes = 3
+
+    def draft(self, state: RowState, end: int) -> Draft:
+        tokens_BN = torch.tensor([[3, 5, 9]] * 2 + [[8, 5, 9]] + [[3, 5, 9]])
+        depth_BN = torch.tensor([[1, 2, 1]] * 2 + [[0, 0, 0]] + [[1, 2, 1]])
+        q_BNV = (torch.arange(3.0) + 2)[:, None].expand(4, 3, state.target.vocab_size)
+        drawn_B = torch.tensor([3, 3, 0, 3])
+        return Draft(tokens_BN, torch.tensor([[0, 1, 0]] * 4), depth_BN, q_BNV, drawn_B)
+
+
+def texts_to_copy(target: Target, nodes: int, limits: list[int]) -> RowState:
+    """The endings occurred with 2 tokens, 1 and 2; the third's would be longer around the text's ends."""
+    state = RowState(target, Sampling(), Shape(4, 16, 8, nodes))
+    texts = [[7, 1, 2, 3, 9, 1, 2], [5, 6, 5], [5, 6, 8, 5, 6], [4, 9, 7]]
+    for row, (text, limit) in enumerate(zip(texts, limits, strict=True)):
+        state.start_row(row, text, limit)
+    state.text_BS[2, -1] = 8
+    return state
+
+
+def test_copies_begin_after_the_longest_ending(target: Target) -> None:
+    state = texts_to_copy(target, 4, [8] * 4)
+    copies_B4, agreed_B = copying.find_copy(state, 4, 3)
+    assert copies_B4[:3].tolist() == [[3, 9, 1, 2], [6, 5, 6, 5], [8, 5, 6, 8]]
+    assert agreed_B.tolist() == [2, 1, 2, 0]
+
+
+def test_a_copied_branch_continues_below_equal_drafts(target: Target) -> None:
+    drafting = copying.CopiedBranch(FixedDrafts(), 4, 2, 3)
+    tokens_BN, above_BN, depth_BN, *_ = drafting.draft(texts_to_copy(target, 7, [8, 8, 4, 8]), 16)
+    assert tokens_BN[0].tolist() == [3, 5, 9, 3, 9, 1, 2]
+    assert above_BN[[0, 2]].tolist() == [[0, 1, 0, 0, 1, 5, 6], [0, 1, 0, 0, 4, 5, 6]]
+    assert depth_BN.tolist() == [
+        [1, 2, 1, 0, 2, 3, 4], [1, 2, 1, 0, 0, 0, 0], [0, 0, 0, 1, 2, 0, 0], [1, 2, 1, 0, 0, 0, 0]
+    ]  # fmt: skip
+
+
+def test_a_copied_chain_replaces_the_drawn_one(target: Target) -> None:
+    drafting = copying.CopiedChain(FixedDrafts(), 4)
+    assert (drafting.nodes, drafting.shortest, drafting.copy_tokens) == (4, SHORTEST, 4)
+    drafting.shortest = 2
+    draft = drafting.draft(texts_to_copy(target, 4, [4] * 4), 16)
+    assert draft.tokens_BN[:2].tolist() == [[3, 9, 1, 2], [3, 5, 9, 0]]
+    assert draft.depth_BN.tolist() == [[1, 2, 0, 0], [1, 2, 1, 0], [1, 2, 0, 0], [1, 2, 1, 0]]
+    assert draft.q_BNV is not None and draft.drawn_B is not None
+    assert draft.q_BNV[0].argmax(1).tolist() == [3, 9, 1, 2] and draft.q_BNV[0].sum() == 4
+    assert draft.q_BNV[1, :, 0].tolist() == draft.q_BNV[1, :, -1].tolist() == [2, 3, 4, 0]
+    assert draft.drawn_B.tolist() == [3, 3, 0, 3] and draft.forest == (-1, 0, 1, 2)
+
+
+@pytest.mark.parametrize("length", [1, 12])
+@pytest.mark.parametrize(
+    "name",
+    ["autoregressive", "copy autoregressive", "ddit 2 confidence", "masked_lm 2 left_to_right"],
+)
+def test_drafters_read_all_that_a_round_commits(target: Target, name: str, length: int) -> None:
+    """At most: all drafts and a token. The copied ones are not the drafter's own."""
+    drafting = engine.make_drafting(make(target, name), Sampling(1.0), "block")
+    text, found = [4 + i * 37 % 220 for i in range(length + 1)], []
+    for fresh in (False, True):
+        state = RowState(target, Sampling(1.0), Shape(2, 40, 32, drafting.nodes))
+        state.u_BT[:] = torch.linspace(0.1, 0.9, state.u_BT.shape[1])
+        with torch.no_grad():
+            drafting.allocate(state)
+            drafting.start(1, text)
+            state.start_row(1, text, 32)
+            if not fresh:
+                [draft] = drafting.draft(state, 40).tokens_BN[1:].tolist()
+                text += [99 + i * 53 % 88 for i in range(8)] if "copy" in name else [*draft, 99]
+                state.start_row(1, text, 32)
+            end = 40 if fresh else len(text) + drafting.nodes
+            found.append(drafting.draft(state, end).q_BNV)
+    assert found[0] is not None and found[1] is not None
+    assert torch.allclose(found[0][1], found[1][1], atol=1e-5)
 
 
 @pytest.mark.parametrize("change", [{"together": False}, {"others": {0: 1}}, {"chains_only": True}])
