@@ -37,7 +37,7 @@ EVERYTHING = Sampling(
     banned=(3, 9), min_new_tokens=6, seed=5,
 )  # fmt: skip
 SETTINGS = [Sampling(repetition_penalty=1.4), Sampling(temperature=1.0, seed=3)]
-SETTINGS += [Sampling(temperature=0.6, top_p=0.9, seed=4), EVERYTHING]
+SETTINGS += [Sampling(temperature=0.6, top_p=0.9, min_new_tokens=5, seed=4), EVERYTHING]
 
 
 def compare(
@@ -50,7 +50,7 @@ def compare(
     **options: Any,
 ) -> None:
     """Requests of different lengths, more than there are rows, over several buckets."""
-    limits, given = [14, 9, 14, 11], {"batch_size": size, "sampling": sampling, **options}
+    limits, given = [16, 9, 14, 11], {"batch_size": size, "sampling": sampling, **options}
     captured = Decoder(target, proposer, engine=CapturedEngine(target, proposer, backend))
     with mock.patch.object(rows, "BUCKETS", buckets):
         found = captured.generate_batch(PROMPTS, limits, **given)
@@ -95,10 +95,12 @@ def test_batches_and_ends(target: Target, size: int, name: str) -> None:
 def test_settings_of_each_request(target: Target) -> None:
     settings = [SETTINGS[1], SETTINGS[0], EVERYTHING, SETTINGS[1]]
     proposer = make(target, "shared_kv 8 0")
-    captured = Decoder(target, proposer, engine=CapturedEngine(target, proposer))
+    used = CapturedEngine(target, proposer)
+    captured = Decoder(target, proposer, engine=used)
     found = captured.generate_batch(PROMPTS, 12, sampling=settings, batch_size=2)
     wanted = Decoder(target, proposer).generate_batch(PROMPTS, 12, sampling=settings, batch_size=2)
     assert [x.tokens for x in found] == [x.tokens for x in wanted]
+    assert [key[0].greedy for key in used._rows] == [True, False]  # two sets are kept
 
 
 def test_memory_keeps_its_addresses(target: Target) -> None:
@@ -184,12 +186,14 @@ def test_drafts_and_counts_are_the_eager_engines(
     """Both draw with the same numbers. window: tokens that a target's layers see; 0 = all."""
     if window:
         target = tiny_target("mistral", sliding_window=window)
+        target.eos_ids = (7, 30)
     proposer, found = make(target, name), []
-    banned = tuple(i for i in range(260) if i not in (40, 90))
-    few = [Sampling(1.0, banned=banned, seed=3), Sampling(presence_penalty=0.7, banned=banned)]
+    banned = tuple(i for i in range(260) if i not in (40, 90, 7))
+    few = Sampling(0.8, 0.95, presence_penalty=0.5, banned=banned, min_new_tokens=6, seed=3)
+    settings = few, Sampling(presence_penalty=0.7, banned=(*banned, 7))
     for used in (None, CapturedEngine(target, proposer)):
         decoder = Decoder(target, proposer, verifier, engine=used)
-        outs = [x for s in few for x in decoder.generate_batch(PROMPTS[:2], 12, sampling=s)]
+        outs = [x for s in settings for x in decoder.generate_batch(PROMPTS[:2], 12, sampling=s)]
         # where nothing else is left the eager engine drafts banned tokens
         rejected = [[one.rejected for one in x.trace[:-1]] for x in outs]
         counts = [(x.drafted, x.accepted, x.trees[:-1]) for x in outs]
@@ -253,6 +257,9 @@ def test_compiled_rounds_write_the_same(
     ("name", "verifier", "note"),
     [
         ("ddit 2 random", "auto", "order=random"),
+        ("shared_kv 8 0", "lossy_typical", "verifier 'lossy_typical'"),
+        ("copy ddit 2 confidence", "auto", "copying next to drawn drafts that branch or have"),
+        ("copy taps 0 3 iid", "recursive", "copying next to drawn drafts that branch or have"),
         ("taps 0 3 iid", "point_mass", "siblings='iid' with verifier 'point_mass'"),
     ],
 )

@@ -46,6 +46,7 @@ def test_a_request_among_others_is_what_it_is_alone(
     decoder = Decoder(target, proposer, engine=engine)
     settings = [replace(SAMPLED, seed=i) for i in range(len(prompts))]
     found = decoder.generate_batch(prompts, limits, batch_size=2, sampling=settings)
+    assert engine is None or [key[0].seed for key in engine._rows] == [None]
     for out, *given, sampling in zip(found, prompts, limits, settings, strict=True):
         alone = decoder.generate(*given, sampling=sampling)
         assert (out.tokens, out.accepted) == (alone.tokens, alone.accepted)

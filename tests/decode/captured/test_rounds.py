@@ -9,11 +9,11 @@ import torch
 from decode.captured import acceptance, causal, copying, engine, rows
 from decode.captured.drafting import Draft, Drafting, Unsupported
 from decode.captured.engine import CapturedEngine
-from decode.captured.round import _mask, read_result
+from decode.captured.round import _commit, _mask, read_result
 from decode.captured.state import RowState, Shape
 from decode.engine.decoder import Decoder
 from decode.engine.output import RoundResult
-from decode.proposers.lookup import SHORTEST
+from decode.proposers.lookup import SHORTEST, LookupProposer
 from decode.speculation.settings import Sampling
 from decode.speculation.verifiers import find
 from specalign.lm.model import Target
@@ -50,9 +50,10 @@ def test_a_bucket_holds_the_drafts_too(target: Target, monkeypatch: pytest.Monke
     [opened] = used._rows.values()
     opened._graphs.clear()
     monkeypatch.setattr(rows, "BUCKETS", (20, 32))
-    opened.run(14)
+    assert 0 < opened.run(14).seconds < 60
     opened.run(15)
-    assert [end for end, _ in opened._graphs] == [20, 32]
+    opened.run(40)  # longer than any bucket
+    assert [*opened._graphs] == [(20, False), (32, False)]
     assert opened.run(15, skip=True).nodes == 0
 
 
@@ -61,6 +62,22 @@ def test_results_are_read_as_they_are_written() -> None:
     drafts, above, depths = [5, 9, 7, 6], [0, 0, 0, 3], [1, 0, 1, 2]  # 9 does not count
     wanted = RoundResult([7, 8], 1, 2, [1], [5, 7, 6], (-1, -1, 1))
     assert read_result([2, 1, *new, *path, *drafts, *above, *depths], 4) == wanted
+    assert read_result([1, 0, 7, 0], 0) == RoundResult([7], 0, 0, [], [], ())
+
+
+def test_rows_stop_at_the_end_of_their_outputs(target: Target) -> None:
+    state = RowState(target, Sampling(), Shape(3, 16, 8, 0))
+    for row, limit in enumerate((2, 8, 8)):
+        state.start_row(row, [5, 6], limit)
+    none_B0, see_B11 = torch.zeros(3, 0, dtype=torch.int64), torch.ones(3, 1, 1, dtype=torch.bool)
+    root_B = torch.zeros(3, dtype=torch.int64)
+    path = acceptance.Path(root_B, torch.tensor([9, 7, 9]), root_B)  # 7 ends the text
+    draft = Draft(none_B0, none_B0, none_B0)
+    _commit(state, draft, root_B[:, None] + 6, see_B11, path, root_B[:, None])
+    assert state.counter("active").tolist() == [0, 0, 1]
+    assert state.result_BX[:, :3].tolist() == [[1, 0, 9], [1, 0, 7], [1, 0, 9]]
+    state.stop_row(2)
+    assert not state.counter("active").any()
 
 
 def test_a_node_sees_the_text_its_ancestors_and_itself() -> None:
@@ -122,6 +139,25 @@ def texts_to_copy(target: Target, nodes: int, limits: list[int]) -> RowState:
     return state
 
 
+def test_verification_knows_the_steps_of_denoising(target: Target) -> None:
+    proposer: Any = make(target, "ddit 2 confidence")
+    proposer.draft_tokens = 5
+    drafting = engine.make_drafting(proposer, Sampling(1.0), "hybrid")
+    state = RowState(target, Sampling(1.0), Shape(1, 32, 16, 5))
+    drafting.allocate(state)
+    drafting.start(0, [5, 6, 7])
+    state.start_row(0, [5, 6, 7], 16)
+    with torch.no_grad():
+        steps_BN = drafting.draft(state, 32).as_drafts().steps_BN
+    assert steps_BN is not None and sorted(steps_BN[0].tolist()) == [0, 0, 0, 1, 1]
+
+
+def test_lookup_has_its_own_lengths(target: Target) -> None:
+    drafting = engine.make_drafting(LookupProposer(5, 4, 2), Sampling(), "block")
+    assert isinstance(drafting, copying.CopiedBranch)
+    assert (drafting.nodes, drafting.longest, drafting.shortest) == (5, 4, 2)
+
+
 def test_copies_begin_after_the_longest_ending(target: Target) -> None:
     state = texts_to_copy(target, 4, [8] * 4)
     copies_B4, agreed_B = copying.find_copy(state, 4, 3)
@@ -176,6 +212,16 @@ def test_drafters_read_all_that_a_round_commits(target: Target, name: str, lengt
             found.append(drafting.draft(state, end).q_BNV)
     assert found[0] is not None and found[1] is not None
     assert torch.allclose(found[0][1], found[1][1], atol=1e-5)
+
+
+def test_memory_is_a_power_of_two_or_the_whole_context(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [engine._round_up(size) for size in (1, 2, 5, 8, 9)] == [1, 2, 8, 8, 16]
+    monkeypatch.setattr(target, "context_limit", 21)
+    used = CapturedEngine(target, proposer := make(target, "lookup"))
+    Decoder(target, proposer, engine=used).generate([4, 90, 17], 18)
+    assert [opened.state.shape for opened in used._rows.values()] == [(1, 27, 32, 5)]
 
 
 @pytest.mark.parametrize("change", [{"together": False}, {"others": {0: 1}}, {"chains_only": True}])

@@ -8,7 +8,7 @@ import torch
 from decode.captured.engine import CapturedEngine
 from decode.engine.decoder import Decoder
 from decode.engine.loop import PacedEngine
-from decode.engine.pace import SIZES, TRY_AGAIN, DraftPace, Trials
+from decode.engine.pace import KEEP, SIZES, TRY_AGAIN, DraftPace, Trials
 from decode.proposers.base import DraftSession
 from decode.proposers.block import BlockProposer
 from decode.speculation.proposal import Proposal
@@ -75,6 +75,33 @@ def test_drawn_drafts_and_single_requests_are_whole(monkeypatch: pytest.MonkeyPa
         decoder.generate(PROMPTS[0], 6)
 
 
+@pytest.mark.parametrize(("slowness", "wait"), [(1.1, 32), (1.452, 91), (4.0, 512)])
+def test_slow_sizes_are_tried_again_at_the_same_share_of_the_time(
+    slowness: float, wait: int
+) -> None:
+    """And soon after the first time."""
+    trials, tries = Trials((None, 0)), list[int]()
+    for i in range(2 * wait + 40):
+        size = trials.choose()
+        if size == 0:
+            tries.append(i)
+        trials.observe(size, 3, 10.0 if size is None else 10.0 * slowness)
+    assert tries == [1, 33, 33 + wait, 33 + 2 * wait]
+
+
+def test_first_rounds_are_forgotten_and_later_ones_fade() -> None:
+    trials, seen = Trials(), []
+    for tokens, seconds in ((4, 2.0), (6, 3.0), (10, 5.0), (1, 1.0)):
+        trials.observe(None, tokens, seconds)
+        seen.append((trials.tokens[None], trials.seconds[None]))
+    assert seen == [(4, 2), (6, 3), (KEEP * 6 + 10, KEEP * 3 + 5), pytest.approx((14.86, 7.93))]
+
+
+def test_powers_of_two_share_trials() -> None:
+    pace = DraftPace()
+    assert pace.of(5) is pace.of(8) and pace.of(4) is not pace.of(5)
+
+
 def test_a_slow_first_round_does_not_condemn_a_size() -> None:
     """It may compile, or allocate."""
     trials, chosen = Trials((None, 0)), Counter[int | None]()
@@ -109,9 +136,9 @@ def test_every_round_is_measured_and_drafts_no_more_than_its_size(
         sizes.append(trials.sizes[len(sizes) % len(trials.sizes)])
         return sizes[-1]
 
-    measured: list[int | None] = []
+    measured: list[tuple[int | None, int, float]] = []
     monkeypatch.setattr(Trials, "choose", choose)
-    monkeypatch.setattr(Trials, "observe", lambda _, size, *more: measured.append(size))
+    monkeypatch.setattr(Trials, "observe", lambda _, *values: measured.append(values))
     session = type(proposer).session
     propose = session.propose
 
@@ -129,10 +156,14 @@ def test_every_round_is_measured_and_drafts_no_more_than_its_size(
         measured.clear()
         asked.clear()
         decoder = Decoder(target, proposer, verifier, engine)
-        decoder.generate_batch(PROMPTS * 2, 9, batch_size=2, temperature=1.0)
+        outs = decoder.generate_batch(PROMPTS * 2, 9, batch_size=2, temperature=1.0)
         # the captured engine begins a round before it sees that all requests have ended
         assert len(sizes) > 8 and len(sizes) - len(measured) <= (verifier == "block")
         assert len(asked) == 0 or {1, 2} <= {*asked}
+        assert [size for size, *_ in measured] == sizes[: len(measured)]
+        missing = sum(len(x.tokens) - 1 for x in outs) - sum(tokens for _, tokens, _ in measured)
+        # the eager engine does not measure a request that is left alone
+        assert missing == 0 or (not getattr(engine, "_rows", None) and 0 < missing < 9)
 
 
 def test_lossy_drafts_are_whole() -> None:
