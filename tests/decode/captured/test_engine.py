@@ -268,10 +268,11 @@ def test_what_is_not_supported_falls_back(
 ) -> None:
     notes: list[str] = []
     monkeypatch.setattr(engine, "say_once", notes.append)
-    proposer, sampling = make(target, name), Sampling(1.0, seed=0)
+    proposer, settings = make(target, name), [Sampling(1.0, seed=0), Sampling(0.5, seed=0)]
     captured = Decoder(target, proposer, verifier, CapturedEngine(target, proposer))
-    wanted = Decoder(target, proposer, verifier).generate(PROMPTS[0], 8, sampling=sampling).tokens
-    assert captured.generate(PROMPTS[0], 8, sampling=sampling).tokens == wanted
+    outs = Decoder(target, proposer, verifier).generate_batch(PROMPTS[:2], 8, sampling=settings)
+    found = captured.generate_batch(PROMPTS[:2], 8, sampling=settings)
+    assert [x.tokens for x in found] == [x.tokens for x in outs]
     assert notes and note in notes[0]
 
 

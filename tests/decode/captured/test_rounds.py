@@ -90,6 +90,16 @@ def test_a_node_sees_the_text_its_ancestors_and_itself() -> None:
     ]  # fmt: skip
 
 
+def test_a_prefix_holds_the_text_and_its_drafts(target: Target) -> None:
+    state = RowState(target, Sampling(repetition_penalty=1.2), Shape(1, 16, 8, 2))
+    assert state.seen_BV is not None
+    state.seen_BV[0, 5] = True
+    held_132 = torch.tensor([[[False, False], [True, False], [True, True]]])
+    seen_1MV = state.before(held_132, torch.tensor([[9, 7]]), torch.zeros(1, 3).long())[0]
+    assert seen_1MV is not None
+    assert [row.nonzero()[:, 0].tolist() for row in seen_1MV[0]] == [[5], [5, 9], [5, 7, 9]]
+
+
 @pytest.mark.parametrize(("least", "barred"), [(6, [True, True, False]), (0, [False] * 3)])
 def test_an_end_is_barred_by_its_place(target: Target, least: int, barred: list[bool]) -> None:
     state = RowState(target, Sampling(banned=(3,), min_new_tokens=least), Shape(1, 16, 8, 2))
