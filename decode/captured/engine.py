@@ -173,7 +173,7 @@ class GroupRun:
         self.pending: tuple[PendingResults, dict[int, RequestRunner]] | None = None
         self.trials: Trials | None = None
         shape = rows.state.shape
-        if pace is not None and group[0].adapts and shape.nodes and shape.rows > 1:
+        if pace is not None and group[0].adapts and shape.nodes:
             self.trials = pace.of(shape.rows)
 
     def run(self) -> Iterator[None]:

@@ -96,8 +96,9 @@ class Decoder:
                 (`<|im_end|>`).
             raw: continue a string as plain text, without a chat template.
             trace: record every round in `Generation.trace`.
-            adapt: whether a batch drafts less where that is faster. Default: yes, except for drawn
-                drafts of a request with a seed, whose text would change.
+            adapt: whether decoders of `decode.load` draft less, or nothing, where that is faster.
+                Default: yes, except for drawn drafts of a request with a seed, whose text would
+                change.
 
         Raises:
             UserError: an argument is invalid, or the verifier would change the output's

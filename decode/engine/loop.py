@@ -23,8 +23,8 @@ def run_rounds(
 ) -> Generator[None, None, None]:
     """Run requests of one target and drafter to their ends, at most `most` at a time in one target
     forward; as one ends the next begins. Pauses after chunks of prompts and after every round.
-    Closing it ends the drafters' sessions. pace: chooses how much batches draft (`can_pace`); None
-    = all."""
+    Closing it ends the drafters' sessions. pace: chooses how much they draft (`can_pace`); None =
+    all."""
     waiting = list(reversed(runners))
     joining: dict[RequestRunner, Prefill[Round]] = {}
     running: list[RequestRunner] = []
@@ -54,7 +54,7 @@ def run_rounds(
 
 
 class PacedEngine:
-    """The loop, in which batches draft as many tokens as pay off at their size, down to none."""
+    """The loop, in which requests draft as many tokens as pay off, down to none."""
 
     def __init__(self, paced: bool = True) -> None:
         self.pace = DraftPace() if paced else None
@@ -66,8 +66,8 @@ class PacedEngine:
 
 
 def can_pace(running: Sequence[RequestRunner]) -> bool:
-    """Whether these are several requests that may draft what is fastest."""
-    return len(running) > 1 and all(runner.adapts for runner in running)
+    """Whether these requests may draft what is fastest."""
+    return all(runner.adapts for runner in running)
 
 
 def run_round(running: Sequence[RequestRunner], size: int | None = None) -> None:

@@ -107,7 +107,7 @@ def make_decoders(
             if decoder.drafter is not None:
                 # only a draft shows how siblings are drawn, which a verifier may refuse
                 tokens = [*decoder.target.eos_ids[:1], 1, 2, 1, 2]
-                decoder.generate(tokens, max_new_tokens=3, sampling=config.sampling)
+                decoder.generate(tokens, 3, sampling=config.sampling, adapt=False)
             decoders[name] = decoder
         except UserError as error:
             refused[name] = UserError(f"method {name!r}: {error}")

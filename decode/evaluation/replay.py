@@ -25,7 +25,11 @@ def record_replay(
     for name in (PLAIN, *drafting):
         decoder = decoders[name]
         out = decoder.generate(
-            list(task.tokens), settings.max_new_tokens, sampling=settings.sampling, trace=True
+            list(task.tokens),
+            settings.max_new_tokens,
+            sampling=settings.sampling,
+            trace=True,
+            adapt=False,
         )
         lanes.append({"method": name, "rounds": show_rounds(decoder.target, out.tokens, out.trace)})
     content = task.prompt.content

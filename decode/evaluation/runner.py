@@ -179,7 +179,7 @@ def run_tasks(
     for method in tasks[0].order:
         decoder = decoders[method]
         if len(tasks) == 1:
-            found = [decoder.generate(prompts[0], limit, sampling=samplings[0])]
+            found = [decoder.generate(prompts[0], limit, sampling=samplings[0], adapt=False)]
         else:
             found = decoder.generate_batch(
                 prompts, limit, batch_size=len(tasks), sampling=samplings, adapt=True

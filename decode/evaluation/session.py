@@ -219,7 +219,8 @@ class Measurement:
 
     def _warm_up(self, tokens: list[int], limit: int) -> None:
         for decoder in [*self.decoders.values()] * self.config.warmup:
-            decoder.generate(tokens, min(WARMUP_TOKENS, limit), sampling=self.config.sampling)
+            sampling = self.config.sampling
+            decoder.generate(tokens, min(WARMUP_TOKENS, limit), sampling=sampling, adapt=False)
         if not self.config.no_hf_check and self.run.baseline is None:
             self.console.say("timing plain decoding against transformers' own generate …")
             plain = self.decoders[PLAIN]

@@ -32,8 +32,8 @@ class ForeignDrafter(NamedTuple):
 @dataclass
 class OpenDrafters:
     """The target and the open drafters by kind; `ANY` is the first one unless it is among them.
-    engine: what runs them, a name of `parsing.ENGINES`. paced: whether greedy batches draft what
-    pays off, instead of what the method says."""
+    engine: what runs them, a name of `parsing.ENGINES`. paced: whether requests draft what pays
+    off, instead of what the method says."""
 
     target: Target
     drafters: JsonObject = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """Batches draft what pays off; their text stays what it is."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -60,9 +61,13 @@ def test_sizes_keep_text(nodes: int, temperature: float, monkeypatch: pytest.Mon
         assert len({*sizes}) > 1
         depths = {depth for x in found for depth in x.drafted}
         assert 0 in depths and max(depths) > 0
+        longest = max(range(len(wanted)), key=lambda i: len(wanted[i].tokens))
+        own = replace(sampling, seed=1 + longest)
+        alone = decoder.generate(PROMPTS[longest], 14, sampling=own)
+        assert alone.tokens == wanted[longest].tokens and {0} < {*alone.drafted}
 
 
-def test_drawn_drafts_and_single_requests_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawn_drafts_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(pace: DraftPace, requests: int) -> Trials:
         raise AssertionError("the clock would change the text of a seed")
 
@@ -72,7 +77,20 @@ def test_drawn_drafts_and_single_requests_are_whole(monkeypatch: pytest.MonkeyPa
     for engine in (PacedEngine(), CapturedEngine(target, proposer, paced=True)):
         decoder = Decoder(target, proposer, engine=engine)
         decoder.generate_batch(PROMPTS, 6, temperature=1.0, seed=1)
-        decoder.generate(PROMPTS[0], 6)
+        decoder.generate(PROMPTS[0], 6, adapt=False)
+
+
+@pytest.mark.parametrize(("cost", "drafts"), [(2.0, True), (2.2, False), (4.0, False)])
+def test_a_single_request_drafts_unless_plain_decoding_is_faster(cost: float, drafts: bool) -> None:
+    """Rounds with drafts commit a token or three; more than 2% slower counts."""
+    trials, chosen = DraftPace().of(1), list[int | None]()
+    for i in range(2000):
+        chosen.append(trials.choose())
+        trials.observe(
+            chosen[-1], 1 if chosen[-1] == 0 else 1 + 2 * (i % 2), 1.0 if chosen[-1] == 0 else cost
+        )
+    assert chosen[:8] == [None] * 8 and chosen[8] == 0 and {*chosen} == {None, 0}
+    assert chosen[100:].count(None if drafts else 0) > 0.96 * 1900
 
 
 @pytest.mark.parametrize(("slowness", "wait"), [(1.1, 32), (1.452, 91), (4.0, 512)])

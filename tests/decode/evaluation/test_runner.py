@@ -10,6 +10,7 @@ import pytest
 
 import decode
 from decode import eval
+from decode.engine.pace import DraftPace, Trials
 from decode.evaluation import runner as measure
 from decode.evaluation.records import read_records
 from decode.speculation.settings import Sampling
@@ -60,6 +61,26 @@ def test_every_beginning_is_spread_over_every_suite() -> None:
         # four categories in blocks
         of_a = [int(t.prompt.id[1:]) // 20 for t in tasks[:done] if t.suite == "a"]
         assert max(Counter(of_a).values()) - min(Counter(of_a).values()) <= 3
+
+
+def test_single_prompts_draft_always(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """τ is the drafter's own, and does not depend on the clock; batches adapt, as they do in use."""
+    asked: list[int] = []
+    monkeypatch.setattr(DraftPace, "of", lambda _, requests: asked.append(requests) or Trials())
+    for size, adapts in (("1", False), ("2", True)):
+        run(
+            "--prompts",
+            prompts,
+            "--out",
+            tmp_path / size,
+            "--methods",
+            "plain,lookup",
+            "--batch-size",
+            size,
+        )
+        assert bool(asked) is adapts
 
 
 class Interrupted(Exception):
