@@ -91,10 +91,9 @@ class Recorder:
             (engine_module, "verify_rounds", self._verify),
             (rounds, "run_verifier", self._run_verifier),
             (rounds, "_sampler", self._make_sampler),
-            (rounds, "draw_at", self._draw_at),
+            (rounds, "probs", self._probs),
             (verifiers, "draw_at", self._note_numbers),
             (sampling_module, "draw_at", self._note_numbers),
-            (rounds, "_couple_token", self._couple),
             (rounds, "_known_outcome", self._choose),
         ]
 
@@ -206,26 +205,20 @@ class Recorder:
             opened = [(self._open.get(id(group[b])), node) for b, node in asked]
             self._drawing = [(one, node) for one, node in opened if one is not None]
             tokens: Tensor = sample(asked)
-            for (one, node), token in zip(self._drawing, tokens.tolist(), strict=False):
-                one.chosen[node] = token
-            self._drawing = []
             return tokens
 
         return sample_and_note
 
-    def _draw_at(self, original: Original, p_RV: Tensor, u_R: Tensor) -> Any:
+    def _probs(self, original: Original, *args: Any, **options: Any) -> Tensor:
+        p_RV: Tensor = original(*args, **options)
         for (one, node), p_V in zip(self._drawing, p_RV, strict=False):
             one.received[node] = p_V.clone()
-        return original(p_RV, u_R)
+        self._drawing = []
+        return p_RV
 
     def _note_numbers(self, original: Original, weights: Tensor, u: Tensor) -> Any:
         self.used.append(u.detach()[u >= 0])  # captured rounds: others do not count
         return original(weights, u)
-
-    def _couple(self, original: Original, p_1V: Tensor, one: Round, node: int) -> Any:
-        if id(one) in self._open:
-            self._open[id(one)].received[node] = p_1V[0].clone()
-        return original(p_1V, one, node)
 
     def _choose(self, original: Original, proposal: Proposal, tokens_M: Tensor) -> Any:
         # rounds without drafts share one proposal, and are chosen for in their order
