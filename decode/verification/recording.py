@@ -61,8 +61,7 @@ class Recorder:
         self.calls: list[RandomCall] = []
         self.used: list[Tensor] = []  # the numbers at which tokens were drawn
         self.foreign: list[str] = []  # what used random numbers that belong to no request
-        self._owners: dict[int, tuple[Round, RecordedRequest]] = {}
-        self._open: dict[int, RecordedRound] = {}
+        self._open: dict[int, RecordedRound] = {}  # made and not yet verified, by the round's id
         self._drawing: list[tuple[RecordedRound, int]] = []
         self._drafting: RecordedRequest | None = None
         self._verified = self._sizes = 0
@@ -158,32 +157,30 @@ class Recorder:
     def _make_round(self, original: Original, runner: RequestRunner, *args: Any) -> Round:
         made: Round = original(runner, *args)
         request = self._of(runner)
-        self._owners[id(made)] = made, request
         request.generator = request.generator or runner.request.generator
+        drafted = self.calls[self._verified :]
+        numbers = [call.values for call in drafted if call.drafting is request]
+        text, logits_MV = list(runner.request.tokens), made.logits_MV.clone()  # overwritten
+        self._open[id(made)] = RecordedRound(request, text, made, logits_MV, numbers)
         return made
 
     def _verify(self, original: Original, rounds: Sequence[Round]) -> list[Outcome]:
-        first = len(self.calls)
-        drafted = self.calls[self._verified : first]
-        for one in rounds:
-            _, request = self._owners.pop(id(one))
-            if one.generator is not request.generator:
+        opened = [self._open[id(one)] for one in rounds]
+        for one, made in zip(rounds, opened, strict=True):
+            if one.generator is not made.request.generator:
                 what = "a round was verified with another generator than its own"
-                self.foreign.append(f"request {request.number}: {what}")
-            text, logits_MV = list(request.runner.request.tokens), one.logits_MV.clone()
-            numbers = [call.values for call in drafted if call.drafting is request]
-            self._open[id(one)] = RecordedRound(request, text, one, logits_MV, numbers)
-        fresh = list(self._open.values())
+                self.foreign.append(f"request {made.request.number}: {what}")
+        first = len(self.calls)
         outcomes: list[Outcome] = original(rounds)
         calls = self.calls[first:]
-        for made, outcome in zip(fresh, outcomes, strict=True):
+        for made, outcome in zip(opened, outcomes, strict=True):
             own = made.request.generator
             made.verifying = [call.values for call in calls if call.generator is own]
             made.end = outcome
             made.request.rounds.append(made)
         self._open.clear()
         self._verified = len(self.calls)
-        self.rounds += fresh
+        self.rounds += opened
         return outcomes
 
     # ---- what a rule, or the draw at a node, receives ----
