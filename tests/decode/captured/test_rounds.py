@@ -117,7 +117,7 @@ def test_a_causal_drafter_reads_in_chunks_as_much_as_its_context_holds(
     assert isinstance(drafting, causal.CausalChain)
     drafting.allocate(RowState(target, Sampling(), Shape(1, 16, 8, drafting.nodes)))
     model, read = drafting.model, list[int]()
-    monkeypatch.setattr(causal, "PREFILL_CHUNK", 4)
+    monkeypatch.setattr(causal, "READ_AT_ONCE", 4)
     monkeypatch.setattr(model, "forward", lambda part, **_: read.append(part.shape[1]))
     drafting.start(0, [5] * 11)
     assert read == [4, 4, 2]
