@@ -178,8 +178,8 @@ class EngineRecorder(Recorder):
             own = (given_BMV[row, nodes], proposal, verifier, state.sampling)
             round = Round(*own, ProcessorState(), generator)
             text = state.text_BS[row, : int(state.counter("length")[row]) + 1].tolist()
-            numbers = [self._draft_numbers(draft, row, proposal)]
-            made = RecordedRound(request, text, round, round.logits_MV, numbers)
+            numbers = [self._draft_numbers(row, proposal)]
+            made = RecordedRound(request, text, round, numbers)
             if "p" in seen:
                 made.received = dict(enumerate(seen["p"][row, nodes]))
             else:
@@ -195,20 +195,14 @@ class EngineRecorder(Recorder):
             self.rounds.append(made)
         return path
 
-    def _draft_numbers(self, draft: Draft, row: int, proposal: Proposal) -> Tensor:
-        """The random numbers that decided the drafts that count: in the order of a chain's places,
-        or as the nodes of a tree were drawn."""
+    def _draft_numbers(self, row: int, proposal: Proposal) -> Tensor:
+        """The random numbers that decided the drafts that count, as they were drawn."""
         certain = proposal.q is not None and bool((proposal.q.probs.amax(1) == 1).all())
         copied = certain and proposal.parents is None  # or drawn, whatever the numbers are
         if not self._drawn or copied:
             return torch.zeros(0, dtype=torch.float64)
         u_R = torch.cat([u_BR[row] for u_BR in self._drawn])
-        if proposal.parents is not None:
-            return u_R[u_R >= 0]
-        steps = [0] * len(u_R) if draft.steps_BN is None else draft.steps_BN[row].tolist()
-        order = sorted(range(len(u_R)), key=lambda i: (steps[i], i))
-        places = [order.index(i) for i in _live(draft, row)]
-        return u_R[places]
+        return u_R[u_R >= 0]
 
 
 def _live(draft: Draft, row: int) -> list[int]:

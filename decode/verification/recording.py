@@ -160,8 +160,7 @@ class Recorder:
         request.generator = request.generator or runner.request.generator
         drafted = self.calls[self._verified :]
         numbers = [call.values for call in drafted if call.drafting is request]
-        text, logits_MV = list(runner.request.tokens), made.logits_MV.clone()  # overwritten
-        self._open[id(made)] = RecordedRound(request, text, made, logits_MV, numbers)
+        self._open[id(made)] = RecordedRound(request, list(runner.request.tokens), made, numbers)
         return made
 
     def _verify(self, original: Original, rounds: Sequence[Round]) -> list[Outcome]:

@@ -45,7 +45,7 @@ AWAY = 1e-4  # how far from the border of two outcomes the numbers lie that deci
 Pool = tuple[Tensor, Tensor] | None
 
 
-def pool_of(rounds: Sequence[RecordedRound], tokens: int = TOKENS) -> Pool:
+def pool_of(rounds: Sequence[RecordedRound]) -> Pool:
     """Rows of p and q of recorded rounds over the tokens likeliest under either, normalised; None
     without rounds that have a q."""
     found = []
@@ -55,7 +55,7 @@ def pool_of(rounds: Sequence[RecordedRound], tokens: int = TOKENS) -> Pool:
         for i, parent in enumerate(one.proposal.tree):
             p_V = one.received[parent + 1].double().cpu()
             q_V = one.proposal.q.take(slice(i, i + 1)).dense(len(p_V))[0].double().cpu()
-            ids = torch.maximum(p_V, q_V).topk(tokens).indices
+            ids = torch.maximum(p_V, q_V).topk(TOKENS).indices
             pair_2S = torch.stack((p_V[ids], q_V[ids]))
             if float(pair_2S.sum(1).min()) > 0:
                 found.append(normalise(pair_2S))
