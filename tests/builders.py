@@ -20,7 +20,7 @@ from align.makers.standalone import make_causal, make_standalone
 from align.training.base_module import DrafterModule
 from align.training.run import train
 from decode.engine.decoder import Decoder
-from decode.engine.loop import prefill_batch, run_rounds
+from decode.engine.loop import EagerEngine, prefill_batch
 from decode.engine.output import Generation
 from decode.engine.request import RequestRunner
 from decode.proposers.autoregressive import AutoregressiveProposer, AutoregressiveSession
@@ -348,7 +348,7 @@ def prefill(runner: RequestRunner) -> None:
 @torch.no_grad()
 def run_batch(runners: Sequence[RequestRunner], most: int = 1) -> None:
     """Run requests to their ends."""
-    for _ in run_rounds(runners, most):
+    for _ in EagerEngine().run_rounds(runners, most):
         pass
 
 

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from decode.captured.block_context import BlockContext
 from decode.captured.drafting import Draft, Drafting, Observation, fixed_shape, room_of
 from decode.captured.state import RowState
 from decode.proposers.block import BlockProposer
@@ -12,14 +11,20 @@ from decode.speculation.proposal import Siblings
 from decode.speculation.sampling import apply_penalties, best, draw_at, probs
 from decode.speculation.tree import chain, depths
 from decode.speculation.tree_drafts import Beam, drawn_tree_parents, extend_beam
+from specalign.lm.cache import KVCache, Slots
 from specalign.lm.model import TargetOutput
 
 
 class BlockDrafting(Drafting):
-    """Base of what drafts with a block drafter."""
+    """Base of what drafts with a block drafter.
+
+    before_BD: the target's last hidden state before each block. own: for `taps` the network's keys
+    and values of each text; None = it reads the target's.
+    """
 
     chains = False
-    context: BlockContext
+    before_BD: Tensor
+    own: KVCache | None
 
     def __init__(self, proposer: BlockProposer, nodes: int) -> None:
         self.nodes, self.depth = nodes, proposer.draft_tokens
@@ -28,35 +33,82 @@ class BlockDrafting(Drafting):
         self.taps = tuple(config.target_layer_ids) if config.context == "taps" else ()
 
     def allocate(self, state: RowState) -> None:
-        self.context = BlockContext(self.network, state)
+        network, shape = self.network, state.shape
+        size, weight = network.config.hidden_size, network.norm.weight
+        self.before_BD = weight.new_zeros(shape.rows, size)
+        self.own = network.new_context_cache(shape.rows, shape.capacity)
+        # not the C kernels' own matrices: their products are invisible to a graph
+        self._head_VdD = network.head_weight_VdD.to(weight.dtype)
+        self._basis_Vr = None if network.markov is None else network.markov.basis_Vr()
+        self._reading: dict[int, KVCache] = {}
 
     def read_prompt(self, row: int, output: TargetOutput) -> None:
-        self.context.read_prompt(row, output)
+        self.before_BD[row] = output.hidden_BLD[0, -1].to(self.before_BD.dtype)
+        if self.own is not None:
+            if row not in self._reading:
+                self._reading[row] = self.own.row(row)
+            view, count = self._reading[row], output.hidden_BLD.shape[1]
+            positions = torch.arange(view.length, view.length + count, device=self.before_BD.device)
+            self.network.write_context(view, output.taps_BLFD, positions[None])
+            view.advance(count)
 
     def clear(self, row: int) -> None:
-        self.context.clear(row)
+        self._reading.pop(row, None)
 
     def observe(self, state: RowState, seen: Observation) -> None:
-        self.context.observe(state, seen)
+        rows_B1 = state.rows_B1
+        before_BD = seen.hidden_BMD[rows_B1[:, 0], seen.end_B].to(self.before_BD.dtype)
+        self.before_BD.copy_(torch.where(state.active_B1, before_BD, self.before_BD))
+        if self.own is not None:
+            assert seen.taps_BMFD is not None
+            at_M = torch.arange(seen.path_BM.shape[1], device=seen.end_B.device)
+            positions_BM = state.counter("length")[:, None] + at_M
+            self.own.slots = Slots(rows_B1, positions_BM, state.shape.capacity)
+            self.network.write_context(
+                self.own, seen.taps_BMFD[rows_B1, seen.path_BM], positions_BM
+            )
+
+    def _hidden_BKD(self, state: RowState, end: int) -> Tensor:
+        """Hidden states of the drafts of all rows, (B, K, D)."""
+        network, length_B1 = self.network, state.counter("length")[:, None]
+        size = network.config.rows
+        masks_BR = torch.full_like(length_B1, network.config.mask_token_id).expand(-1, size - 1)
+        tokens_BR = torch.cat((state.counter("last")[:, None], masks_BR), 1)
+        x_BRD = network.add_places(network.target.embed(tokens_BR))
+        x_BRD = network.add_state(x_BRD, self.before_BD)
+        positions_BR = length_B1 + torch.arange(size, device=length_B1.device)
+        cos, sin = (t[:, None] for t in network.rotary_tables(x_BRD, positions_BR))
+        see_B1S = (torch.arange(end, device=length_B1.device) < length_B1)[:, None]
+        cache = state.cache if self.own is None else self.own
+        layers = range(len(network.blocks))
+        ids = network.config.target_layer_ids if self.own is None else layers
+        contexts = [
+            (cache.slabs[i].keys[:, :, :end], cache.slabs[i].values[:, :, :end]) for i in ids
+        ]
+        hidden_BARD = network.run_layers(x_BRD[:, None], cos, sin, contexts, see_B1S)
+        return network.select_drafts(hidden_BARD[:, 0])
 
     def _tokens(self, columns: Tensor) -> Tensor:
         return columns if self.ids is None else self.ids[columns]
 
     def _logits(self, state: RowState, end: int) -> tuple[Tensor, Tensor | None]:
         """Logits (B, K, Vd) before any bias, and what the bias reads of each position."""
-        hidden_BKD = self.context.hidden_BKD(state, end)[:, : self.depth]
-        logits_BKV = F.linear(hidden_BKD, self.context.head_VdD).float()
-        return logits_BKV, self.context.bias_inputs(hidden_BKD)
+        hidden_BKD = self._hidden_BKD(state, end)[:, : self.depth]
+        logits_BKV = F.linear(hidden_BKD, self._head_VdD).float()
+        markov = self.network.markov
+        return logits_BKV, None if markov is None else markov.inputs(hidden_BKD)
 
     def _biased(
         self, logits_BKV: Tensor, inputs_BKr: Tensor | None, k: int, above_BP: Tensor
     ) -> Tensor:
-        """Logits of position k after each of P tokens, (B, P, Vd)."""
-        logits_B1V = logits_BKV[:, k : k + 1]
+        """Logits of position k after each of P tokens, (B, P, Vd), with the Markov bias."""
+        logits_B1V, markov = logits_BKV[:, k : k + 1], self.network.markov
         if inputs_BKr is None:
             return logits_B1V.expand(-1, above_BP.shape[1], -1)
+        assert markov is not None and self._basis_Vr is not None
         inputs_BPr = inputs_BKr[:, k : k + 1].expand(-1, above_BP.shape[1], -1)
-        return logits_B1V + self.context.bias(inputs_BPr, above_BP)
+        z_BPr = markov.finish(markov.mix(inputs_BPr, above_BP, self.network.target.embed))
+        return logits_B1V + F.linear(z_BPr, self._basis_Vr).float()
 
     def _dense(self, state: RowState, q_BNV: Tensor) -> Tensor:
         """q over the whole vocabulary."""

@@ -2,16 +2,18 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from decode.captured.drafting import Draft, Drafting, Unsupported, fixed_shape, room_of
 from decode.captured.state import RowState
-from decode.proposers.autoregressive import AutoregressiveProposer, CausalContext
+from decode.proposers.autoregressive import (
+    READ_AT_ONCE,
+    AutoregressiveProposer,
+    count_missing,
+    fit_vocabulary,
+)
 from decode.speculation.sampling import best, draw_at, probs
 from decode.speculation.tree import chain
 from specalign.lm.cache import KVCache, Slots
-
-PREFILL_CHUNK = 2048
 
 
 class CausalChain(Drafting):
@@ -36,7 +38,7 @@ class CausalChain(Drafting):
     def allocate(self, state: RowState) -> None:
         if self.model.device != state.target.device:
             raise Unsupported("the drafter is on another device")
-        self.missing = CausalContext(self.model, state.target, 1).missing
+        self.missing = count_missing(self.model, state.target)
         self.unread = 2 if state.shape.nodes == self.nodes else state.shape.nodes + 1
         # one more, for places before the start of a text
         self.cache = self.model.new_cache(state.shape.rows, state.shape.capacity + 1)
@@ -44,7 +46,7 @@ class CausalChain(Drafting):
     def start(self, row: int, tokens: list[int]) -> None:
         view = self.cache.row(row)
         known = torch.tensor([tokens[:-1]], device=self.model.device)
-        for part in known.clamp(max=self.model.vocab_size - 1).split(PREFILL_CHUNK, dim=1):
+        for part in known.clamp(max=self.model.vocab_size - 1).split(READ_AT_ONCE, dim=1):
             self.model.forward(part, cache=view, logits=False)
 
     def catch_up(self, state: RowState, end: int, count: int) -> None:
@@ -60,7 +62,8 @@ class CausalChain(Drafting):
         tokens: list[Tensor] = []
         q: list[Tensor] = []
         for i in range(nodes):
-            logits_B1V = self._logits(self._read(state, unread, at_B1, end))
+            hidden_BLD = self._read(state, unread, at_B1, end)
+            logits_B1V = fit_vocabulary(self.model.head(hidden_BLD[:, -1:]), self.missing)
             ahead = torch.full_like(at_B1, i)
             drafts_BN = torch.cat(tokens, 1) if tokens else at_B1[:, :0]
             on_path = torch.ones_like(drafts_BN, dtype=torch.bool)[:, None]
@@ -90,10 +93,3 @@ class CausalChain(Drafting):
             mask=see[:, None], logits=False,
         )  # fmt: skip
         return output.hidden_BLD
-
-    def _logits(self, hidden_BLD: Tensor) -> Tensor:
-        """After the last token, (B, 1, V)."""
-        logits_B1V = self.model.head(hidden_BLD[:, -1:])
-        if not self.missing:
-            return logits_B1V
-        return F.pad(logits_B1V, (0, self.missing), value=-torch.inf)

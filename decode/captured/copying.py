@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from decode.captured.drafting import Draft, Drafting, Observation, fixed_shape, room_of
+from decode.captured.drafting import Draft, Drafting, WrappingDrafting, fixed_shape, room_of
 from decode.captured.state import RowState
 from decode.proposers.lookup import JOINING, LONGEST, SHORTEST
 from decode.speculation.tree import chain
-from specalign.lm.model import TargetOutput
 
 
 def find_copy(state: RowState, count: int, longest: int) -> tuple[Tensor, Tensor]:
@@ -30,36 +29,15 @@ def find_copy(state: RowState, count: int, longest: int) -> tuple[Tensor, Tensor
     return text_BS.gather(1, start_B1 + offset_BC), agreed_B
 
 
-class Copied(Drafting):
+class Copied(WrappingDrafting):
     """Base of copies next to another drafter's drafts."""
 
     def __init__(
         self, inner: Drafting, copy_tokens: int, shortest: int = JOINING, longest: int = LONGEST
     ) -> None:
-        self.inner, self.taps = inner, inner.taps
+        super().__init__(inner)
         self.layers = inner.layers
         self.copy_tokens, self.shortest, self.longest = copy_tokens, shortest, longest
-
-    def check(self, longest: int) -> None:
-        self.inner.check(longest)
-
-    def allocate(self, state: RowState) -> None:
-        self.inner.allocate(state)
-
-    def clear(self, row: int) -> None:
-        self.inner.clear(row)
-
-    def read_prompt(self, row: int, output: TargetOutput) -> None:
-        self.inner.read_prompt(row, output)
-
-    def start(self, row: int, tokens: list[int]) -> None:
-        self.inner.start(row, tokens)
-
-    def catch_up(self, state: RowState, end: int, count: int) -> None:
-        self.inner.catch_up(state, end, count)
-
-    def observe(self, state: RowState, seen: Observation) -> None:
-        self.inner.observe(state, seen)
 
 
 class CopiedBranch(Copied):

@@ -104,11 +104,29 @@ class Drafting:
         """The accepted path is about to be committed; the counters are those before it."""
 
 
-class Skipped(Drafting):
-    """Rounds in which a drafter only observes."""
+class WrappingDrafting(Drafting):
+    """Around another drafter. By itself: rounds in which that one only observes."""
 
     def __init__(self, inner: Drafting) -> None:
         self.inner, self.taps = inner, inner.taps
+
+    def check(self, longest: int) -> None:
+        self.inner.check(longest)
+
+    def allocate(self, state: RowState) -> None:
+        self.inner.allocate(state)
+
+    def clear(self, row: int) -> None:
+        self.inner.clear(row)
+
+    def read_prompt(self, row: int, output: TargetOutput) -> None:
+        self.inner.read_prompt(row, output)
+
+    def start(self, row: int, tokens: list[int]) -> None:
+        self.inner.start(row, tokens)
+
+    def catch_up(self, state: RowState, end: int, count: int) -> None:
+        self.inner.catch_up(state, end, count)
 
     def observe(self, state: RowState, seen: Observation) -> None:
         self.inner.observe(state, seen)

@@ -13,7 +13,7 @@ from decode.captured.drafting import Drafting, Unsupported
 from decode.captured.graph import Backend, WaitsForDevice
 from decode.captured.rows import PendingResults, Rows
 from decode.captured.state import Shape
-from decode.engine.loop import PacedEngine, read_chunks
+from decode.engine.loop import EagerEngine, read_chunks
 from decode.engine.pace import DraftPace, Trials
 from decode.engine.request import Prefill, RequestRunner
 from decode.proposers.autoregressive import AutoregressiveProposer
@@ -90,7 +90,7 @@ class CapturedEngine:
     ) -> None:
         self.target, self.proposer = target, proposer
         self.pace = DraftPace((None, 0)) if paced else None
-        self._eager = PacedEngine(paced)
+        self._eager = EagerEngine(paced)
         self.backend: Backend = backend or ("cuda" if target.device.type == "cuda" else "eager")
         self._rows: dict[RowsKey, Rows] = {}
 

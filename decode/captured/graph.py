@@ -6,7 +6,7 @@ must not look at values on the host; `forbid_waiting` raises where it does.
 """
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from specalign.lm.masks import sparse_masks
 
@@ -62,24 +63,15 @@ class forbid_waiting(TorchDispatchMode):  # noqa: N801 (a context manager)
         if func in _WAITING:
             raise WaitsForDevice(f"{func} at {_caller()}")
         out = func(*args, **kwargs)
-        for tensor in _tensors((*args, *kwargs.values())):
-            if id(tensor) not in self._made:
-                self.read[id(tensor)] = tensor
-        self._made.update(id(tensor) for tensor in _tensors((out,)))
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, torch.Tensor) and id(value) not in self._made:
+                self.read[id(value)] = value
+        self._made.update(id(t) for t in tree_leaves(out) if isinstance(t, torch.Tensor))
         tensors = [t for t in (*args, out) if isinstance(t, torch.Tensor)]
         copies = func in (aten._to_copy.default, aten.copy_.default)
         if copies and any(t.device.type != self.device for t in tensors):
             raise WaitsForDevice(f"copy between devices at {_caller()}")
         return out
-
-
-def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
-    """Those of an operator's arguments or results: tensors and lists of tensors."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
 
 
 def _caller() -> str:

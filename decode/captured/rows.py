@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from decode.captured.drafting import Drafting, Skipped
+from decode.captured.drafting import Drafting, WrappingDrafting
 from decode.captured.graph import Backend, Graph, capture
 from decode.captured.round import read_result, run_round
 from decode.captured.state import RowState, Shape
@@ -37,7 +37,7 @@ class Rows:
         shape: Shape,
         backend: Backend,
     ) -> None:
-        self.drafting, self.skipped = drafting, Skipped(drafting)
+        self.drafting, self.skipped = drafting, WrappingDrafting(drafting)
         self.state = RowState(target, sampling, shape)
         drafting.allocate(self.state)
         self.verifier, self.backend = verifier, backend

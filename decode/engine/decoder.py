@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 import torch
 
-from decode.engine.loop import run_rounds
+from decode.engine.loop import EagerEngine
 from decode.engine.output import MAX_NEW_TOKENS, Generation
 from decode.engine.prompts import Prompt, Tool, list_prompts, prompt_tokens
 from decode.engine.request import Engine, RequestRunner
@@ -54,7 +54,7 @@ class Decoder:
         if verifier != "auto":
             find(verifier)
         self.target, self.drafter, self.verifier = target, drafter, verifier
-        self.run_rounds = run_rounds if engine is None else engine.run_rounds
+        self.run_rounds = (engine or EagerEngine()).run_rounds
 
     def __repr__(self) -> str:
         return f"<Decoder of {self.target.spec}: {self.name}, verifier {self.verifier}>"

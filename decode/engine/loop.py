@@ -18,51 +18,45 @@ from decode.speculation.rounds import Round, verify_rounds
 from specalign.lm.model import TargetOutput
 
 
-def run_rounds(
-    runners: Sequence[RequestRunner], most: int = 1, pace: DraftPace | None = None
-) -> Generator[None, None, None]:
-    """Run requests of one target and drafter to their ends, at most `most` at a time in one target
-    forward; as one ends the next begins. Pauses after chunks of prompts and after every round.
-    Closing it ends the drafters' sessions. pace: chooses how much they draft (`can_pace`); None =
-    all."""
-    waiting = list(reversed(runners))
-    joining: dict[RequestRunner, Prefill[Round]] = {}
-    running: list[RequestRunner] = []
-    try:
-        while waiting or joining or running:
-            while waiting and len(joining) + len(running) < most:
-                runner = waiting.pop()
-                joining[runner] = runner.prefill()
-            if joining:
-                running = free_finished(running + prefill_batch(joining), among=len(runners))
-                yield
-            if not running:
-                continue
-            if pace is None or not can_pace(running):
-                run_round(running)
-            else:
-                trials, started = pace.of(len(running)), perf_counter()
-                size, before = trials.choose(), sum(runner.length for runner in running)
-                run_round(running, size)
-                tokens = sum(runner.length for runner in running) - before
-                trials.observe(size, tokens, perf_counter() - started)
-            running = free_finished(running, among=len(runners))
-            yield
-    finally:
-        for runner in runners:
-            runner.close()
+class EagerEngine:
+    """The loop. paced: requests draft as many tokens as pay off, down to none (`can_pace`);
+    otherwise all."""
 
-
-class PacedEngine:
-    """The loop, in which requests draft as many tokens as pay off, down to none."""
-
-    def __init__(self, paced: bool = True) -> None:
+    def __init__(self, paced: bool = False) -> None:
         self.pace = DraftPace() if paced else None
 
     def run_rounds(
         self, runners: Sequence[RequestRunner], most: int = 1
     ) -> Generator[None, None, None]:
-        return run_rounds(runners, most, self.pace)
+        """Run requests of one target and drafter to their ends, at most `most` at a time in one
+        target forward; as one ends the next begins. Pauses after chunks of prompts and after every
+        round. Closing it ends the drafters' sessions."""
+        waiting = list(reversed(runners))
+        joining: dict[RequestRunner, Prefill[Round]] = {}
+        running: list[RequestRunner] = []
+        try:
+            while waiting or joining or running:
+                while waiting and len(joining) + len(running) < most:
+                    runner = waiting.pop()
+                    joining[runner] = runner.prefill()
+                if joining:
+                    running = free_finished(running + prefill_batch(joining), among=len(runners))
+                    yield
+                if not running:
+                    continue
+                if self.pace is None or not can_pace(running):
+                    run_round(running)
+                else:
+                    trials, started = self.pace.of(len(running)), perf_counter()
+                    size, before = trials.choose(), sum(runner.length for runner in running)
+                    run_round(running, size)
+                    tokens = sum(runner.length for runner in running) - before
+                    trials.observe(size, tokens, perf_counter() - started)
+                running = free_finished(running, among=len(runners))
+                yield
+        finally:
+            for runner in runners:
+                runner.close()
 
 
 def can_pace(running: Sequence[RequestRunner]) -> bool:

@@ -21,28 +21,33 @@ from decode.speculation.tree import chain
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
 
-_READ_AT_ONCE = 2048
+READ_AT_ONCE = 2048
 
 
-def check_vocabulary(model: Target, target: Target) -> None:
-    if model.vocab_size != target.vocab_size:
+def count_missing(model: Target, target: Target) -> int:
+    """How many of the target's tokens a model lacks, below 0 if it has more: models of one family
+    may have one tokenizer and different numbers of unused rows. Raises UserError for another
+    vocabulary than the target's."""
+    missing = target.vocab_size - model.vocab_size
+    if missing and model.tokenizer.get_vocab() != target.tokenizer.get_vocab():
         sizes = f"{model.spec!r} {model.vocab_size}, target {target.spec!r} {target.vocab_size}"
         raise UserError(f"vocabulary mismatch: drafter {sizes}; pass --drafter-tokenizer")
+    return missing
+
+
+def fit_vocabulary(logits: Tensor, missing: int) -> Tensor:
+    """A model's logits (…, V) over the target's vocabulary."""
+    return F.pad(logits, (0, missing), value=-torch.inf) if missing else logits
 
 
 class CausalContext:
     """A causal language model's cache over one text that grows and is rolled back; `tokens`: what
-    the cache holds. capacity: the longest text plus the drafts read after it.
-
-    Models of one family may have one tokenizer and different numbers of unused rows. Raises
-    UserError for another vocabulary than the target's.
-    """
+    the cache holds. capacity: the longest text plus the drafts read after it. Raises UserError as
+    `count_missing` does."""
 
     def __init__(self, model: Target, target: Target, capacity: int) -> None:
         self.model = model
-        self.missing = target.vocab_size - model.vocab_size
-        if self.missing and model.tokenizer.get_vocab() != target.tokenizer.get_vocab():
-            check_vocabulary(model, target)
+        self.missing = count_missing(model, target)
         self.cache = model.new_cache(1, capacity)
         self.tokens: list[int] = []
 
@@ -58,14 +63,11 @@ class CausalContext:
         """Read at least one token, and N drafts after them. Returns logits (1 + N, V) over the
         target's vocabulary in fp32, after the last token and after each draft."""
         rest = list(tokens)
-        while len(rest) > _READ_AT_ONCE:
-            self._forward(rest[:_READ_AT_ONCE])
-            rest = rest[_READ_AT_ONCE:]
+        while len(rest) > READ_AT_ONCE:
+            self._forward(rest[:READ_AT_ONCE])
+            rest = rest[READ_AT_ONCE:]
         hidden_1LD = self._forward([*rest, *drafts])
-        logits_MV = self.model.head(hidden_1LD[:, -len(drafts) - 1 :])[0]
-        if not self.missing:
-            return logits_MV
-        return F.pad(logits_MV, (0, self.missing), value=-torch.inf)  # negative: cut
+        return fit_vocabulary(self.model.head(hidden_1LD[:, -len(drafts) - 1 :])[0], self.missing)
 
     def _forward(self, tokens: list[int]) -> Tensor:
         row_1L = torch.tensor([tokens], device=self.model.device)

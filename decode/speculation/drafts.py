@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from decode.speculation.proposal import Proposal
 from decode.speculation.tree import Forest, chain, parent_rows, sizes
@@ -29,25 +30,15 @@ class Drafts:
 
     @classmethod
     def of(cls, proposals: Sequence[Proposal], vocab_size: int) -> Drafts:
-        size = max(len(x) for x in proposals)
-
-        def padded(rows: list[Tensor]) -> Tensor:
-            if len(rows) == 1:
-                return rows[0][None]
-            out = rows[0].new_zeros(len(rows), size, *rows[0].shape[1:])
-            for b, row in enumerate(rows):
-                out[b, : len(row)] = row
-            return out
-
         some = [x.q for x in proposals if x.q is not None]
         qs = [(some[0].take(slice(0)) if x.q is None else x.q) for x in proposals if some]
         steps = [x.tokens_K[:0] if x.steps_K is None else x.steps_K for x in proposals]
         unmasked = any(x.steps_K is not None for x in proposals)
         return cls(
-            padded([x.tokens_K for x in proposals]),
+            stack_rows([x.tokens_K for x in proposals]),
             tuple(x.tree for x in proposals),
-            padded([q.dense(vocab_size) for q in qs]) if qs else None,
-            padded(steps) if unmasked else None,
+            stack_rows([q.dense(vocab_size) for q in qs]) if qs else None,
+            stack_rows(steps) if unmasked else None,
             any(x.siblings == "without_replacement" for x in proposals),
         )
 
@@ -105,6 +96,11 @@ def rows_at(block_BMV: Tensor, at: Tensor) -> Tensor:
     first_B = torch.arange(B, device=at.device) * M
     flat = at + (first_B if at.dim() == 1 else first_B[:, None])
     return block_BMV.flatten(0, 1).index_select(0, flat.flatten()).view(*at.shape, V)
+
+
+def stack_rows(blocks: Sequence[Tensor]) -> Tensor:
+    """Rows (M, …) of several requests as (B, M, …), zeros below those of one that has fewer."""
+    return blocks[0][None] if len(blocks) == 1 else pad_sequence(list(blocks), batch_first=True)
 
 
 def normalise(weights_BV: Tensor) -> Tensor:

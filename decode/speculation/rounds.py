@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from decode.speculation.drafts import stack_rows
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import ProcessorState, best, couple, draw_at, probs
 from decode.speculation.settings import Sampling
@@ -139,15 +140,11 @@ def _rows(
     return torch.cat(list(logits)), ProcessorState.joined(before, [len(rows) for rows in logits])
 
 
-def _pad_rows(rows_R: Tensor, heights: Sequence[int]) -> Tensor:
+def _pad_rows(rows_R: Tensor, heights: list[int]) -> Tensor:
     """Rows (R, …) → (B, M, …), zeros below those of a request that has fewer."""
-    most = max(heights)
-    if len(rows_R) == len(heights) * most:
-        return rows_R.view(len(heights), most, *rows_R.shape[1:])
-    out_BM = rows_R.new_zeros(len(heights), most, *rows_R.shape[1:])
-    for b, rows in enumerate(rows_R.split(list(heights))):
-        out_BM[b, : len(rows)] = rows
-    return out_BM
+    if len(set(heights)) == 1:  # without a copy
+        return rows_R.unflatten(0, (len(heights), -1))
+    return stack_rows(rows_R.split(heights))
 
 
 def _path_outcome(proposal: Proposal, end_1: Tensor, following_1: Tensor) -> PendingOutcome:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from decode.captured.engine import CapturedEngine
 from decode.captured.graph import Backend
 from decode.engine.decoder import Decoder
-from decode.engine.loop import PacedEngine
+from decode.engine.loop import EagerEngine
 from decode.engine.request import Engine
 from decode.proposers.adaptive import AdaptiveProposer
 from decode.proposers.autoregressive import AutoregressiveProposer
@@ -63,8 +63,8 @@ def assemble(method: Method, drafters: OpenDrafters, draft_tokens: int | None = 
     return Decoder(target, proposer, system.verifier_name, _make_engine(drafters, proposer))
 
 
-def _make_engine(drafters: OpenDrafters, proposer: Proposer | None) -> Engine | None:
-    """The engine, None = the eager loop. `auto`: captured on a GPU. Raises UserError for `compiled`
+def _make_engine(drafters: OpenDrafters, proposer: Proposer | None) -> Engine:
+    """The engine. `auto`: captured on a GPU. Raises UserError for `compiled`
     elsewhere: Inductor does not see C kernels."""
     name, target = drafters.engine, drafters.target
     on_gpu = target.device.type == "cuda"
@@ -73,7 +73,7 @@ def _make_engine(drafters: OpenDrafters, proposer: Proposer | None) -> Engine | 
     if name in ("captured", "compiled") or (name == "auto" and on_gpu):
         backend: Backend | None = "compiled" if name == "compiled" else None
         return CapturedEngine(target, proposer, backend, drafters.paced)
-    return PacedEngine() if drafters.paced else None
+    return EagerEngine(drafters.paced)
 
 
 # the proposers that take the system's drafters, and its own options by name

@@ -6,6 +6,7 @@ They run operator by operator in place of graphs, because a graph shows nothing 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from unittest import mock
 from weakref import WeakKeyDictionary
@@ -31,6 +32,7 @@ from decode.speculation.settings import Sampling
 from decode.speculation.verifiers import Outcome, Verdict
 from decode.verification.recorded import RecordedRequest, RecordedRound
 from decode.verification.recording import Original, Recorder, Watch
+from decode.verification.sources import DraftSource
 from decode.verification.verdict import Tally
 from specalign.common.schema import JsonObject
 
@@ -79,11 +81,9 @@ class EngineRecorder(Recorder):
         return self
 
     def _forget(self) -> None:
-        """A round begins. drawn: its drafts' random numbers; the others: what was verified."""
+        """A round begins. drawn: the random numbers of its drafts; seen: what decides it."""
         self._drawn: list[Tensor] = []
-        self._p_BMV: Tensor | None = None
-        self._chosen_BM: Tensor | None = None
-        self._u_BR: Tensor | None = None
+        self._seen: dict[str, Tensor] = {}
 
     def _watches(self) -> list[Watch]:
         drafting: list[Watch] = [
@@ -98,8 +98,8 @@ class EngineRecorder(Recorder):
             (rows_module, "run_round", self._run_round),
             (Rows, "join", self._join),
             (round_module, "verify", self._verify_rows),
-            (acceptance, "best", self._best),
-            (acceptance, "probs", self._probs),
+            (acceptance, "best", partial(self._see, "chosen")),
+            (acceptance, "probs", partial(self._see, "p")),
             (acceptance, "resolve", self._resolve),
         ]
 
@@ -146,20 +146,15 @@ class EngineRecorder(Recorder):
         tokens_BR: Tensor = self._note_numbers(original, weights, u_BR)
         return tokens_BR
 
-    def _best(self, original: Original, *args: object, **options: object) -> Tensor:
-        chosen_BM: Tensor = original(*args, **options)
-        self._chosen_BM = chosen_BM
-        return chosen_BM
-
-    def _probs(self, original: Original, *args: object, **options: object) -> Tensor:
-        p_BMV: Tensor = original(*args, **options)
-        self._p_BMV = p_BMV.clone()
-        return p_BMV
+    def _see(self, what: str, original: Original, *args: object, **options: object) -> Tensor:
+        result: Tensor = original(*args, **options)
+        self._seen[what] = result.clone()
+        return result
 
     def _resolve(
         self, original: Original, outcomes: Outcomes, p_BMV: Tensor, u_B2: Tensor
     ) -> Verdict:
-        self._u_BR, used = u_B2.clone(), len(self.used)
+        self._seen["u"], used = u_B2.clone(), len(self.used)
         verdict: Verdict = original(outcomes, p_BMV, u_B2)
         del self.used[used:]  # noted by row: without drafts the token is the target's own
         return verdict
@@ -175,6 +170,7 @@ class EngineRecorder(Recorder):
     ) -> Path:
         given_BMV = logits_BMV.clone()  # overwritten
         path: Path = original(state, verifier, draft, logits_BMV, see_BMM)
+        seen = self._seen
         for row, request in self._running.items():
             proposal = proposal_of(draft, row, self._chains, request)
             generator = request.runner.request.generator
@@ -182,15 +178,15 @@ class EngineRecorder(Recorder):
             own = (given_BMV[row, nodes], proposal, verifier, state.sampling)
             round = Round(*own, ProcessorState(), generator)
             text = state.text_BS[row, : int(state.counter("length")[row]) + 1].tolist()
-            numbers = [self._draft_numbers(draft, row, proposal)]
-            made = RecordedRound(request, text, round, round.logits_MV, numbers)
-            if self._p_BMV is not None:
-                made.received = dict(enumerate(self._p_BMV[row, nodes]))
-            elif self._chosen_BM is not None:
-                made.chosen = dict(enumerate(self._chosen_BM[row, nodes].tolist()))
-            if self._u_BR is not None and round.by_rule:
-                made.verifying = [self._u_BR[row]]
-                self.used.append(self._u_BR[row])
+            numbers = [self._draft_numbers(row, proposal)]
+            made = RecordedRound(request, text, round, numbers)
+            if "p" in seen:
+                made.received = dict(enumerate(seen["p"][row, nodes]))
+            else:
+                made.chosen = dict(enumerate(seen["chosen"][row, nodes].tolist()))
+            if "u" in seen and round.by_rule:
+                made.verifying = [seen["u"][row]]
+                self.used += made.verifying
             on_path = see_BMM[row, path.end_B[row]].nonzero()[:, 0].tolist()
             places = [nodes.index(node) - 1 for node in on_path if node and node in nodes]
             accepted = proposal.tokens_K[places].tolist()
@@ -199,20 +195,14 @@ class EngineRecorder(Recorder):
             self.rounds.append(made)
         return path
 
-    def _draft_numbers(self, draft: Draft, row: int, proposal: Proposal) -> Tensor:
-        """The random numbers that decided the drafts that count: in the order of a chain's places,
-        or as the nodes of a tree were drawn."""
+    def _draft_numbers(self, row: int, proposal: Proposal) -> Tensor:
+        """The random numbers that decided the drafts that count, as they were drawn."""
         certain = proposal.q is not None and bool((proposal.q.probs.amax(1) == 1).all())
         copied = certain and proposal.parents is None  # or drawn, whatever the numbers are
         if not self._drawn or copied:
             return torch.zeros(0, dtype=torch.float64)
         u_R = torch.cat([u_BR[row] for u_BR in self._drawn])
-        if proposal.parents is not None:
-            return u_R[u_R >= 0]
-        steps = [0] * len(u_R) if draft.steps_BN is None else draft.steps_BN[row].tolist()
-        order = sorted(range(len(u_R)), key=lambda i: (steps[i], i))
-        places = [order.index(i) for i in _live(draft, row)]
-        return u_R[places]
+        return u_R[u_R >= 0]
 
 
 def _live(draft: Draft, row: int) -> list[int]:
@@ -241,35 +231,23 @@ def proposal_of(draft: Draft, row: int, chains: bool, request: RecordedRequest) 
     return Proposal(tokens_K, law, q, steps_K, parents, siblings, state_only=law == "unmasked")
 
 
-class RowDrafts:
+class RowDrafts(DraftSource):
     """What a row would draft now; the other rows do not draft."""
 
     def __init__(
         self, state: RowState, drafting: Drafting, end: int, row: int, request: RecordedRequest
     ) -> None:
+        super().__init__(request.runner, state, int(state.room_B[row]) if drafting.nodes else 0)
         self.state, self.drafting, self.end, self.row = state, drafting, end, row
-        self.request, self._sampling = request, state.sampling
-        self.room = int(state.room_B[row]) if drafting.nodes else 0
+        self.request = request
         parts: list[Any] = [state, drafting]
         while parts[-1] is not None:
             parts.append(getattr(parts[-1], "inner", None) or getattr(parts[-1], "context", None))
         held = [x for part in parts[:-1] for x in vars(part).values() if isinstance(x, Tensor)]
         self._counters = [(x, x.clone()) for x in held if x.dtype == torch.int64]
 
-    @property
-    def sampling(self) -> Sampling:
-        return self.state.sampling
-
-    @sampling.setter
-    def sampling(self, sampling: Sampling) -> None:
-        self.state.sampling = sampling
-
-    @property
-    def chosen(self) -> bool:
-        return self.sampling.greedy
-
     def propose(self, levels: int) -> Proposal | None:
-        self._rewind()
+        self.rewind()
         state, row = self.state, self.row
         state.counter("active").zero_()[row] = 1
         state.counter("limit")[row] = state.counter("written")[row] + 1 + levels
@@ -277,10 +255,6 @@ class RowDrafts:
         found = proposal_of(draft, row, self.drafting.chains, self.request)
         return found if len(found) else None
 
-    def restore(self) -> None:
-        self.sampling = self._sampling
-        self._rewind()
-
-    def _rewind(self) -> None:
+    def rewind(self) -> None:
         for now, before in self._counters:
             now.copy_(before)

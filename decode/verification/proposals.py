@@ -119,7 +119,7 @@ def every_outcome(
 def check_proposal(source: DraftSource, tally: Tally, name: str) -> None:
     """Enumerate what a request would draft now, at a small top-k. The request is left as it was."""
     tally.place = {"method": name}
-    room, sampling = min(LEVELS, source.room), source.sampling
+    room, sampling = min(LEVELS, source.room), source.settings.sampling
     if room < 1:
         return
     try:
@@ -130,7 +130,7 @@ def check_proposal(source: DraftSource, tally: Tally, name: str) -> None:
             tally.expect("chosen proposals, drafted twice", alike, what)
             return
         for top_k, most in ((FEW, room), (SIBLINGS, 1)):
-            source.sampling = replace(sampling, top_k=top_k)
+            source.settings.sampling = replace(sampling, top_k=top_k)
             outcomes = _enumerate(source.propose, most)
             if outcomes is None:
                 tally.counts["proposals with too many outcomes"] += top_k == FEW

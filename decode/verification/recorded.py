@@ -48,7 +48,6 @@ class RecordedRound:
     request: RecordedRequest
     text: list[int]
     round: InitVar[Round]
-    logits_MV: Tensor
     drafting: list[Tensor]
     received: dict[int, Tensor] = field(default_factory=dict)
     chosen: dict[int, int] = field(default_factory=dict)
@@ -56,6 +55,7 @@ class RecordedRound:
     end: Outcome = Outcome([], 0, [])
 
     def __post_init__(self, round: Round) -> None:
+        self.logits_MV = round.logits_MV.clone()  # overwritten
         self.proposal, self.verifier = round.proposal, round.verifier
         self.sampling, self.by_rule = round.sampling, round.by_rule
 

@@ -61,8 +61,7 @@ class Recorder:
         self.calls: list[RandomCall] = []
         self.used: list[Tensor] = []  # the numbers at which tokens were drawn
         self.foreign: list[str] = []  # what used random numbers that belong to no request
-        self._owners: dict[int, tuple[Round, RecordedRequest]] = {}
-        self._open: dict[int, RecordedRound] = {}
+        self._open: dict[int, RecordedRound] = {}  # made and not yet verified, by the round's id
         self._drawing: list[tuple[RecordedRound, int]] = []
         self._drafting: RecordedRequest | None = None
         self._verified = self._sizes = 0
@@ -91,10 +90,9 @@ class Recorder:
             (engine_module, "verify_rounds", self._verify),
             (rounds, "run_verifier", self._run_verifier),
             (rounds, "_sampler", self._make_sampler),
-            (rounds, "draw_at", self._draw_at),
+            (rounds, "probs", self._probs),
             (verifiers, "draw_at", self._note_numbers),
             (sampling_module, "draw_at", self._note_numbers),
-            (rounds, "_couple_token", self._couple),
             (rounds, "_known_outcome", self._choose),
         ]
 
@@ -159,32 +157,29 @@ class Recorder:
     def _make_round(self, original: Original, runner: RequestRunner, *args: Any) -> Round:
         made: Round = original(runner, *args)
         request = self._of(runner)
-        self._owners[id(made)] = made, request
         request.generator = request.generator or runner.request.generator
+        drafted = self.calls[self._verified :]
+        numbers = [call.values for call in drafted if call.drafting is request]
+        self._open[id(made)] = RecordedRound(request, list(runner.request.tokens), made, numbers)
         return made
 
     def _verify(self, original: Original, rounds: Sequence[Round]) -> list[Outcome]:
-        first = len(self.calls)
-        drafted = self.calls[self._verified : first]
-        for one in rounds:
-            _, request = self._owners.pop(id(one))
-            if one.generator is not request.generator:
+        opened = [self._open[id(one)] for one in rounds]
+        for one, made in zip(rounds, opened, strict=True):
+            if one.generator is not made.request.generator:
                 what = "a round was verified with another generator than its own"
-                self.foreign.append(f"request {request.number}: {what}")
-            text, logits_MV = list(request.runner.request.tokens), one.logits_MV.clone()
-            numbers = [call.values for call in drafted if call.drafting is request]
-            self._open[id(one)] = RecordedRound(request, text, one, logits_MV, numbers)
-        fresh = list(self._open.values())
+                self.foreign.append(f"request {made.request.number}: {what}")
+        first = len(self.calls)
         outcomes: list[Outcome] = original(rounds)
         calls = self.calls[first:]
-        for made, outcome in zip(fresh, outcomes, strict=True):
+        for made, outcome in zip(opened, outcomes, strict=True):
             own = made.request.generator
             made.verifying = [call.values for call in calls if call.generator is own]
             made.end = outcome
             made.request.rounds.append(made)
         self._open.clear()
         self._verified = len(self.calls)
-        self.rounds += fresh
+        self.rounds += opened
         return outcomes
 
     # ---- what a rule, or the draw at a node, receives ----
@@ -206,26 +201,20 @@ class Recorder:
             opened = [(self._open.get(id(group[b])), node) for b, node in asked]
             self._drawing = [(one, node) for one, node in opened if one is not None]
             tokens: Tensor = sample(asked)
-            for (one, node), token in zip(self._drawing, tokens.tolist(), strict=False):
-                one.chosen[node] = token
-            self._drawing = []
             return tokens
 
         return sample_and_note
 
-    def _draw_at(self, original: Original, p_RV: Tensor, u_R: Tensor) -> Any:
+    def _probs(self, original: Original, *args: Any, **options: Any) -> Tensor:
+        p_RV: Tensor = original(*args, **options)
         for (one, node), p_V in zip(self._drawing, p_RV, strict=False):
             one.received[node] = p_V.clone()
-        return original(p_RV, u_R)
+        self._drawing = []
+        return p_RV
 
     def _note_numbers(self, original: Original, weights: Tensor, u: Tensor) -> Any:
         self.used.append(u.detach()[u >= 0])  # captured rounds: others do not count
         return original(weights, u)
-
-    def _couple(self, original: Original, p_1V: Tensor, one: Round, node: int) -> Any:
-        if id(one) in self._open:
-            self._open[id(one)].received[node] = p_1V[0].clone()
-        return original(p_1V, one, node)
 
     def _choose(self, original: Original, proposal: Proposal, tokens_M: Tensor) -> Any:
         # rounds without drafts share one proposal, and are chosen for in their order

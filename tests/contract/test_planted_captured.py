@@ -13,7 +13,6 @@ from torch import Tensor
 from decode.captured import acceptance, block, denoising, engine, rows
 from decode.captured import round as round_module
 from decode.captured.acceptance import Path
-from decode.captured.block_context import BlockContext
 from decode.captured.engine import CapturedEngine, GroupRun
 from decode.captured.state import RowState
 from decode.engine.decoder import Decoder
@@ -288,13 +287,13 @@ def shorter_path_committed() -> list[Patch]:
 
 def rejected_context() -> list[Patch]:
     """A block drafter remembers the hidden state of the last node, not of the path's end: its drafts change with what was rejected, and stay exact."""
-    original = BlockContext.observe
+    original = block.BlockDrafting.observe
 
-    def observe(self: BlockContext, state: RowState, seen: Any) -> None:
+    def observe(self: block.BlockDrafting, state: RowState, seen: Any) -> None:
         last_B = torch.full_like(seen.end_B, seen.hidden_BMD.shape[1] - 1)
         original(self, state, seen._replace(end_B=last_B))
 
-    return [(BlockContext, "observe", observe)]
+    return [(block.BlockDrafting, "observe", observe)]
 
 
 def room_of_the_batch() -> list[Patch]:

@@ -112,7 +112,7 @@ def test_memory_keeps_its_addresses(target: Target) -> None:
         texts += [x.tokens for x in decoder.generate_batch(PROMPTS, 12, batch_size=2)]
         [opened] = used._rows.values()
         drafting: Any = opened.drafting
-        held = [*vars(opened.state).values(), *vars(drafting.context).values()]
+        held = [*vars(opened.state).values(), *vars(drafting).values()]
         addresses.append([t.data_ptr() for t in held if isinstance(t, Tensor)])
         addresses[-1] += [slab.keys.data_ptr() for slab in opened.state.cache.slabs]
     assert addresses[0] == addresses[1]

@@ -58,11 +58,11 @@ def unread_and_written(
     """At each pause: unread tokens of each prompt, and tokens that the first request has written."""
     sampling = Sampling(repetition_penalty=1.4)
     runners = [RequestRunner(target, prompt(n), 20, sampling, None, "greedy") for n in lengths]
-    run_rounds = CapturedEngine(target, None).run_rounds if captured else loop.run_rounds
+    engine = CapturedEngine(target, None) if captured else loop.EagerEngine()
     with torch.no_grad():
         return [
             (tuple(one.unread for one in runners), len(runners[0].out.tokens))
-            for _ in run_rounds(runners, len(runners))
+            for _ in engine.run_rounds(runners, len(runners))
         ]
 
 

@@ -117,7 +117,7 @@ def test_a_causal_drafter_reads_in_chunks_as_much_as_its_context_holds(
     assert isinstance(drafting, causal.CausalChain)
     drafting.allocate(RowState(target, Sampling(), Shape(1, 16, 8, drafting.nodes)))
     model, read = drafting.model, list[int]()
-    monkeypatch.setattr(causal, "PREFILL_CHUNK", 4)
+    monkeypatch.setattr(causal, "READ_AT_ONCE", 4)
     monkeypatch.setattr(model, "forward", lambda part, **_: read.append(part.shape[1]))
     drafting.start(0, [5] * 11)
     assert read == [4, 4, 2]
@@ -163,16 +163,16 @@ def test_verification_knows_the_steps_of_denoising(target: Target) -> None:
 
 
 def test_drawn_trees_know_the_markov_bias(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    proposer, found = make(target, "shared_kv 8 6 without_replacement"), []
+    proposer = make(target, "shared_kv 8 6 without_replacement")
     drafting: Any = engine.make_drafting(proposer, Sampling(1.0), "recursive")
     state = RowState(target, Sampling(1.0), Shape(1, 32, 16, 6))
     drafting.allocate(state)
     state.start_row(0, [5, 6, 7], 16)
-    for _ in range(2):
-        with torch.no_grad():
-            found.append(drafting.draft(state, 32).q_BNV)
-        monkeypatch.setattr(drafting.context, "bias_inputs", lambda hidden_BKD: None)
-    assert (found[0] != found[1]).any(2).all()
+    with torch.no_grad():
+        logits_BKV, _ = drafting._logits(state, 32)
+        biased = drafting.draft(state, 32)
+        monkeypatch.setattr(drafting, "_logits", lambda *_: (logits_BKV, None))
+        assert (biased.q_BNV != drafting.draft(state, 32).q_BNV).any(2).all()
 
 
 def test_lookup_has_its_own_lengths(target: Target) -> None:

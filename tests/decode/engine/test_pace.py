@@ -8,7 +8,7 @@ import torch
 
 from decode.captured.engine import CapturedEngine
 from decode.engine.decoder import Decoder
-from decode.engine.loop import PacedEngine
+from decode.engine.loop import EagerEngine
 from decode.engine.pace import KEEP, SIZES, TRY_AGAIN, DraftPace, Trials
 from decode.proposers.base import DraftSession
 from decode.proposers.block import BlockProposer
@@ -53,7 +53,7 @@ def test_sizes_keep_text(nodes: int, temperature: float, monkeypatch: pytest.Mon
         return sizes[-1]
 
     monkeypatch.setattr(Trials, "choose", choose)
-    for engine in (PacedEngine(), CapturedEngine(target, proposer, paced=True)):
+    for engine in (EagerEngine(paced=True), CapturedEngine(target, proposer, paced=True)):
         sizes.clear()
         decoder = Decoder(target, proposer, engine=engine)
         found = decoder.generate_batch(PROMPTS, 14, sampling=sampling)
@@ -74,7 +74,7 @@ def test_drawn_drafts_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DraftPace, "of", fail)
     target = shallow_target(3, fast=False)
     proposer = BlockProposer(block_network(target, "taps", 8), 4, 0)
-    for engine in (PacedEngine(), CapturedEngine(target, proposer, paced=True)):
+    for engine in (EagerEngine(paced=True), CapturedEngine(target, proposer, paced=True)):
         decoder = Decoder(target, proposer, engine=engine)
         decoder.generate_batch(PROMPTS, 6, temperature=1.0, seed=1)
         decoder.generate(PROMPTS[0], 6, adapt=False)
@@ -166,7 +166,7 @@ def test_every_round_is_measured_and_drafts_no_more_than_its_size(
 
     monkeypatch.setattr(session, "propose", propose_and_note)
     for verifier, engine in (
-        ("block", PacedEngine()),
+        ("block", EagerEngine(paced=True)),
         ("block", CapturedEngine(target, proposer, paced=True)),
         ("gumbel", CapturedEngine(target, proposer, paced=True)),
     ):
