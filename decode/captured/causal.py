@@ -26,6 +26,8 @@ class CausalChain(Drafting):
     cache: KVCache
     unread: int
 
+    catches_up = True
+
     def __init__(self, proposer: AutoregressiveProposer) -> None:
         self.model, self.nodes = proposer.model, proposer.draft_tokens
 

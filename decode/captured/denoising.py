@@ -133,6 +133,10 @@ class Denoised(Drafting):
         self.steps, self.by_q = min(proposer.steps, self.nodes), proposer.order == "confidence"
         self.law = proposer.law(sampling)
 
+    @property
+    def catches_up(self) -> bool:
+        return self.drafter.cached
+
     def allocate(self, state: RowState) -> None:
         kind = PrefixContext if self.drafter.cached else WindowContext
         self.context = kind(self.drafter, state)

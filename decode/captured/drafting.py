@@ -77,6 +77,11 @@ class Drafting:
     taps: tuple[int, ...] = ()
     layers: Sequence[nn.Module] = ()
 
+    @property
+    def catches_up(self) -> bool:
+        """Whether it has to read what rounds without drafts committed."""
+        return False
+
     def check(self, longest: int) -> None:
         """Raises Unsupported where it can't draft for texts of this length."""
 
@@ -109,6 +114,10 @@ class WrappingDrafting(Drafting):
 
     def __init__(self, inner: Drafting) -> None:
         self.inner, self.taps = inner, inner.taps
+
+    @property
+    def catches_up(self) -> bool:
+        return self.inner.catches_up
 
     def check(self, longest: int) -> None:
         self.inner.check(longest)

@@ -188,6 +188,7 @@ class GroupRun:
         finally:
             for row in range(self.rows.state.shape.rows):
                 self.rows.leave(row)
+            self.rows.unread = 0
 
     def _join(self) -> Iterator[None]:
         while self.waiting and self.free_rows:
@@ -206,7 +207,7 @@ class GroupRun:
         # a round may be under way that the host has not read
         ahead = 0 if self.pending is None else self.rows.state.shape.nodes + 1
         longest = max(runner.length for runner in self.running.values()) + ahead
-        skip = self.trials is not None and self.trials.choose() == 0
+        skip = self.trials is not None and (not self.rows.can_draft or self.trials.choose() == 0)
         return self.rows.run(longest, skip), dict(self.running)
 
     def _leave(self, row: int, runner: RequestRunner) -> None:
@@ -231,4 +232,5 @@ class GroupRun:
                 self._leave(row, runner)
         if self.trials is not None:
             size = None if self.pending[0].nodes else 0
-            self.trials.observe(size, tokens, self.pending[0].seconds)
+            # a round costs the same however many of its rows run
+            self.trials.observe(size, tokens / len(self.pending[1]), self.pending[0].seconds)

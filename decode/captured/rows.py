@@ -20,8 +20,9 @@ from specalign.lm.model import Target
 
 BUCKETS = (256, 1024, 4096, 16384, 65536, 262144)
 """The cache entries that a round reads are rounded up to one of these."""
-MOST_UNREAD = 128
-"""Rounds without drafts after which a drafter reads what they committed."""
+MOST_UNREAD = 48
+"""Rounds without drafts after which a drafter that would first have to read what they committed
+drafts no more, because reading costs as much as it saves."""
 
 
 class Rows:
@@ -42,7 +43,7 @@ class Rows:
         drafting.allocate(self.state)
         self.verifier, self.backend = verifier, backend
         self._graphs: dict[tuple[int, bool], Graph] = {}
-        self._unread = 0  # rounds without drafts
+        self.unread = 0  # rounds without drafts since the last one with drafts
 
     def run(self, longest: int, skip: bool = False) -> PendingResults:
         """Run a round; no row has more than `longest` cache entries before it. skip: without
@@ -52,26 +53,31 @@ class Rows:
         end = min(next((size for size in BUCKETS if size >= needed), capacity), capacity)
         if (end, skip) not in self._graphs:
             self._graphs[end, skip] = self._capture(end, skip)
-        self._catch_up(end, skip)
         if self.state.result_BX.device.type != "cuda":
             started = perf_counter()
+            self._catch_up(end, skip)
             self._graphs[end, skip].replay()
             results_BX = self.state.result_BX.cpu().clone()
             return PendingResults(results_BX, nodes, perf_counter() - started)
         begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begun.record()
+        self._catch_up(end, skip)
         self._graphs[end, skip].replay()
         copy_BX = torch.empty_like(self.state.result_BX, device="cpu", pin_memory=True)
         copy_BX.copy_(self.state.result_BX, non_blocking=True)
         done.record()
         return PendingResults(copy_BX, nodes, events=(begun, done))
 
+    @property
+    def can_draft(self) -> bool:
+        """Whether drafting needs no long reading first."""
+        return not self.drafting.catches_up or self.unread <= MOST_UNREAD
+
     @torch.no_grad()
     def _catch_up(self, end: int, skip: bool) -> None:
-        if self._unread == MOST_UNREAD or (self._unread and not skip):
-            self.drafting.catch_up(self.state, end, self._unread)
-            self._unread = 0
-        self._unread += skip
+        if self.unread and not skip:
+            self.drafting.catch_up(self.state, end, self.unread)
+        self.unread = self.unread + 1 if skip else 0
 
     def _capture(self, end: int, skip: bool) -> Graph:
         state, drafting = self.state, self.skipped if skip else self.drafting

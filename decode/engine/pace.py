@@ -29,8 +29,9 @@ costs about this share of the time."""
 @dataclass
 class Trials:
     """Rounds with one number of requests: tokens and seconds by size, recent ones weighing more;
-    and how often each size ran. What never ran has the estimate of another number of requests; a
-    first round may compile or allocate, so it is soon repeated.
+    and how often each size ran. What never ran has the estimate of another number of requests,
+    scaled by the first round, and is soon tried; a first round may compile or allocate, so it is
+    soon repeated.
 
     keep: the weight of a round in the next one's average. first: rounds with all drafts before
     other sizes are tried. margin: how much faster they must be, as a share.
@@ -58,15 +59,18 @@ class Trials:
         best = max(speed, key=lambda size: speed[size])
         for size in self.sizes:
             wait = (speed[best] / max(speed[size], 1e-9) - 1) / LOSS
-            once = self.counts[size] == 1
+            once = self.counts[size] < 2
             wait = TRY_AGAIN if once else max(TRY_AGAIN, min(wait, LATEST))
             if size != best and self.rounds - self.tried.get(size, 0) >= wait:
                 return size
         return best
 
-    def observe(self, size: int | None, tokens: int, seconds: float) -> None:
+    def observe(self, size: int | None, tokens: float, seconds: float) -> None:
         self.tried[size] = self.rounds
         self.counts[size] += 1
+        if self.counts.total() == 1 and self.seconds:  # estimates of another number of requests
+            scale = tokens / seconds / (self.tokens[size] / self.seconds[size])
+            self.tokens = {other: scale * count for other, count in self.tokens.items()}
         keep = self.keep if self.counts[size] > 2 else 0.0
         self.tokens[size] = keep * self.tokens.get(size, 0.0) + tokens
         self.seconds[size] = keep * self.seconds.get(size, 0.0) + seconds
