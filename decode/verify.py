@@ -69,8 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     file, only = given.pop("replay"), ""
     if file is not None:
         options, only = read_replay(file)
-        paths = {key: Path(options[key]) for key in ("prompts", "data_dir") if options.get(key)}
-        given = {**options, **paths, "self_test": False, "out": given["out"]}
+        options = VerifyConfig.read_options(options, str(file))
+        given = {**options, "self_test": False, "out": given["out"]}
     config = VerifyConfig(**given)
     with Claim(config.out, "--out"):
         prompts = config.load_prompts()

@@ -18,12 +18,13 @@ LONG, PAST_WINDOW, LONGEST = 320, 40, 2048
 """The least length of the long prompt, which exceeds the largest window of attention by at least so
 many tokens, up to the longest."""
 LONG_TEXT = 64  # tokens of the long text
-TOGETHER = 5  # requests in one target forward
+TOGETHER, MOST_TOGETHER = 5, 9  # requests in one target forward; in that of one batch
 COPIES = 3  # requests of equal settings, for the captured engine
 TWO_TOKENS = (0, 0, 0, 1, 0, 1, 1, 1, 0, 0, 0, 1)
 """A prompt of two tokens in which every three of them occur. In a text of two tokens long paths are
 accepted, and whatever it ends with can be copied."""
-CHUNK = 96  # tokens of a prompt in one forward pass of the long contexts, so that there are several
+CHUNK = 96
+"""The fewest tokens of a prompt in one forward pass of the long contexts, so that there are several."""
 MOST_HALVES = 128  # half characters of a vocabulary among which two are sought that are one
 EVEN = 10.0  # a temperature at which tokens of very different probabilities occur
 
@@ -106,8 +107,13 @@ class Requests:
             name, decoder = f"{case.name}, {case.verifier}", cases.open(case)
             yield RequestBatch(f"{name}: sampled", decoder, self.at(chosen), self._size)
             letters = self.of_letters(2000)
-            adapt = True if number == 0 else None
-            yield RequestBatch(f"{name}: two tokens", decoder, letters, self._size, adapt=adapt)
+            if number:
+                yield RequestBatch(f"{name}: two tokens", decoder, letters, self._size)
+                continue
+            letters = self.of_letters(2000, MOST_TOGETHER)
+            yield RequestBatch(f"{name}: two tokens", decoder, letters, MOST_TOGETHER, adapt=True)
+            penalised = self.at([one for one in every if one.repetition_penalty != 1])
+            yield RequestBatch(f"{name}: adapting", decoder, penalised, self._size, adapt=True)
         for case in cases.compared:
             cold = [replace(one, temperature=0.0) for one in every[len(every) // 2 :: 2]]
             decoder = cases.open(case)
@@ -141,11 +147,11 @@ class Requests:
             asked.append(Asked(tuple(prompt), sampling, new, eos=eos))
         return tuple(asked)
 
-    def of_letters(self, seed: int) -> tuple[Asked, ...]:
+    def of_letters(self, seed: int, count: int = 3) -> tuple[Asked, ...]:
         """Requests whose texts consist of two tokens: one setting and consecutive seeds."""
         prompt = tuple(self.letters[i] for i in TWO_TOKENS)
         own = self._of_tokens(self.letters, 1.0, seed)
-        return tuple(Asked(prompt, replace(own, seed=seed + i), 14) for i in range(3))
+        return tuple(Asked(prompt, replace(own, seed=seed + i), 14) for i in range(count))
 
     def _of_tokens(self, tokens: Sequence[int], temperature: float, seed: int) -> Sampling:
         """Settings under which a text consists of these tokens alone."""
@@ -164,7 +170,9 @@ class Requests:
             together = sum(self.prompts, [])
             long = (together * (1 + room // len(together)))[:room]
         asked = tuple(Asked(tuple(x), sampling, 10) for x in (long, long[-len(long) // 2 :]))
-        return RequestBatch(f"{name}: long context", decoder, asked, 2, CHUNK)
+        last = len(long) - 1  # alone in its chunk
+        chunk = next(size for size in range(min(CHUNK, last), last + 1) if last % size == 0)
+        return RequestBatch(f"{name}: long context", decoder, asked, 2, chunk)
 
     def ends(self, plain: Decoder) -> Iterator[Asked]:
         """Requests that end in every way, at every place of a block."""
@@ -176,7 +184,8 @@ class Requests:
         for new in (5, 3, 2, 1):
             yield Asked(given, Sampling(), new)
         for room in (1, 3, 6):
-            yield Asked(given, Sampling(), 12, context=len(given) + room)
+            for sampling in (Sampling(), Sampling(1.0, seed=room)):
+                yield Asked(given, sampling, 12, context=len(given) + room)
         for at in range(1, min(6, len(text))):
             yield Asked(given, Sampling(), 12, eos=(text[at],))
         for at in range(1, min(4, len(text))):

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 from decode.systems.drafter_folders import check_methods, check_there, read_drafters
 from decode.systems.parsing import Method, read_methods
 from decode.systems.registry import LOSSY
-from specalign.common.errors import UserError
-from specalign.common.schema import JsonObject
+from specalign.common.errors import UserError, nearest
+from specalign.common.schema import JsonObject, convert
 from specalign.common.text import say
 from specalign.lm.names import check_given
 from specalign.suites.prompt import Prompt
@@ -39,6 +40,21 @@ class VerifyConfig:
     template_kwargs: JsonObject = field(default_factory=dict)
     system: str | None = None
     out: Path = Path("runs/verify")
+
+    @staticmethod
+    def read_options(options: JsonObject, where: str) -> JsonObject:
+        """The options as a replay.json has them. Raises UserError for one that does not exist, or
+        of another type."""
+        kinds, found = get_type_hints(VerifyConfig), {}
+        for key, value in options.items():
+            if key not in kinds:
+                raise UserError(f"{where}: options.{key} is unknown{nearest(key, kinds)}")
+            is_path = Path in (kinds[key], *get_args(kinds[key]))
+            kind = str | None if is_path else kinds[key]
+            found[key] = convert(value, kind, f"options.{key}", where)
+            if is_path and value is not None:
+                found[key] = Path(value)
+        return found
 
     def load_prompts(self) -> list[Prompt]:
         """Check the options, and read the prompts. Raises UserError for a misspelt method, one

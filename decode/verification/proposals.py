@@ -38,7 +38,7 @@ DRAWING: tuple[Any, ...] = (
     sampling_module, rounds, verifiers, acceptance, block, causal, denoising,
 )  # fmt: skip
 """Modules whose `draw_at` is replaced."""
-LEVELS = 3  # draft tokens along a path of an enumerated proposal
+LEVELS = 4  # draft tokens along a path of an enumerated proposal
 
 
 class TooMany(Exception):

@@ -1,6 +1,7 @@
 """Check 3: the verifying function itself, over every draft of small tables, random ones and ones
 cut out of recorded rounds."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -34,9 +35,14 @@ from decode.verification.reference import interval
 from decode.verification.verdict import Tally
 from specalign.kernels import choice
 
-CHAINS = ((-1,), chain(2), chain(3))
-TREES = ((-1, -1), (-1, -1, -1), (-1, 0, 0, -1), (-1, 0, -1, 0, 2), (-1, -1, 0, 0, 1))
-SMALL = 4  # nodes of the trees that every test is made with
+CHAINS = ((-1,), chain(2), chain(3), chain(5), chain(7))
+TREES = (
+    (-1, -1), (-1, -1, -1), (-1, -1, -1, -1), (-1, 0, 0, -1), (-1, 0, -1, 0, 2), (-1, -1, 0, 0, 1),
+)  # fmt: skip
+SMALL, MEDIUM, LARGE = 4, 5, 8
+"""Nodes of drafts over three tokens (larger ones: two), of those whose draws are tried, and of
+recorded drafts whose shapes are enumerated."""
+SHAPES = 4  # recorded shapes, the most frequent ones
 SEEDS = 3
 TOKENS = 4  # tokens that are left of a recorded distribution
 WIDE = 1100  # a vocabulary over which those of a table are spread: kernels sum it in blocks
@@ -73,20 +79,22 @@ def check_rules(
 ) -> None:
     """Check every exact verifier (of those named) with every kind of drafts that it accepts."""
     pool = pool_of(rounds)
+    counts = Counter(one.proposal.tree for one in rounds if 0 < len(one.proposal) <= LARGE)
+    shapes = tuple(tree for tree, _ in counts.most_common(SHAPES))
     for verifier, drafter in pairs():
         if verifier not in names:
             continue
         greedy, chains = VERIFIERS[verifier].greedy_only, chains_only(verifier, drafter)
         several: list[tuple[Proposal, Tensor]] = []
-        for parents, seed, case in _cases(drafter, greedy, chains, seeds, pool):
+        for parents, seed, case in _cases(drafter, greedy, chains, seeds, pool, shapes):
             where = f"{verifier} over drafts {drafter!r} of the tree {parents}"
             what = f"{where}, seed {seed}: the output does not follow p"
             away = distance(case, verifier)
             tally.measure("output of a rule against p, total variation", away, EXACT, what)
+            if seed == 1 and len(parents) <= MEDIUM and not greedy:
+                _check_draws(case, verifier, drafter, where, tally)
             if seed != 1 or len(parents) > SMALL:
                 continue
-            if not greedy:
-                _check_draws(case, verifier, drafter, where, tally)
             for b in range(0, len(case.weight_B), max(1, len(case.weight_B) // 3)):
                 p_MV = case.p_BMV[b, : len(case.drafts.parents[b]) + 1]
                 several.append((_proposal(case, drafter, b), p_MV))
@@ -95,11 +103,18 @@ def check_rules(
 
 @lru_cache(1)  # neighbours in `pairs` share their cases
 def _cases(
-    drafter: str, greedy: bool, chains: bool, seeds: int, pool: Pool
+    drafter: str,
+    greedy: bool,
+    chains: bool,
+    seeds: int,
+    pool: Pool,
+    shapes: tuple[Parents, ...],
 ) -> list[tuple[Parents, int, RuleCase]]:
-    """Shape, seed and case: random tables, and every second time rows of `pool`."""
+    """Shape, seed and case: random tables, and every second time rows of `pool`. shapes: of
+    recorded drafts."""
     found = []
-    for parents in CHAINS if chains else (*CHAINS, *TREES):
+    each = dict.fromkeys((*CHAINS, *TREES, *shapes))
+    for parents in [x for x in each if not chains or x == chain(len(x))]:
         # orders differ by seed, and few of them show that a step is forgotten
         for seed in range(3 * seeds if drafter.startswith("unmasked") else seeds):
             small = len(parents) <= SMALL

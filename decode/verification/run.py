@@ -66,13 +66,17 @@ class VerificationRun:
     def run(self) -> list[Tally]:
         """Run all checks, and report each batch."""
         self._check_greedy_texts()
+        found = self.only in ("", "rule", "joint law")
         for batch in self.requests.batches(self.cases, self.plain):
             if self.only in ("", batch.name):
+                found = True
                 self.check(batch)
             if len(self.recorded) == RECORDED:
                 self._check_rules()
             if self.first and any(tally.findings for tally in self.tallies.values()):
                 return list(self.tallies.values())
+        if not found:
+            raise UserError(f"--replay: these options decode no batch {self.only!r}")
         if self.only in ("", "joint law"):
             self._check_joint_laws()
         self._check_rules()

@@ -34,7 +34,8 @@ NOT_COVERED = (
     "systems that change the distribution on purpose; the proposals and random numbers of "
     "drafts made in the background (the rest of their rounds is compared); draft lengths chosen "
     "by timing (every length is exact, but a seed does not reproduce it); positions beyond the "
-    "decoded texts; devices, data types and versions other than those named above"
+    "decoded texts; more than nine requests in one forward pass; rules over more than eight "
+    "drafts; devices, data types and versions other than those named above"
 )
 
 

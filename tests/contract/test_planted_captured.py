@@ -16,8 +16,9 @@ from decode.captured.acceptance import Path
 from decode.captured.engine import CapturedEngine, GroupRun
 from decode.captured.state import RowState
 from decode.engine.decoder import Decoder
+from decode.engine.loop import EagerEngine
 from decode.engine.pace import Trials
-from decode.engine.request import Prefill
+from decode.engine.request import Prefill, RequestRunner
 from decode.proposers.lookup import LookupProposer
 from decode.speculation import sampling
 from decode.speculation.settings import Sampling
@@ -445,28 +446,30 @@ def test_joint_laws_are_enumerated_without_graphs(run: VerificationRun) -> None:
 def test_the_joint_law_with_skipped_rounds(
     run: VerificationRun, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a request without a seed: every second round drafts nothing."""
-    original, skipped_rounds = GroupRun.__init__, []
+    """Of a request without a seed, in both engines: every second round drafts nothing."""
+    sizes: list[int | None] = []
+    make_runners = Decoder._make_runners
 
-    def begin(self: GroupRun, opened: Any, group: Any, *more: Any) -> None:
-        original(self, opened, group, *more)
-        assert opened.drafting.nodes and group[0].adapts
-        self.trials = Trials((None, 0))
+    def begin(decoder: Decoder, *args: Any) -> list[RequestRunner]:
+        sizes.clear()
+        return make_runners(decoder, *args)
 
-    def choose(trials: Trials) -> int | None:
-        trials.rounds += 1
-        skipped_rounds.append(trials.rounds % 2)
-        return 0 if trials.rounds % 2 else None
+    def choose(_: Trials) -> int | None:
+        sizes.append(0 if len(sizes) % 2 else None)
+        return sizes[-1]
 
-    monkeypatch.setattr(GroupRun, "__init__", begin)
+    monkeypatch.setattr(Decoder, "_make_runners", begin)
     monkeypatch.setattr(Trials, "choose", choose)
     proposer, tally = make(run.target, name), Tally("end_to_end")
     proposer.draft_tokens = 1
     verifier = "block" if getattr(proposer, "siblings", None) is None else "traversal"
-    decoder = Decoder(run.target, proposer, verifier, CapturedEngine(run.target, proposer))
-    given = ([4, 90, 4, 90], run.reference, tally, Sampling(1.0, top_k=2))
-    end_to_end.check_joint_law(name, decoder, *given)
-    assert {*skipped_rounds} == {0, 1} and tally.largest and not tally.findings
+    sampling = Sampling(1.0, top_k=2, repetition_penalty=1.3)
+    for runs in (EagerEngine(True), CapturedEngine(run.target, proposer, paced=True)):
+        decoder = Decoder(run.target, proposer, verifier, runs)
+        given = ([4, 90, 4, 90], run.reference, tally, sampling)
+        end_to_end.check_joint_law(name, decoder, *given)
+        assert {*sizes} == {0, None}
+    assert tally.largest and not tally.findings
 
 
 def test_graphs_are_compared_with_their_operators(run: VerificationRun) -> None:

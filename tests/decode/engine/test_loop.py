@@ -128,6 +128,8 @@ def test_context_limit_in_draft(target: Target, monkeypatch: pytest.MonkeyPatch,
     for name, drafter in drafters(script).items():
         out = Decoder(target, drafter).generate(PROMPT, max_new_tokens=20, sampling=VARIED)
         assert (out.tokens, out.finish) == (script[:room], "context"), name
+        sampled = Decoder(target, drafter).generate(PROMPT, 20, temperature=1.0)
+        assert (len(sampled.tokens), sampled.finish) == (room, "context"), name
         check_counts(out)
     assert max(written) <= target.context_limit
     both = Decoder(target).generate(PROMPT, max_new_tokens=room, sampling=VARIED)
@@ -212,12 +214,12 @@ def test_a_drafter_is_shown_the_accepted_path_of_a_tree(target: Target) -> None:
 
 
 def test_long_prompts_go_in_chunks(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompt = [5 + i * 7 % 200 for i in range(50)]
+    prompt = [5 + i * 7 % 200 for i in range(49)]
     expected = Decoder(target).generate(prompt, max_new_tokens=10).tokens
     monkeypatch.setattr("decode.engine.request.PREFILL_CHUNK", 16)
     drafter = ScriptedDrafter("point", oracle(prompt + expected), K)
     assert Decoder(target, drafter).generate(prompt, max_new_tokens=10).tokens == expected
-    assert drafter.observed[:4] == [16, 16, 16, 2]
+    assert drafter.observed[:4] == [16, 16, 16, 1]
 
 
 @pytest.mark.parametrize("most", [1, 2])
