@@ -17,7 +17,7 @@ from decode.speculation.rounds import Round
 from decode.speculation.sampling import make_generator, position_noise, token_numbers
 from decode.speculation.settings import MOST_NODES, Sampling
 from decode.speculation.tree import ancestors
-from decode.speculation.verifiers import OWN_TOKENS, Outcome, find
+from decode.speculation.verifiers import Outcome, find
 from specalign.lm.cache import KVCache
 from specalign.lm.model import Target, TargetOutput
 
@@ -154,13 +154,11 @@ class RequestRunner:
         """Whether the clock may decide how much it drafts."""
         if self.drafter is None or find(self.verifier).lossy:
             return False
-        return self._by_target if self.adapt is None else self.adapt
+        return self._compares if self.adapt is None else self.adapt
 
     @property
-    def _by_target(self) -> bool:
-        """Whether drafts are compared with the target's own tokens, and do not decide the text."""
-        own = self.sampling.greedy or self.verifier in OWN_TOKENS
-        return own and not find(self.verifier).lossy
+    def _compares(self) -> bool:
+        return find(self.verifier).compares(self.sampling.greedy)
 
     def draft(self, size: int | None = None) -> ForwardInput:
         """Begin a round: draft, and return what the target has to run over. size: the most drafts,
@@ -239,7 +237,7 @@ class RequestRunner:
             raise self.target.branch_error()
         if proposal is None:
             return NO_DRAFTS
-        return proposal.cut(room).first(size if self._by_target else None)
+        return proposal.cut(room).first(size if self._compares else None)
 
     def _round(self, logits_MV: Tensor, proposal: Proposal) -> Round:
         request, sampling, place = self.request, self.sampling, len(self.request.tokens)

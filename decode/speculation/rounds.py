@@ -20,7 +20,6 @@ from decode.speculation.sampling import ProcessorState, best, couple, draw_at, p
 from decode.speculation.settings import Sampling
 from decode.speculation.tree import depths, path_to, walk
 from decode.speculation.verifiers import (
-    OWN_TOKENS,
     Outcome,
     check_proposal,
     find,
@@ -55,11 +54,7 @@ class Round(NamedTuple):
     @property
     def by_rule(self) -> bool:
         """Whether a rule looks at p at all nodes; otherwise the target chooses its own tokens."""
-        if not len(self.proposal):
-            return False
-        return find(self.verifier).lossy or not (
-            self.sampling.greedy or self.verifier in OWN_TOKENS
-        )
+        return len(self.proposal) > 0 and not find(self.verifier).compares(self.sampling.greedy)
 
 
 PendingOutcome = tuple[Tensor, Callable[[list[int]], Outcome]]
@@ -215,8 +210,12 @@ def _sampler(group: Sequence[Round]) -> Callable[[list[tuple[int, int]]], Tensor
         p_RV = probs(logits_RV, sampling, before, overwrite=True)
         if u_R is not None:
             return draw_at(p_RV, u_R[[start[b] + levels[b][node] for b, node in asked]])
-        rows = zip(p_RV.split(1), asked, strict=True)
-        return torch.cat([_couple_token(p_1V, group[b], node) for p_1V, (b, node) in rows])
+        tokens = []
+        for p_1V, (b, node) in zip(p_RV.split(1), asked, strict=True):
+            noise, position = group[b].noise, group[b].position + levels[b][node]
+            assert noise is not None
+            tokens.append(couple(p_1V, noise, [position]))
+        return torch.cat(tokens)
 
     return sample
 
@@ -224,8 +223,3 @@ def _sampler(group: Sequence[Round]) -> Callable[[list[tuple[int, int]]], Tensor
 def _numbers(one: Round, levels: Sequence[int]) -> Tensor:
     assert one.numbers_T is not None
     return one.numbers_T[: max(levels) + 1]
-
-
-def _couple_token(p_1V: Tensor, one: Round, node: int) -> Tensor:
-    assert one.noise is not None
-    return couple(p_1V, one.noise, [one.position + (0, *depths(one.proposal.tree))[node]])

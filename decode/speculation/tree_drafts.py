@@ -89,22 +89,17 @@ def extend_beam(
         tokens_BPW.flatten(1),
         above_BPW.flatten(1),
     )
-    every = new if beam is None else Beam(*map(_concatenate, beam, new))
+    every = new
+    if beam is not None:
+        every = Beam(*(torch.cat(pair, 1) for pair in zip(beam, new, strict=True)))
     order_BX = every.log_q.argsort(dim=1, descending=True, stable=True)
     best_BN = order_BX[:, :nodes]
     kept = Beam(*(t.gather(1, best_BN) for t in every))
     # a parent's row moves with it
-    place_BX = torch.zeros_like(order_BX).scatter(1, order_BX, _ranks(order_BX))
+    rank_X = torch.arange(order_BX.shape[1], device=order_BX.device)
+    place_BX = torch.zeros_like(order_BX).scatter(1, order_BX, rank_X.expand_as(order_BX))
     above_BN = place_BX.gather(1, (kept.above - 1).clamp(min=0)) + 1
     return kept._replace(above=torch.where(kept.above > 0, above_BN, 0))
-
-
-def _concatenate(old: Tensor, new: Tensor) -> Tensor:
-    return torch.cat((old, new), 1)
-
-
-def _ranks(order_BX: Tensor) -> Tensor:
-    return torch.arange(order_BX.shape[1], device=order_BX.device).expand_as(order_BX)
 
 
 def drawn_tree_parents(nodes: int, depth: int) -> tuple[int, ...]:

@@ -85,6 +85,11 @@ class Verifier:
     state_only: bool = False  # among unmasked drafts, exact only for state-only orders
     lossy: bool = False  # the output does not have the target's distribution
 
+    def compares(self, greedy: bool) -> bool:
+        """Whether it compares drafts with the target's own tokens, so that they do not decide the
+        text."""
+        return not self.lossy and (greedy or self.name in OWN_TOKENS)
+
     def is_exact_for(self, law: str, temperature: float) -> bool:
         """Whether it is exact for chains of that law at that temperature."""
         return law in self.laws and (temperature == 0 or not self.greedy_only)

@@ -86,12 +86,9 @@ class EngineRecorder(Recorder):
         self._seen: dict[str, Tensor] = {}
 
     def _watches(self) -> list[Watch]:
-        drafting: list[Watch] = [
-            (module, "draw_at", self._draw_draft) for module in (block, causal, denoising)
-        ]
         return [
             *super()._watches(),
-            *drafting,
+            *((module, "draw_at", self._draw_draft) for module in (block, causal, denoising)),
             (RequestRunner, "prefill_into", self._prefill),
             (rows_module, "verify_rounds", self._verify),
             (rows_module, "capture", self._capture),

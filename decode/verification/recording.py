@@ -26,7 +26,6 @@ from decode.engine.pace import Trials
 from decode.engine.request import Prefill, RequestRunner
 from decode.speculation import rounds, verifiers
 from decode.speculation import sampling as sampling_module
-from decode.speculation.proposal import Proposal
 from decode.speculation.rounds import Round
 from decode.speculation.verifiers import Outcome
 from decode.verification.batches import Asked
@@ -93,7 +92,7 @@ class Recorder:
             (rounds, "probs", self._probs),
             (verifiers, "draw_at", self._note_numbers),
             (sampling_module, "draw_at", self._note_numbers),
-            (rounds, "_known_outcome", self._choose),
+            (rounds, "_choose_greedily", self._choose),
         ]
 
     def __exit__(self, *error: object) -> None:
@@ -216,13 +215,13 @@ class Recorder:
         self.used.append(u.detach()[u >= 0])  # captured rounds: others do not count
         return original(weights, u)
 
-    def _choose(self, original: Original, proposal: Proposal, tokens_M: Tensor) -> Any:
-        # rounds without drafts share one proposal, and are chosen for in their order
-        for one in self._open.values():
-            if one.proposal is proposal and one.sampling.greedy and not one.chosen:
-                one.chosen = dict(enumerate(tokens_M.tolist()))
-                break
-        return original(proposal, tokens_M)
+    def _choose(self, original: Original, group: Sequence[Round]) -> Any:
+        pending = original(group)
+        for one, (values, _) in zip(group, pending, strict=True):  # the target's tokens, the drafts
+            if id(one) in self._open:
+                chosen = values[: len(one.proposal) + 1].tolist()
+                self._open[id(one)].chosen = dict(enumerate(chosen))
+        return pending
 
     def _note_random(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
