@@ -70,3 +70,10 @@ def test_differences_replay(drafter: str, tmp_path: Path, monkeypatch: pytest.Mo
     main(replay)
     again = json.loads((tmp_path / "again" / "verdict.json").read_text())
     assert again["lossless"] and again["checks"][0]["counts"]["logits of a node"] > 0
+    record = json.loads((tmp_path / "replay.json").read_text())
+    record["finding"]["place"]["batch"] = "another"
+    (tmp_path / "replay.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="decode no batch 'another'"):
+        main.__wrapped__(replay)  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match=r"options\.limits is unknown.*'limit'"):
+        VerifyConfig.read_options({"limits": 2}, "replay.json")
