@@ -90,10 +90,7 @@ def page(summary: Summary, records: Sequence[Record], replays: Sequence[JsonObje
 
 
 def fill_page(
-    name: str,
-    drawn: Sequence[charts.Chart],
-    replays: Sequence[JsonObject] = (),
-    **values: object,
+    name: str, drawn: Sequence[charts.Chart], replays: Sequence[JsonObject] = (), **values: object
 ) -> str:
     """The page of a template in `web/`, with these charts. Plotly, and the script that draws, are
     part of it."""

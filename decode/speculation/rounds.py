@@ -19,13 +19,7 @@ from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import ProcessorState, best, couple, draw_at, probs
 from decode.speculation.settings import Sampling
 from decode.speculation.tree import depths, path_to, walk
-from decode.speculation.verifiers import (
-    Outcome,
-    check_proposal,
-    find,
-    run_verifier,
-    verify_greedy,
-)
+from decode.speculation.verifiers import Outcome, check_proposal, find, run_verifier, verify_greedy
 
 SEEN_AT_ONCE = frozenset({"cpu"})
 """Devices whose values can be read without waiting."""

@@ -103,12 +103,7 @@ def check_rules(
 
 @lru_cache(1)  # neighbours in `pairs` share their cases
 def _cases(
-    drafter: str,
-    greedy: bool,
-    chains: bool,
-    seeds: int,
-    pool: Pool,
-    shapes: tuple[Parents, ...],
+    drafter: str, greedy: bool, chains: bool, seeds: int, pool: Pool, shapes: tuple[Parents, ...]
 ) -> list[tuple[Parents, int, RuleCase]]:
     """Shape, seed and case: random tables, and every second time rows of `pool`. shapes: of
     recorded drafts."""

@@ -9,14 +9,7 @@ from decode.proposers.base import Request
 from decode.speculation.proposal import Proposal
 from decode.speculation.settings import Sampling
 from specalign.common.errors import UserError
-from tests.fakes import (
-    DRAFTERS,
-    LETTERS,
-    SETTINGS,
-    ScriptedDrafter,
-    TableTarget,
-    right_to_left,
-)
+from tests.fakes import DRAFTERS, LETTERS, SETTINGS, ScriptedDrafter, TableTarget, right_to_left
 
 
 @pytest.mark.slow
