@@ -58,7 +58,7 @@ def check_greedy(
     tally.place = {"method": name}
     for i, (prompt, plain) in enumerate(zip(prompts, texts, strict=True)):
         tally.place = {"prompt": i, "method": name}
-        stream = decoder.stream(prompt, max_new_tokens=new)
+        stream = decoder.stream(prompt, max_new_tokens=new, adapt=False)
         text, out = "".join(stream), stream.output
         if text != out.text:
             tally.find(f"{name}, prompt {i}: the streamed pieces are not the text")
@@ -116,12 +116,14 @@ def check_joint_law(
     reference: Reference,
     tally: Tally,
     sampling: Sampling,
+    adapt: bool = False,
 ) -> None:
-    """The joint law of `LENGTH` tokens. `sampling`: with a small top-k, so that there are few."""
+    """The joint law of `LENGTH` tokens. `sampling`: with a small top-k, so that there are few.
+    adapt: as in `Decoder.generate`; what it chooses must not depend on the clock."""
     tally.place = {"method": name}
 
     def run() -> tuple[int, ...]:
-        return tuple(decoder.generate(prompt, max_new_tokens=LENGTH, sampling=sampling).tokens)
+        return tuple(decoder.generate(prompt, LENGTH, sampling=sampling, adapt=adapt).tokens)
 
     try:
         runs = every_outcome(run, MOST_RUNS)
