@@ -56,11 +56,14 @@ def test_the_joint_law_of_a_system(name: str, cases: Cases, reference: Reference
     check(case, cases, reference, Sampling(1.2, top_k=2, seed=1))
 
 
-def check(case: Case, cases: Cases, reference: Reference, sampling: Sampling) -> None:
+def check(
+    case: Case, cases: Cases, reference: Reference, sampling: Sampling, adapt: bool = False
+) -> None:
     tally = Tally("end_to_end")
     with mock.patch.object(end_to_end, "LENGTH", LENGTHS.get(case.name, end_to_end.LENGTH)):
         decoder = cases.open(case)
-        end_to_end.check_joint_law(case.name, decoder, PROMPT, reference, tally, sampling)
+        given = (decoder, PROMPT, reference, tally, sampling, adapt)
+        end_to_end.check_joint_law(case.name, *given)
     assert not tally.findings and tally.largest, tally
 
 
@@ -87,5 +90,5 @@ def test_the_joint_law_with_fewer_drafts_in_some_rounds(
     monkeypatch.setattr(loop, "can_pace", can_pace)
     monkeypatch.setattr(Trials, "choose", choose)
     case = next(case for case in cases.drawn if case.name == name)
-    check(case, cases, reference, Sampling(1.2, top_k=2))
+    check(case, cases, reference, Sampling(1.2, top_k=2), adapt=True)
     assert len(sizes) > 1
