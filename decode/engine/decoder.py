@@ -97,8 +97,8 @@ class Decoder:
             raw: continue a string as plain text, without a chat template.
             trace: record every round in `Generation.trace`.
             adapt: whether decoders of `decode.load` draft less, or nothing, where that is faster.
-                Default: yes, except for drawn drafts of a request with a seed, whose text would
-                change.
+                Default: yes, except for drawn drafts of a single request or one with a seed, whose
+                text would depend on the clock.
 
         Raises:
             UserError: an argument is invalid, or the verifier would change the output's
@@ -188,7 +188,9 @@ class Decoder:
         adapt = options.get("adapt")
         for runner, sampling in zip(runners, settings, strict=True):
             runner.tracing = bool(options.get("trace"))
-            runner.adapt = True if adapt is None and sampling.seed is None else adapt
+            runner.adapt = adapt
+            if adapt is None and sampling.seed is None and len(runners) > 1:
+                runner.adapt = True  # a single request can be repeated by the seed of its output
         return runners
 
     def _make_runner(
