@@ -21,7 +21,7 @@ KEEP_ALONE, FIRST_ALONE, MARGIN_ALONE = 0.98, 8, 0.02
 """Of a single request: its rounds' tokens vary more, and what it drafts may pay off in parts of a
 text only. So averages are longer, the first rounds draft, and plain rounds must be faster by this
 share."""
-TRY_AGAIN, LATEST, LOSS = 32, 512, 0.005
+TRY_AGAIN, LATEST, LOSS = 32, 512, 0.0025
 """A size that is not the fastest is tried again after `TRY_AGAIN` to `LATEST` rounds, so that it
 costs about this share of the time."""
 

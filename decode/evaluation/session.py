@@ -10,6 +10,7 @@ from time import perf_counter
 import torch
 
 from decode.engine.decoder import Decoder
+from decode.engine.pace import TRY_AGAIN
 from decode.engine.stock import stock_model
 from decode.evaluation import runner
 from decode.evaluation.accuracy import CODE
@@ -45,6 +46,8 @@ from specalign.lm.model import Target
 from specalign.suites.sources import Loaded
 
 WARMUP_TOKENS = 16
+LEARNING_TOKENS = TRY_AGAIN + 16
+"""Of batches, in which each decoder measures how many tokens it should draft."""
 MOST_REPLAYS = 4
 
 
@@ -200,8 +203,7 @@ class Measurement:
             self.console.say(f"resuming {self.folder}: {done} are done{note}")
         if not missing:
             return
-        first = next(task for group in groups for task in group if task.tokens)
-        self._warm_up(list(first.tokens), self.config.limit_of(first.suite))
+        self._warm_up(groups)
         for group in runner.track(missing, len(groups), self.console):
             tasks = [task for task in map(self._begin, group) if task is not None]
             if tasks:
@@ -217,10 +219,21 @@ class Measurement:
         replays = [record_replay(self.decoders, first[n], self.settings[n]) for n in suites]
         write_replays(self.folder, replays)
 
-    def _warm_up(self, tokens: list[int], limit: int) -> None:
+    def _warm_up(self, groups: Sequence[Sequence[runner.Task]]) -> None:
+        first = next(task for group in groups for task in group if task.tokens)
+        tokens, limit = list(first.tokens), self.config.limit_of(first.suite)
+        sampling = self.config.sampling
+        batches: dict[int, list[list[int]]] = {}
+        for group in groups:
+            if len(group) == group[0].batch > 1 and group[0].tokens:
+                batches.setdefault(len(group), [list(task.tokens) for task in group])
         for decoder in [*self.decoders.values()] * self.config.warmup:
-            sampling = self.config.sampling
             decoder.generate(tokens, min(WARMUP_TOKENS, limit), sampling=sampling, adapt=False)
+            for size, prompts in batches.items():
+                most = min(LEARNING_TOKENS, limit)
+                decoder.generate_batch(
+                    prompts, most, batch_size=size, sampling=sampling, adapt=True
+                )
         if not self.config.no_hf_check and self.run.baseline is None:
             self.console.say("timing plain decoding against transformers' own generate …")
             plain = self.decoders[PLAIN]

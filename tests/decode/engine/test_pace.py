@@ -94,7 +94,7 @@ def test_a_single_request_drafts_unless_plain_decoding_is_faster(cost: float, dr
     assert chosen[100:].count(None if drafts else 0) > 0.96 * 1900
 
 
-@pytest.mark.parametrize(("slowness", "wait"), [(1.1, 32), (1.452, 91), (4.0, 512)])
+@pytest.mark.parametrize(("slowness", "wait"), [(1.06, 32), (1.226, 91), (4.0, 512)])
 def test_slow_sizes_are_tried_again_at_the_same_share_of_the_time(
     slowness: float, wait: int
 ) -> None:

@@ -66,21 +66,23 @@ def test_every_beginning_is_spread_over_every_suite() -> None:
 def test_single_prompts_draft_always(
     prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """τ is the drafter's own, and does not depend on the clock; batches adapt, as they do in use."""
+    """τ is the drafter's own, and does not depend on the clock; batches adapt, as they do in use,
+    and begin to before they are timed."""
     asked: list[int] = []
+    untimed: list[bool] = []
+    timed = measure.run_tasks
+
+    def run_tasks(*words: Any) -> Any:
+        untimed.append(bool(asked))
+        return timed(*words)
+
+    monkeypatch.setattr(measure, "run_tasks", run_tasks)
     monkeypatch.setattr(DraftPace, "of", lambda _, requests: asked.append(requests) or Trials())
+    words = ("--prompts", prompts, "--methods", "plain,lookup", "--batch-size")
     for size, adapts in (("1", False), ("2", True)):
-        run(
-            "--prompts",
-            prompts,
-            "--out",
-            tmp_path / size,
-            "--methods",
-            "plain,lookup",
-            "--batch-size",
-            size,
-        )
-        assert bool(asked) is adapts
+        untimed.clear()
+        run(*words, size, "--out", tmp_path / size)
+        assert bool(asked) is adapts and untimed.pop(0) is adapts
 
 
 class Interrupted(Exception):
