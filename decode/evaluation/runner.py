@@ -10,6 +10,7 @@ from zlib import crc32
 
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
+from decode.engine.pace import TRY_AGAIN
 from decode.evaluation.accuracy import score
 from decode.evaluation.divergence import explain_divergence
 from decode.evaluation.records import Record
@@ -25,6 +26,7 @@ _MEASURED = (
     "finish", "tokens", "draft_seconds", "verify_seconds",
 )  # fmt: skip
 LINE_EVERY = 30.0  # seconds between lines of progress
+WARMUP_TOKENS, LEARNING_TOKENS = 16, TRY_AGAIN + 16  # of one prompt, and of batches
 
 Work = TypeVar("Work")
 
@@ -158,6 +160,24 @@ def track(work: Sequence[Work], total: int, console: PlainConsole) -> Iterator[W
             printed = now
             left = clock((now - started) / number * (len(work) - number))
             console.say(f"{total - len(work) + number}/{total} rounds · {left} left")
+
+
+def warm_up(
+    decoders: Mapping[str, Decoder],
+    groups: Sequence[Sequence[Task]],
+    sampling: Sampling,
+    limit: int,
+) -> None:
+    """Decode untimed, with every method: the first prompt, and the first full batch of each size,
+    in which a decoder measures how much it should draft."""
+    first = next(list(task.tokens) for group in groups for task in group if task.tokens)
+    full = [group for group in groups if len(group) == group[0].batch > 1 and group[0].tokens]
+    batches = {len(group): [list(task.tokens) for task in group] for group in reversed(full)}
+    for decoder in decoders.values():
+        decoder.generate(first, min(WARMUP_TOKENS, limit), sampling=sampling, adapt=False)
+        for size, prompts in batches.items():
+            new = min(LEARNING_TOKENS, limit)
+            decoder.generate_batch(prompts, new, batch_size=size, sampling=sampling, adapt=True)
 
 
 def run_tasks(

@@ -10,7 +10,6 @@ from time import perf_counter
 import torch
 
 from decode.engine.decoder import Decoder
-from decode.engine.pace import TRY_AGAIN
 from decode.engine.stock import stock_model
 from decode.evaluation import runner
 from decode.evaluation.accuracy import CODE
@@ -45,9 +44,6 @@ from specalign.folder.chat import reads_clock
 from specalign.lm.model import Target
 from specalign.suites.sources import Loaded
 
-WARMUP_TOKENS = 16
-LEARNING_TOKENS = TRY_AGAIN + 16
-"""Of batches, in which each decoder measures how many tokens it should draft."""
 MOST_REPLAYS = 4
 
 
@@ -203,7 +199,15 @@ class Measurement:
             self.console.say(f"resuming {self.folder}: {done} are done{note}")
         if not missing:
             return
-        self._warm_up(groups)
+        first = next(task for group in groups for task in group if task.tokens)
+        tokens, limit = list(first.tokens), self.config.limit_of(first.suite)
+        for _ in range(self.config.warmup):
+            runner.warm_up(self.decoders, groups, self.config.sampling, limit)
+        if not self.config.no_hf_check and self.run.baseline is None:
+            self.console.say("timing plain decoding against transformers' own generate …")
+            plain = self.decoders[PLAIN]
+            self.run.baseline = time_against_transformers(plain, tokens, min(limit, 64))
+            write_run(self.folder, self.run)
         for group in runner.track(missing, len(groups), self.console):
             tasks = [task for task in map(self._begin, group) if task is not None]
             if tasks:
@@ -218,27 +222,6 @@ class Measurement:
         suites = [name for name in self.settings if name in first][:MOST_REPLAYS]
         replays = [record_replay(self.decoders, first[n], self.settings[n]) for n in suites]
         write_replays(self.folder, replays)
-
-    def _warm_up(self, groups: Sequence[Sequence[runner.Task]]) -> None:
-        first = next(task for group in groups for task in group if task.tokens)
-        tokens, limit = list(first.tokens), self.config.limit_of(first.suite)
-        sampling = self.config.sampling
-        batches: dict[int, list[list[int]]] = {}
-        for group in groups:
-            if len(group) == group[0].batch > 1 and group[0].tokens:
-                batches.setdefault(len(group), [list(task.tokens) for task in group])
-        for decoder in [*self.decoders.values()] * self.config.warmup:
-            decoder.generate(tokens, min(WARMUP_TOKENS, limit), sampling=sampling, adapt=False)
-            for size, prompts in batches.items():
-                most = min(LEARNING_TOKENS, limit)
-                decoder.generate_batch(
-                    prompts, most, batch_size=size, sampling=sampling, adapt=True
-                )
-        if not self.config.no_hf_check and self.run.baseline is None:
-            self.console.say("timing plain decoding against transformers' own generate …")
-            plain = self.decoders[PLAIN]
-            self.run.baseline = time_against_transformers(plain, tokens, min(limit, 64))
-            write_run(self.folder, self.run)
 
     def _begin(self, task: runner.Task) -> runner.Task | None:
         """The task with its prompt's tokens. Those of a later turn begin with the earlier ones and
