@@ -28,6 +28,8 @@ from specalign.lm.model import Target
 
 RowsKey = tuple[Sampling, str, int, tuple[int, ...]]
 """Settings, verifier, number of rows, and the target's EOS ids, which rows know."""
+StartedRound = tuple[PendingResults, dict[int, RequestRunner], Trials | None]
+"""A round's results, the requests that ran in it, and where its time counts."""
 MOST_OPEN = 2
 """Sets of rows whose memory and graphs are kept."""
 
@@ -161,8 +163,8 @@ def _round_up(size: int) -> int:
 class GroupRun:
     """Requests of equal settings, in the rows of an engine.
 
-    free_rows: those without a request. pending: the round that the host has not read, and the
-    requests that ran in it. trials: of the sizes of drafts, where they are measured.
+    free_rows: those without a request. pending: the round that the host has not read. pace: of the
+    sizes of drafts, where they are measured.
     """
 
     def __init__(self, rows: Rows, group: Sequence[RequestRunner], pace: DraftPace | None) -> None:
@@ -170,11 +172,8 @@ class GroupRun:
         self.free_rows = list(reversed(range(rows.state.shape.rows)))
         self.joining: dict[RequestRunner, Prefill[int]] = {}
         self.running: dict[int, RequestRunner] = {}
-        self.pending: tuple[PendingResults, dict[int, RequestRunner]] | None = None
-        self.trials: Trials | None = None
-        shape = rows.state.shape
-        if pace is not None and group[0].adapts and shape.nodes:
-            self.trials = pace.of(shape.rows)
+        self.pending: StartedRound | None = None
+        self.pace = pace if group[0].adapts and rows.state.shape.nodes else None
 
     def run(self) -> Iterator[None]:
         """Run all requests; pauses after chunks of prompts and after every round."""
@@ -203,12 +202,15 @@ class GroupRun:
                 self.running[row] = runner
         yield
 
-    def _begin_round(self) -> tuple[PendingResults, dict[int, RequestRunner]]:
+    def _begin_round(self) -> StartedRound:
         # a round may be under way that the host has not read
         ahead = 0 if self.pending is None else self.rows.state.shape.nodes + 1
         longest = max(runner.length for runner in self.running.values()) + ahead
-        skip = self.trials is not None and (not self.rows.can_draft or self.trials.choose() == 0)
-        return self.rows.run(longest, skip), dict(self.running)
+        trials = None
+        if self.pace is not None:
+            trials = self.pace.of(self.rows.state.shape.rows, longest)
+        skip = trials is not None and (not self.rows.can_draft or trials.choose() == 0)
+        return self.rows.run(longest, skip), dict(self.running), trials
 
     def _leave(self, row: int, runner: RequestRunner) -> None:
         self.rows.leave(row)
@@ -219,8 +221,9 @@ class GroupRun:
         """Commit the results of the round before; a request that ends leaves its row."""
         if self.pending is None:
             return
-        results, tokens = self.pending[0].wait(), 0
-        for row, runner in self.pending[1].items():
+        pending, running, trials = self.pending
+        results, tokens = pending.wait(), 0
+        for row, runner in running.items():
             if runner.out.finish:
                 continue
             if not results[row].tokens:
@@ -230,7 +233,7 @@ class GroupRun:
             if runner.out.finish:
                 del self.running[row]
                 self._leave(row, runner)
-        if self.trials is not None:
-            size = None if self.pending[0].nodes else 0
+        if trials is not None:
+            size = None if pending.nodes else 0
             # a round costs the same however many of its rows run
-            self.trials.observe(size, tokens / len(self.pending[1]), self.pending[0].seconds)
+            trials.observe(size, tokens / len(running), pending.seconds)

@@ -47,7 +47,8 @@ class EagerEngine:
                 if self.pace is None or not can_pace(running):
                     run_round(running)
                 else:
-                    trials, started = self.pace.of(len(running)), perf_counter()
+                    longest = max(runner.length for runner in running)
+                    trials, started = self.pace.of(len(running), longest), perf_counter()
                     size, before = trials.choose(), sum(runner.length for runner in running)
                     run_round(running, size)
                     tokens = sum(runner.length for runner in running) - before

@@ -17,19 +17,22 @@ SIZES: tuple[int | None, ...] = (None, 0, 2, 1)
 """Drafted tokens of a request in a round; None = all that its drafter proposes."""
 KEEP = 0.9
 """The weight of a round in the next one's average."""
+FADE, SLOWEST = 0.5, 4.0
+"""Earlier rounds lose weight with every round since, but one round makes them lose no more than
+this; and it counts as this many average ones at most: something else may have delayed it."""
 KEEP_ALONE, FIRST_ALONE, MARGIN_ALONE = 0.98, 8, 0.02
 """Of a single request: its rounds' tokens vary more, and what it drafts may pay off in parts of a
 text only. So averages are longer, the first rounds draft, and plain rounds must be faster by this
 share."""
-TRY_AGAIN, LATEST, LOSS = 32, 512, 0.0025
-"""A size that is not the fastest is tried again after `TRY_AGAIN` to `LATEST` rounds, so that it
+TRY_AGAIN, LOSS = 32, 0.0025
+"""A size that is not the fastest is tried again after at least `TRY_AGAIN` rounds, so that it
 costs about this share of the time."""
 
 
 @dataclass
 class Trials:
-    """Rounds with one number of requests: tokens and seconds by size, recent ones weighing more;
-    and how often each size ran. What never ran has the estimate of another number of requests,
+    """Rounds with one number of requests: tokens, seconds and weight by size, recent ones weighing
+    more; and how often each size ran. What never ran has the estimate of another number of requests,
     scaled by the first round, and is soon tried; a first round may compile or allocate, so it is
     soon repeated.
 
@@ -43,6 +46,7 @@ class Trials:
     margin: float = 0.0
     tokens: dict[int | None, float] = field(default_factory=dict)
     seconds: dict[int | None, float] = field(default_factory=dict)
+    weights: dict[int | None, float] = field(default_factory=dict)
     tried: dict[int | None, int] = field(default_factory=dict)
     counts: Counter[int | None] = field(default_factory=Counter)
     rounds: int = 0
@@ -60,42 +64,51 @@ class Trials:
         for size in self.sizes:
             wait = (speed[best] / max(speed[size], 1e-9) - 1) / LOSS
             once = self.counts[size] < 2
-            wait = TRY_AGAIN if once else max(TRY_AGAIN, min(wait, LATEST))
+            wait = TRY_AGAIN if once else max(TRY_AGAIN, wait)
             if size != best and self.rounds - self.tried.get(size, 0) >= wait:
                 return size
         return best
 
     def observe(self, size: int | None, tokens: float, seconds: float) -> None:
+        since = self.rounds - self.tried.get(size, self.rounds)
         self.tried[size] = self.rounds
         self.counts[size] += 1
         if self.counts.total() == 1 and self.seconds:  # estimates of another number of requests
             scale = tokens / seconds / (self.tokens[size] / self.seconds[size])
             self.tokens = {other: scale * count for other, count in self.tokens.items()}
-        keep = self.keep if self.counts[size] > 2 else 0.0
+        keep = 0.0
+        if self.counts[size] > 2:
+            seconds = min(seconds, SLOWEST * self.seconds[size] / self.weights[size])
+            keep = min(self.keep, max(self.keep**since, FADE))
+        self.weights[size] = keep * self.weights.get(size, 0.0) + 1
         self.tokens[size] = keep * self.tokens.get(size, 0.0) + tokens
         self.seconds[size] = keep * self.seconds.get(size, 0.0) + seconds
 
 
 class DraftPace:
-    """Measured rounds of a decoder, by the number of requests (powers of two)."""
+    """Measured rounds of a decoder, by the number of requests (powers of two) and the length of the
+    longest text (powers of four)."""
 
     def __init__(self, sizes: tuple[int | None, ...] = SIZES) -> None:
         self.sizes = sizes
-        self._trials: dict[int, Trials] = {}
+        self._trials: dict[tuple[int, int], Trials] = {}
 
-    def of(self, requests: int) -> Trials:
-        """The rounds of this number of requests; at first with estimates of the nearest one."""
-        power = (requests - 1).bit_length()
-        if power not in self._trials:
-            self._trials[power] = self._begin(power)
-        return self._trials[power]
+    def of(self, requests: int, length: int) -> Trials:
+        """The rounds of this number of requests; at first with estimates of the nearest ones."""
+        key = (requests - 1).bit_length(), ((length >> 8).bit_length() + 1) // 2
+        if key not in self._trials:
+            self._trials[key] = self._begin(*key)
+        return self._trials[key]
 
-    def _begin(self, power: int) -> Trials:
-        if not power:
-            return Trials((None, 0), KEEP_ALONE, FIRST_ALONE, MARGIN_ALONE)
-        own, count = Trials(self.sizes), len(self.sizes)
-        known = [n for n, one in self._trials.items() if n and len(one.seconds) == count]
+    def _begin(self, power: int, length: int) -> Trials:
+        alone = Trials((None, 0), KEEP_ALONE, FIRST_ALONE, MARGIN_ALONE)
+        own = Trials(self.sizes) if power else alone
+        known = [
+            (abs(other - power), abs(longest - length), one)
+            for (other, longest), one in [*self._trials.items()]
+            if bool(other) is bool(power) and len(one.seconds) == len(own.sizes)
+        ]
         if known:
-            near = self._trials[min(known, key=lambda other: abs(other - power))]
-            own.tokens, own.seconds = dict(near.tokens), dict(near.seconds)
+            near = min(known, key=lambda one: one[:2])[2]
+            own.tokens, own.seconds, own.first = dict(near.tokens), dict(near.seconds), 0
         return own

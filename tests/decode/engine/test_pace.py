@@ -68,7 +68,7 @@ def test_sizes_keep_text(nodes: int, temperature: float, monkeypatch: pytest.Mon
 
 
 def test_drawn_drafts_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(pace: DraftPace, requests: int) -> Trials:
+    def fail(pace: DraftPace, requests: int, length: int) -> Trials:
         raise AssertionError("the clock would change the text of a seed")
 
     monkeypatch.setattr(DraftPace, "of", fail)
@@ -84,7 +84,7 @@ def test_drawn_drafts_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("cost", "drafts"), [(2.0, True), (2.2, False), (4.0, False)])
 def test_a_single_request_drafts_unless_plain_decoding_is_faster(cost: float, drafts: bool) -> None:
     """Rounds with drafts commit a token or three; more than 2% slower counts."""
-    trials, chosen = DraftPace().of(1), list[int | None]()
+    trials, chosen = DraftPace().of(1, 9), list[int | None]()
     for i in range(2000):
         chosen.append(trials.choose())
         trials.observe(
@@ -94,7 +94,9 @@ def test_a_single_request_drafts_unless_plain_decoding_is_faster(cost: float, dr
     assert chosen[100:].count(None if drafts else 0) > 0.96 * 1900
 
 
-@pytest.mark.parametrize(("slowness", "wait"), [(1.06, 32), (1.226, 91), (4.0, 512)])
+@pytest.mark.parametrize(
+    ("slowness", "wait"), [(1.06, 32), (1.226, 91), (3.999, 1200), (32.999, 12800)]
+)
 def test_slow_sizes_are_tried_again_at_the_same_share_of_the_time(
     slowness: float, wait: int
 ) -> None:
@@ -118,7 +120,8 @@ def test_first_rounds_are_forgotten_and_later_ones_fade() -> None:
 
 def test_powers_of_two_share_trials() -> None:
     pace = DraftPace()
-    assert pace.of(5) is pace.of(8) and pace.of(4) is not pace.of(5)
+    assert pace.of(5, 300) is pace.of(8, 1023) and pace.of(4, 300) is not pace.of(5, 300)
+    assert pace.of(5, 1024) is pace.of(5, 4095) is not pace.of(5, 300) is not pace.of(5, 255)
 
 
 def test_a_slow_first_round_does_not_condemn_a_size() -> None:
@@ -132,21 +135,58 @@ def test_a_slow_first_round_does_not_condemn_a_size() -> None:
     assert chosen[None] > 900
 
 
+@pytest.mark.parametrize("requests", [1, 8])
+@pytest.mark.parametrize(("late", "cost", "drafts"), [(None, 1.3, True), (0, 6.0, False)])
+def test_a_round_that_something_else_delayed_is_forgotten(
+    requests: int, late: int | None, cost: float, drafts: bool
+) -> None:
+    trials, chosen, delay = DraftPace().of(requests, 9), list[int | None](), 1000.0
+    for i in range(3000):
+        size = trials.choose()
+        chosen.append(size)
+        seconds = 1.0 if size == 0 else cost
+        if i > 500 and size == late:
+            seconds, delay = seconds + delay, 0.0
+        trials.observe(size, 1 if size == 0 else 2.6, seconds)
+    assert not delay and sum((size != 0) is drafts for size in chosen[500:]) > 0.93 * 2500
+
+
+@pytest.mark.parametrize("requests", [1, 8])
+def test_drafts_return_after_texts_where_they_did_not_pay(requests: int) -> None:
+    trials, chosen = DraftPace().of(requests, 9), list[int | None]()
+    for i in range(10_256):
+        chosen.append(trials.choose())
+        drafts = chosen[-1] != 0
+        trials.observe(chosen[-1], 3 if drafts and i > 10_000 else 1, 1.5 if drafts else 1.0)
+    assert chosen[-128:].count(0) < 20
+
+
+def test_long_texts_do_not_bind_short_ones() -> None:
+    pace, chosen = DraftPace(), list[int | None]()
+    for i in range(1064):
+        trials = pace.of(1, 20_000 if i < 1000 else 60)
+        chosen.append(trials.choose())
+        plain, drafting = (5.0, 20.0) if i < 1000 else (1.0, 1.2)
+        drafts = chosen[-1] is None
+        trials.observe(chosen[-1], 3 if drafts else 1, drafting if drafts else plain)
+    assert chosen[900:1000].count(0) > 95 and chosen[-20:].count(None) > 15
+
+
 def test_another_number_of_requests_begins_with_the_best_size_of_the_nearest() -> None:
     pace = DraftPace()
     for requests, fastest in ((8, 0), (2, None)):
-        trials = pace.of(requests)
+        trials = pace.of(requests, 9)
         for _ in range(20):
             size = trials.choose()
             trials.observe(size, 3, 1.0 if size == fastest else 2.0)
-    assert [pace.of(32).choose() for _ in range(20)] == [0] * 20
+    assert [pace.of(32, 9).choose() for _ in range(20)] == [0] * 20
 
 
 def test_estimates_of_few_requests_do_not_bind_many() -> None:
     """Drafts pay off for two; for 32 they do not, and all sizes commit more tokens."""
     pace, chosen = DraftPace(), Counter[int | None]()
     for requests, rounds in ((2, 100), (32, 400)):
-        trials = pace.of(requests)
+        trials = pace.of(requests, 9)
         for _ in range(rounds):
             size = trials.choose()
             chosen[size] += requests == 32

@@ -77,7 +77,7 @@ def test_single_prompts_draft_always(
         return timed(*words)
 
     monkeypatch.setattr(measure, "run_tasks", run_tasks)
-    monkeypatch.setattr(DraftPace, "of", lambda _, requests: asked.append(requests) or Trials())
+    monkeypatch.setattr(DraftPace, "of", lambda *key: asked.append(key[1]) or Trials())
     words = ("--prompts", prompts, "--methods", "plain,lookup", "--batch-size")
     for size, adapts in (("1", False), ("2", True)):
         untimed.clear()
