@@ -17,7 +17,7 @@ from decode.proposers.lookup import SHORTEST, LookupProposer
 from decode.speculation.settings import Sampling
 from decode.speculation.verifiers import find
 from specalign.lm.model import Target
-from tests.captured_drafters import make
+from tests.captured_drafters import DRAFTERS, make
 
 
 @pytest.mark.parametrize("verifier", sorted(acceptance.BY_RULE))
@@ -211,13 +211,16 @@ def test_a_copied_chain_replaces_the_drawn_one(target: Target) -> None:
     assert draft.drawn_B.tolist() == [3, 3, 0, 3] and draft.forest == (-1, 0, 1, 2)
 
 
-@pytest.mark.parametrize("length", [1, 12])
+@pytest.mark.parametrize(("length", "skipped"), [(1, 0), (12, 0), (1, 7), (12, 7)])
 @pytest.mark.parametrize(
     "name",
     ["autoregressive", "copy autoregressive", "ddit 2 confidence", "masked_lm 2 left_to_right"],
 )
-def test_drafters_read_all_that_a_round_commits(target: Target, name: str, length: int) -> None:
-    """At most: all drafts and a token. The copied ones are not the drafter's own."""
+def test_drafters_read_all_that_rounds_commit(
+    target: Target, name: str, length: int, skipped: int
+) -> None:
+    """At most: all drafts and a token, and one for each of the `skipped` rounds without drafts. The
+    copied ones are not the drafter's own."""
     drafting = engine.make_drafting(make(target, name), Sampling(1.0), "block")
     text, found = [4 + i * 37 % 220 for i in range(length + 1)], []
     for fresh in (False, True):
@@ -230,11 +233,22 @@ def test_drafters_read_all_that_a_round_commits(target: Target, name: str, lengt
             if not fresh:
                 [draft] = drafting.draft(state, 40).tokens_BN[1:].tolist()
                 text += [99 + i * 53 % 88 for i in range(8)] if "copy" in name else [*draft, 99]
+                text += [30 + i * 59 % 91 for i in range(skipped)]
                 state.start_row(1, text, 32)
             end = 40 if fresh else len(text) + drafting.nodes
+            if skipped and not fresh:
+                drafting.catch_up(state, end, skipped)
             found.append(drafting.draft(state, end).q_BNV)
     assert found[0] is not None and found[1] is not None
     assert torch.allclose(found[0][1], found[1][1], atol=1e-5)
+
+
+def test_drafters_with_a_cache_of_their_own_catch_up(target: Target) -> None:
+    made = {x: engine.make_drafting(make(target, x), Sampling(), "block") for x in DRAFTERS}
+    assert [name for name, drafting in made.items() if drafting.catches_up] == [
+        "autoregressive", "copy autoregressive", "ddit 1 left_to_right", "ddit 2 confidence",
+        "masked_lm 2 left_to_right",
+    ]  # fmt: skip
 
 
 def test_memory_is_a_power_of_two_or_the_whole_context(
