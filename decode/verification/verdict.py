@@ -12,6 +12,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
 from specalign.common.errors import UserError
 from specalign.common.files import write_text
 from specalign.common.schema import JsonObject, read_object
@@ -30,13 +32,6 @@ TITLES = {
 """The six checks, in their order."""
 SHOWN = 5
 """Differences of a check that the page lists."""
-NOT_COVERED = (
-    "systems that change the distribution on purpose; the proposals and random numbers of "
-    "drafts made in the background (the rest of their rounds is compared); draft lengths chosen "
-    "by timing (every length is exact, but a seed does not reproduce it); positions beyond the "
-    "decoded texts; more than nine requests in one forward pass; rules over more than eight "
-    "drafts; devices, data types and versions other than those named above"
-)
 
 
 @dataclass
@@ -46,6 +41,11 @@ class Finding:
     check: str
     what: str
     place: JsonObject
+
+    @property
+    def short_place(self) -> str:
+        """The numbers and names of `place`."""
+        return ", ".join(f"{k} {v}" for k, v in self.place.items() if isinstance(v, int | str))
 
 
 @dataclass
@@ -144,62 +144,13 @@ def page(
     tallies: Sequence[Tally], pair: Mapping[str, Any], tested: Sequence[PlantedBug] = ()
 ) -> str:
     """The verdict as Markdown."""
-    bad = sum(bool(tally.findings) for tally in tallies)
-    what = f"{bad} of {len(tallies)} checks found a difference that rounding does not explain"
-    versions = ", ".join(f"{name} {version}" for name, version in pair["versions"].items())
-    weights = f" ({pair['weights']})" if pair["weights"] else ""
-    skipped = f", {pair['left_out']} skipped because they are too long"
-    path = (
-        f"{pair['dtype']} on {pair['device']}, {pair['engine']} engine, {pair['kernels']} kernels, "
-        f"layers {pair['layers']}, attention {pair['attention']}, {pair['threads']} threads, "
-        f"commit {pair['git_commit'] or 'unknown'}, {versions}"
+    pages = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
     )
-    lines = [
-        f"# NOT LOSSLESS: {what}" if bad else "# LOSSLESS",
-        "",
-        markdown_text(f"target {pair['target']}{weights}, drafter {pair['drafter']}"),
-        markdown_text(path),
-        f"{pair['prompts']} prompts" + (skipped if pair["left_out"] else ""),
-    ]
-    for number, tally in enumerate(tallies, 1):
-        lines += _section(number, tally)
-    lines += ["", f"Not covered: {NOT_COVERED}.", "", *_self_test(tested), ""]
-    if bad:
-        again = "python -m decode.verify --replay replay.json"
-        lines += [f"`{again}` runs the batch of the first difference again.", ""]
-    return "\n".join(lines)
-
-
-def _section(number: int, tally: Tally) -> list[str]:
-    """The page's lines of one check."""
-    result = "DIFFERENT" if tally.findings else "yes"
-    lines = ["", f"## {number}. {TITLES[tally.check]}: {result}", ""]
-    for name, count in tally.counts.items():
-        line = f"- {name}: {count}"
-        if name in tally.largest:
-            largest, bound = tally.largest[name], tally.bounds[name]
-            line += f", largest difference {largest:.2g} (bound {bound:.2g})"
-        lines.append(line)
-    if not tally.counts:
-        lines.append("- nothing to compare")
-    for finding in tally.findings[:SHOWN]:
-        short = [f"{k} {v}" for k, v in finding.place.items() if isinstance(v, int | str)]
-        place = f" ({', '.join(short)})" if short else ""
-        lines.append(f"- **{markdown_text(finding.what)}**{markdown_text(place)}")
-    if len(tally.findings) > SHOWN:
-        lines.append(f"- {len(tally.findings) - SHOWN} more differences are in verdict.json")
-    return [*lines, f"- {tally.seconds:.0f} s"]
-
-
-def _self_test(tested: Sequence[PlantedBug]) -> list[str]:
-    if not tested:
-        return [
-            "`--self-test` plants classic bugs, one at a time, to test that the checks catch them."
-        ]
-    caught = sum(bool(one.caught) for one in tested)
-    lines = [f"## Self-test: {caught} of {len(tested)} planted bugs caught", ""]
-    lines += ["| bug | caught by | first difference |", "|---|---|---|"]
-    for one in tested:
-        by = ", ".join(one.caught) or "MISSED"
-        lines.append(f"| {one.bug} | {by} | {markdown_text(one.what)} |")
-    return lines
+    pages.filters["markdown"] = markdown_text
+    values = {"tallies": tallies, "pair": pair, "tested": tested, "titles": TITLES, "shown": SHOWN}
+    return pages.get_template("verdict.jinja").render(values)
