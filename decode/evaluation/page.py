@@ -28,6 +28,15 @@ _PAGES = Environment(
     finalize=lambda value: printable(value) if type(value) is str else value,
     undefined=StrictUndefined,
 )
+_PAGES.globals |= {
+    "estimate": format_estimate,
+    "identity": tables.describe_identity,
+    "method_title": format_method,
+    "number": format_number,
+    "plain": PLAIN,
+    "plural": plural,
+    "value_of": value_of,
+}
 
 
 def make_report(folder: Path) -> tuple[Summary, list[Record]]:
@@ -76,16 +85,15 @@ def page(summary: Summary, records: Sequence[Record], replays: Sequence[JsonObje
         summary=summary,
         subtitle=f"{tables.headline(summary)} · {_describe_hardware(summary)}",
         headline=headline(summary),
-        cards=_list_cards(summary),
+        best=find_best(summary),
         overview=tables.overview(summary),
         figures=(tables.COLUMNS, [row.values() for row in tables.rows(summary)]),
         more=tables.extra_tables(summary),
         baseline=tables.baseline_line(summary.run.baseline),
-        differences=_list_differences(records),
+        differences=[record for record in records if record.divergence],
         sources=[*tables.source_lines(summary), *tables.unscored(summary)],
         markdown=tables.markdown(summary),
         facts=json.dumps(facts, indent=1, ensure_ascii=False),
-        plural=plural,
     )
 
 
@@ -112,52 +120,16 @@ def _describe_hardware(summary: Summary) -> str:
     return f"batch {summary.batch} · {where}"
 
 
-def _list_cards(summary: Summary) -> list[tuple[str, str]]:
-    """The main figures of the first drafting method, and what they are."""
-    best = find_best(summary)
-    if not best:
-        return []
-    found = summary.overall[best]
-    cards = [
-        (format_number(value_of(found.speedup), 2, "×"), f"speed-up, {best}"),
-        (format_number(value_of(found.tau)), "τ, tokens per forward pass"),
-    ]
-    if found.identical is not None:
-        cards.append((f"{found.identical}/{found.prompts}", "outputs identical"))
-    if found.tokens_per_s is not None:
-        plain = format_number(summary.overall[PLAIN].tokens_per_s, 1)
-        cards.append((f"{found.tokens_per_s:.1f}", f"tokens per second (plain {plain})"))
-    return cards
-
-
-def _list_differences(records: Sequence[Record]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for r in records:
-        if d := r.divergence:
-            place = (r.suite, r.prompt, r.method, str(r.batch), str(r.repeat), str(d.index))
-            sizes = (format_number(d.gap, 6), format_number(d.bound, 6))
-            rows.append((*place, f"{d.plain_token} / {d.token}", *sizes, d.kind))
-    return rows
-
-
 def compare_runs(folders: Sequence[Path]) -> str:
     """A page that compares several measurements. Raises UserError as `make_report` does."""
     summaries = [make_report(folder)[0] for folder in folders]
     names = [folder.resolve().name for folder in folders]
     if len({*names}) < len(names):  # a/report and b/report
         names = list(map(str, folders))
-    figures = []
-    for name, summary in zip(names, summaries, strict=True):
-        processor = str(summary.run.machine.get("processor", "unknown"))
-        for method, found in summary.overall.items():
-            if method != PLAIN:
-                row = [name, format_method(method, found), format_estimate(found.speedup)]
-                row += [format_estimate(found.tau, ""), tables.describe_identity(found)]
-                figures.append([*row, ", ".join(summary.titles.values()), processor])
     return fill_page(
         "comparison.html",
         [charts.compare_speeds(names, summaries)],
-        figures=figures,
+        summaries=dict(zip(names, summaries, strict=True)),
         reservations=dict(zip(names, map(list_reservations, summaries), strict=True)),
         differing=_find_differences(summaries),
     )
