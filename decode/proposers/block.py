@@ -10,6 +10,8 @@ of four: 1.68 / 1.45 at temperature 0, 1.56 / 1.55 at 0.6, 1.42 / 1.52 at 1.
 
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass
+
 import torch
 from torch import Tensor
 
@@ -159,6 +161,7 @@ class BlockProposerSession(DraftSession):
         return draw_tree(parents, self.law, q_of, siblings, generator, self.ids)
 
 
+@dataclass(eq=False)
 class BlockProposer(Proposer):
     """A trained block drafter.
 
@@ -174,23 +177,19 @@ class BlockProposer(Proposer):
 
     name = "block"
     session = BlockProposerSession
+    network: BlockDrafter
+    draft_tokens: InitVar[int | None] = None
+    tree_nodes: int | None = 0
+    siblings: Siblings | None = None
+    confidence: float = 0.0
 
-    def __init__(
-        self,
-        network: BlockDrafter,
-        draft_tokens: int | None = None,
-        tree_nodes: int | None = 0,
-        siblings: Siblings | None = None,
-        confidence: float = 0.0,
-    ) -> None:
-        if confidence and (network.confidence is None or tree_nodes != 0):
+    def __post_init__(self, draft_tokens: int | None) -> None:
+        if self.confidence and (self.network.confidence is None or self.tree_nodes != 0):
             needed = "tree_nodes=0 and a confidence head (recipe=smollm2_confidence)"
-            raise UserError(f"confidence={confidence:g} needs {needed}")
-        self.network, self.siblings, self.confidence = network.eval(), siblings, confidence
-        self.tree_nodes = tree_nodes
-        block = network.config.block_size
+            raise UserError(f"confidence={self.confidence:g} needs {needed}")
+        block = self.network.eval().config.block_size
         self.draft_tokens = min(draft_tokens or block, block)
-        most_nodes = TREE_NODES if tree_nodes is None else tree_nodes
+        most_nodes = TREE_NODES if self.tree_nodes is None else self.tree_nodes
         self.draft_nodes = max(most_nodes, self.draft_tokens)
 
     def nodes(self, sampling: Sampling) -> int:

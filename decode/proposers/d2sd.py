@@ -16,6 +16,7 @@ chosen: 1.63 and 1.30 at temperature 1, 1.71 and 1.55 at 0.6.)
 
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass
 from typing import NamedTuple
 
 import torch
@@ -131,6 +132,7 @@ class D2SDSession(DraftSession):
         return WrittenTokens(torch.cat(scored), q, rows)
 
 
+@dataclass(eq=False)
 class D2SDProposer(Proposer):
     """Two trained block drafters of one target.
 
@@ -142,24 +144,20 @@ class D2SDProposer(Proposer):
 
     name = "d2sd"
     session = D2SDSession
+    first: BlockDrafter
+    second: BlockDrafter
+    boundaries: int = 4
+    draft_tokens: InitVar[int | None] = None
 
-    def __init__(
-        self,
-        first: BlockDrafter,
-        second: BlockDrafter,
-        boundaries: int = 4,
-        draft_tokens: int | None = None,
-    ) -> None:
-        block = min(first.config.block_size, second.config.block_size)
-        self.first, self.second = first.eval(), second.eval()
+    def __post_init__(self, draft_tokens: int | None) -> None:
+        block = min(one.eval().config.block_size for one in (self.first, self.second))
         self.draft_tokens = min(draft_tokens or block, block)
-        self.boundaries = boundaries
         # the branch after boundary i shares its first i tokens with the first draft
         branches = range(self.draft_tokens, 0, -1)
-        self.draft_nodes = self.draft_tokens + sum(branches[:boundaries])
+        self.draft_nodes = self.draft_tokens + sum(branches[: self.boundaries])
         if self.draft_nodes > MOST_NODES:
             size = f"a tree of {self.draft_nodes} nodes (limit {MOST_NODES})"
-            given = f"boundaries={boundaries} with draft_tokens={self.draft_tokens}"
+            given = f"boundaries={self.boundaries} with draft_tokens={self.draft_tokens}"
             raise UserError(f"{given} gives {size}")
 
     def law(self, sampling: Sampling) -> Law:

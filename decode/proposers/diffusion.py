@@ -9,6 +9,7 @@ the argmax: law `point`.
 
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass
 from math import ceil
 
 import torch
@@ -22,13 +23,17 @@ from specalign.models.diffusion_context import DiffusionContext
 from specalign.models.standalone import DiffusionDrafter
 
 
+@dataclass(eq=False)
 class StandaloneProposer(Proposer):
     """A proposer that drafts with a standalone drafter over the target's vocabulary. draft_tokens:
     K, default its training's block."""
 
-    def __init__(self, drafter: DiffusionDrafter, draft_tokens: int | None) -> None:
-        self.drafter = drafter.eval()
-        self.draft_tokens = self.draft_nodes = draft_tokens or drafter.config.block_size
+    drafter: DiffusionDrafter
+    draft_tokens: InitVar[int | None] = None
+
+    def __post_init__(self, draft_tokens: int | None) -> None:
+        self.drafter.eval()
+        self.draft_tokens = self.draft_nodes = draft_tokens or self.drafter.config.block_size
 
 
 class DiffusionSession(DraftSession):
@@ -98,6 +103,7 @@ class DiffusionDrafts(DiffusionSession):
         return Proposal(block_K[:k], self.law, q)
 
 
+@dataclass(eq=False)
 class DiffusionProposer(StandaloneProposer):
     """A trained standalone drafter over the target's vocabulary.
 
@@ -109,16 +115,8 @@ class DiffusionProposer(StandaloneProposer):
 
     name = "diffusion"
     session = DiffusionDrafts
-
-    def __init__(
-        self,
-        drafter: DiffusionDrafter,
-        draft_tokens: int | None = None,
-        steps: int = 1,
-        order: str = "left_to_right",
-    ) -> None:
-        super().__init__(drafter, draft_tokens)
-        self.steps, self.order = steps, order
+    steps: int = 1
+    order: str = "left_to_right"
 
     def law(self, sampling: Sampling) -> Law:
         if sampling.greedy:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import InitVar, dataclass
 
 from torch import Tensor
 
@@ -20,7 +21,6 @@ from decode.proposers.diffusion import DiffusionSession, StandaloneProposer
 from decode.speculation.proposal import Proposal, point_proposal
 from decode.speculation.sampling import apply_penalties, probs
 from specalign.lm.model import TargetOutput
-from specalign.models.standalone import DiffusionDrafter
 
 Column = list[tuple[int, float]]
 """A position's candidates: token and ln q, the most probable first."""
@@ -74,6 +74,7 @@ class DiffuSpecSession(DiffusionSession):
         return probs(logits_KV, sampling, before, overwrite=True)
 
 
+@dataclass(eq=False)
 class DiffuSpecProposer(StandaloneProposer):
     """DiffuSpec with a trained standalone drafter over the target's vocabulary.
 
@@ -84,16 +85,12 @@ class DiffuSpecProposer(StandaloneProposer):
 
     name = "diffuspec"
     session = DiffuSpecSession
+    corpus: InitVar[Iterable[Sequence[int]]] = ()
 
-    def __init__(
-        self,
-        drafter: DiffusionDrafter,
-        draft_tokens: int | None = None,
-        corpus: Iterable[Sequence[int]] = (),
-    ) -> None:
-        super().__init__(drafter, draft_tokens)
+    def __post_init__(self, draft_tokens: int | None, corpus: Iterable[Sequence[int]]) -> None:
+        super().__post_init__(draft_tokens)
         self.draft_tokens = self.draft_nodes = min(self.draft_tokens, LONGEST)
-        self.ngrams = NgramModel(drafter.config.vocab_size)
+        self.ngrams = NgramModel(self.drafter.config.vocab_size)
         for text in corpus:
             self.ngrams.read(text)
 

@@ -8,7 +8,7 @@ its q: S i.i.d. chains for recursive rejection and traversal.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,7 +18,6 @@ from decode.speculation.sampling import draw, probs
 from decode.speculation.settings import MOST_NODES, Sampling
 from decode.speculation.tree_drafts import merge_chains, prefix_tree
 from specalign.common.errors import UserError
-from specalign.models.standalone import DiffusionDrafter
 
 
 class SpecDiff2Session(DiffusionSession):
@@ -37,6 +36,7 @@ class SpecDiff2Session(DiffusionSession):
         return merge_chains([Proposal(tokens_K, self.law, q) for tokens_K in drafts])
 
 
+@dataclass(eq=False)
 class SpecDiff2Proposer(StandaloneProposer):
     """S drafts per round from a standalone drafter over the target's vocabulary.
 
@@ -49,22 +49,16 @@ class SpecDiff2Proposer(StandaloneProposer):
 
     name = "candidates"
     session = SpecDiff2Session
+    candidates: int = 8
+    draft_temperature: float | None = None
+    keep_q: bool = False
 
-    def __init__(
-        self,
-        drafter: DiffusionDrafter,
-        draft_tokens: int | None = None,
-        candidates: int = 8,
-        draft_temperature: float | None = None,
-        keep_q: bool = False,
-    ) -> None:
-        super().__init__(drafter, draft_tokens)
-        self.draft_nodes = candidates * self.draft_tokens
+    def __post_init__(self, draft_tokens: int | None) -> None:
+        super().__post_init__(draft_tokens)
+        self.draft_nodes = self.candidates * self.draft_tokens
         if self.draft_nodes > MOST_NODES:
             most, size = MOST_NODES // self.draft_tokens, self.draft_tokens
-            raise UserError(f"candidates={candidates}: at most {most} with {size} tokens each")
-        self.candidates = candidates
-        self.draft_temperature, self.keep_q = draft_temperature, keep_q
+            raise UserError(f"candidates={self.candidates}: at most {most} with {size} tokens each")
 
     def law(self, sampling: Sampling) -> Law:
         return "independent" if self.keep_q and not sampling.greedy else "point"

@@ -5,6 +5,7 @@ again and decoded given the rest, so that tokens chosen independently become con
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,7 +13,6 @@ from torch import Tensor
 from decode.proposers.diffusion import DiffusionSession, StandaloneProposer
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import best
-from specalign.models.standalone import DiffusionDrafter
 
 
 class ToleratorSession(DiffusionSession):
@@ -42,6 +42,7 @@ class ToleratorSession(DiffusionSession):
         block_K[at] = best(logits_KV[at], self.request.sampling, self.before(at), overwrite=True)
 
 
+@dataclass(eq=False)
 class ToleratorProposer(StandaloneProposer):
     """A standalone drafter over the target's vocabulary that fills K masks in T steps, the most
     confident first, and then refines them.
@@ -55,13 +56,5 @@ class ToleratorProposer(StandaloneProposer):
 
     name = "tolerator"
     session = ToleratorSession
-
-    def __init__(
-        self,
-        drafter: DiffusionDrafter,
-        draft_tokens: int | None = None,
-        steps: int = 1,
-        rounds: int = 2,
-    ) -> None:
-        super().__init__(drafter, draft_tokens)
-        self.steps, self.rounds = steps, rounds
+    steps: int = 1
+    rounds: int = 2

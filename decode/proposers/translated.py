@@ -28,8 +28,6 @@ UNFINISHED = "\ufffd"
 
 
 class TranslatedSession(DraftSession):
-    rewinds = True
-
     proposer: TranslatedProposer
 
     def __init__(self, proposer: TranslatedProposer, request: Request) -> None:
