@@ -27,8 +27,12 @@ def test_types_are_taken_along() -> None:
         assert (ROOT / package / "py.typed").is_file()
 
 
-@pytest.mark.parametrize("folder", ["recipes", "pretrained"])
-def test_every_recipe_and_drafter_is_taken_along(folder: str) -> None:
-    patterns = SETUPTOOLS["package-data"][folder]
+@pytest.mark.parametrize(
+    "folder",
+    ["recipes", "pretrained", "align/training", "decode/evaluation", "decode/verification"],
+)
+def test_every_recipe_drafter_and_template_is_taken_along(folder: str) -> None:
+    patterns = SETUPTOOLS["package-data"][folder.replace("/", ".")]
     taken = {path for pattern in patterns for path in (ROOT / folder).glob(pattern)}
-    assert taken == {path for path in (ROOT / folder).rglob("*") if path.is_file()}
+    files = {path for path in (ROOT / folder).rglob("*") if path.is_file()}
+    assert taken == {path for path in files if path.suffix not in (".py", ".pyc")}

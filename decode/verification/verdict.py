@@ -12,12 +12,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from specalign.common.errors import UserError
 from specalign.common.files import write_text
+from specalign.common.pages import render_markdown
 from specalign.common.schema import JsonObject, read_object
-from specalign.common.text import markdown_text
 
 TITLES = {
     "rows": "The distribution used in verification equals that of a fresh forward pass without a "
@@ -144,13 +142,5 @@ def page(
     tallies: Sequence[Tally], pair: Mapping[str, Any], tested: Sequence[PlantedBug] = ()
 ) -> str:
     """The verdict as Markdown."""
-    pages = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=StrictUndefined,
-    )
-    pages.filters["markdown"] = markdown_text
     values = {"tallies": tallies, "pair": pair, "tested": tested, "titles": TITLES, "shown": SHOWN}
-    return pages.get_template("verdict.jinja").render(values)
+    return render_markdown(Path(__file__).with_name("verdict.jinja"), **values)
