@@ -2,6 +2,7 @@
 change."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -12,6 +13,7 @@ from align.planning.memory import FILL, Parts, choose_number_sizes, plan_trainin
 from align.planning.target_sizes import TargetSizes, read_target_sizes
 from align.planning.tau import ExpectedTau, predict_tau
 from specalign.common.errors import UserError, nearest
+from specalign.common.pages import render_page
 from specalign.common.provenance import machine, memory_bytes
 from specalign.common.text import clock, plural
 from specalign.rows.shards import read_manifest
@@ -108,38 +110,5 @@ def make_plan(recipe: Recipe, hardware: Hardware) -> TrainingPlan:
 
 def render_plan(plan: TrainingPlan, seconds: dict[str, float] | None = None) -> str:
     """The plan as text. seconds: of each stage; None if no pilot ran."""
-    recipe, target, drafter, trainer = plan.recipe, plan.target, plan.drafter, plan.recipe.trainer
-    weights = "" if target.has_weights else "; weights not found locally"
-    trained = f"{drafter.trained / 1e6:,.1f}M of them trained"
-    seen = f"{plan.tokens_seen / 1e6:,.2f}M"
-    lines = [
-        f"{recipe.name}: {target.spec} on {plan.hardware.title}",
-        "",
-        f"target     {target.parameters / 1e6:,.1f}M parameters, {target.num_layers} layers, "
-        f"{target.vocab_size:,} tokens, context {target.context_limit:,}{weights}",
-        f"drafter    {drafter.parameters / 1e6:,.1f}M parameters, {trained} ({drafter.kind}, "
-        f"{drafter.drafted} tokens per draft)",
-        f"text       {recipe.data.samples:,} samples ({plan.written:,} generated)",
-        f"training   {trainer.max_steps:,} steps of {plural(trainer.batch_size, 'row')}: "
-        f"{seen} text tokens",
-        "",
-        f"{'':<11}{'memory per device':>18}{'time':>10}   most of the memory",
-    ]
-    for stage, parts in plan.stages.items():
-        time = "?" if seconds is None else clock(seconds[stage])
-        largest = sorted(parts.items(), key=lambda pair: -pair[1])[:3]
-        most = ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in largest)
-        memory = f"{sum(parts.values()) / GIB:.1f} GiB"
-        lines.append(f"{stage:<11}{memory:>18}{time:>10}   {most}")
-    lines.append("" if seconds else "(run on the device itself for a time estimate)")
-    names = {"greedy": "greedy", "sampling": "temperature 1"}
-    for how, tau in plan.tau.items():
-        band = f"{tau.value:.2f} [{tau.low:.2f}, {tau.high:.2f}]"
-        fitted = f"fitted to {tau.of} runs, {tau.runs} with this kind of drafter"
-        runs = f"95% prediction interval; {fitted}"
-        guess = f"; a guess: {tau.guess}" if tau.guess else ""
-        lines.append(f"expected τ {names[how]} {band} ({runs}{guess})")
-    if not plan.tau:
-        lines.append(f"expected τ unknown: no run of drafter.kind={drafter.kind} was measured")
-    misfits = [f"DOES NOT FIT: {line}" for line in plan.misfits]
-    return "\n".join([*lines, "", *(misfits or ["everything fits in memory"])])
+    values = {"plan": plan, "seconds": seconds, "gib": GIB, "clock": clock, "plural": plural}
+    return render_page(Path(__file__).with_name("plan.jinja"), **values).rstrip("\n")

@@ -22,7 +22,7 @@ from align.training.metrics import KINDS
 from specalign.common.checksums import CHECKSUMS, write_checksums
 from specalign.common.files import write_text
 from specalign.common.hub import DEFAULT_TARGET, card_metadata, hub_id, opening_name
-from specalign.common.pages import render_markdown
+from specalign.common.pages import render_page
 from specalign.common.provenance import training_versions
 from specalign.folder.chat import Chat
 from specalign.folder.training_record import ExpectedTau, TrainingRecord, save_record
@@ -157,7 +157,7 @@ def write_card(module: DrafterModule, supply: Supply, steps: int, record: Traini
     arguments = "".join(f" {shlex.quote(word)}" for word in (*options, *chat.arguments))
     title = f"{Path(recipe.output).name}: a drafter (drafter.kind={kind}) for {config.target}"
     trained = module.trained_parameters()
-    return render_markdown(
+    return render_page(
         Path(__file__).with_name("card.jinja"),
         metadata="\n".join(card_metadata(library, config.target, licence, tags)),
         title=title,

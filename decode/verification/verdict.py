@@ -14,7 +14,7 @@ from typing import Any
 
 from specalign.common.errors import UserError
 from specalign.common.files import write_text
-from specalign.common.pages import render_markdown
+from specalign.common.pages import render_page
 from specalign.common.schema import JsonObject, read_object
 
 TITLES = {
@@ -143,4 +143,4 @@ def page(
 ) -> str:
     """The verdict as Markdown."""
     values = {"tallies": tallies, "pair": pair, "tested": tested, "titles": TITLES, "shown": SHOWN}
-    return render_markdown(Path(__file__).with_name("verdict.jinja"), **values)
+    return render_page(Path(__file__).with_name("verdict.jinja"), **values)

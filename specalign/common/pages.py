@@ -1,4 +1,4 @@
-"""Markdown pages, written by Jinja templates."""
+"""Pages of text or Markdown, written by Jinja templates."""
 
 from pathlib import Path
 
@@ -7,8 +7,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from specalign.common.text import markdown_text
 
 
-def render_markdown(template: Path, **values: object) -> str:
-    """The page of a template, with these values; the filter `markdown` escapes a text."""
+def render_page(template: Path, **values: object) -> str:
+    """The page of a template, with these values; the filter `markdown` escapes a text
+    for Markdown."""
     pages = Environment(
         loader=FileSystemLoader(template.parent),
         trim_blocks=True,
