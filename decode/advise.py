@@ -7,9 +7,10 @@ batch sizes, and prints what is fastest.
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from decode.cli import Parser, number, parse_whole, path
+from decode.cli import Parser, load_prompts, number, parse_whole, path, target_options
 from decode.speculation.settings import Sampling
 from specalign.common.claims import Claim
 from specalign.common.errors import cli
@@ -38,20 +39,9 @@ def parser() -> Parser:
     p.add_prompt_options("one or more suites, comma-separated (default builtin)")
     limit = "prompts of each suite (default 6)"
     add("--limit", type=parse_whole(1), default=6, metavar="N", help=limit)
-    add(
-        "--temperatures",
-        type=temperatures,
-        default=[0, 1],
-        metavar="T,…",
-        help="to measure (default 0,1)",
-    )
-    add(
-        "--batches",
-        type=batches,
-        default=[1, 4, 16],
-        metavar="N,…",
-        help="to measure (default 1,4,16)",
-    )
+    hot, sizes = "to measure (default 0,1)", "to measure (default 1,4,16)"
+    add("--temperatures", type=temperatures, default=[0, 1], metavar="T,…", help=hot)
+    add("--batches", type=batches, default=[1, 4, 16], metavar="N,…", help=sizes)
     add("--draft-tokens", type=parse_whole(1, 64), metavar="K", help=chain)
     add("--max-new-tokens", type=parse_whole(4), default=48, metavar="N", help=length)
     add("--out", type=path, default=out, metavar="DIR", help=f"output folder (default {out})")
@@ -82,23 +72,10 @@ def write_advice(options: argparse.Namespace) -> str:
     unavailable or can't draft."""
     from decode.evaluation.advice import measure_speeds, open_decoders, render_advice
     from specalign.lm.loading import load_target
-    from specalign.suites.registry import prompts_of
 
-    suites, skipped = prompts_of(
-        options.suite, options.prompts, options.data_dir, options.limit, options.prompts_column
-    )
-    for line in skipped:
-        say(f"skipped: {line}", error=True)
+    suites = load_prompts(options, partial(say, error=True))
     name = options.target or DEFAULT_TARGET
-    target = load_target(
-        name,
-        options.dtype,
-        options.device,
-        trust_remote_code=options.trust_remote_code,
-        template_kwargs=options.template_kwargs,
-        system=options.system,
-        decoding=True,
-    )
+    target = load_target(name, decoding=True, **target_options(options))
     sizes, make_decoder = open_decoders(
         target, name, options.drafter, options.draft_tokens, options.engine
     )

@@ -23,6 +23,8 @@ from specalign.common.commands import path as path
 from specalign.common.errors import UserError, nearest
 from specalign.common.schema import JsonObject
 from specalign.folder.chat import merge_kwargs, read_kwargs
+from specalign.suites.registry import prompts_of
+from specalign.suites.sources import Loaded
 
 
 class Parser(OptionParser):
@@ -46,11 +48,8 @@ class Parser(OptionParser):
             options = [
                 o for action in self._actions for o in action.option_strings if o.startswith("--")
             ]
-            hint = (
-                nearest(unknown[0].split("=")[0], options)
-                if unknown[0].startswith("-")
-                else self.stray
-            )
+            is_option = unknown[0].startswith("-")
+            hint = nearest(unknown[0].split("=")[0], options) if is_option else self.stray
             self.error(f"unrecognized argument {unknown[0]!r}{hint}")
         return parsed
 
@@ -71,16 +70,12 @@ class Parser(OptionParser):
 
     def add_chat_options(self) -> None:
         """How the target's chat template is called."""
-        self.add_argument(
-            "--template-kwargs",
-            type=template_kwargs,
-            action="append",
-            default=[],
-            metavar="KEY=VALUE",
-            help="set a chat template variable, e.g. enable_thinking=false; can be repeated",
-        )
+        add = self.add_argument
+        variable = "set a chat template variable, e.g. enable_thinking=false; can be repeated"
         system = "system prompt for conversations that have none"
-        self.add_argument("--system", metavar="TEXT", help=system)
+        repeated: JsonObject = {"action": "append", "default": [], "metavar": "KEY=VALUE"}
+        add("--template-kwargs", type=template_kwargs, help=variable, **repeated)
+        add("--system", metavar="TEXT", help=system)
 
     def add_prompt_options(self, suites: str) -> None:
         """Where the prompts come from. `suites`: the help of --suite."""
@@ -98,14 +93,11 @@ class Parser(OptionParser):
         """How tokens are chosen. `seed`: the help of --seed."""
         mass = "keep the most probable tokens up to this total probability (default 1)"
         count = "keep only the N most probable tokens (default 0: all)"
-        self.add_argument(
-            "--temperature", type=number, default=0.0, metavar="T", help="0 = greedy (default)"
-        )
-        self.add_argument("--top-p", type=number, default=1.0, metavar="P", help=mass)
-        self.add_argument("--top-k", type=parse_whole(0), default=0, metavar="N", help=count)
-        self.add_argument(
-            "--seed", type=parse_whole(0, 2**63 - 1), default=default_seed, metavar="N", help=seed
-        )
+        add, seeds = self.add_argument, parse_whole(0, 2**63 - 1)
+        add("--temperature", type=number, default=0.0, metavar="T", help="0 = greedy (default)")
+        add("--top-p", type=number, default=1.0, metavar="P", help=mass)
+        add("--top-k", type=parse_whole(0), default=0, metavar="N", help=count)
+        add("--seed", type=seeds, default=default_seed, metavar="N", help=seed)
 
     def add_drafting_options(self, title: str) -> None:
         """The options of `GivenDrafter`, except `copying`, as a group of that title in the help."""
@@ -117,17 +109,29 @@ class Parser(OptionParser):
         steps = "standalone drafters: forward passes per draft (default 1)"
         vocabulary = "standalone drafters: the tokenizer, if the vocabulary is not the target's"
         order = f"standalone drafters: unmasking order: {', '.join(ORDERS)} (default {ORDERS[0]})"
-        add(
-            "--draft-tokens",
-            type=parse_whole(1, MOST_NODES),
-            metavar="K",
-            help="draft at most K tokens ahead",
-        )
+        most = "draft at most K tokens ahead"
+        add("--draft-tokens", type=parse_whole(1, MOST_NODES), metavar="K", help=most)
         add("--tree-nodes", type=parse_whole(0, MOST_NODES), metavar="N", help=nodes)
         add("--verifier", default="auto", metavar="NAME", help=verifiers)
         add("--steps", type=parse_whole(1, MOST_NODES), default=1, metavar="N", help=steps)
         add("--order", default=ORDERS[0], metavar="NAME", help=order)
         add("--drafter-tokenizer", metavar="FOLDER", help=vocabulary)
+
+
+def load_prompts(options: argparse.Namespace, report: Callable[[str], object]) -> list[Loaded]:
+    """The prompts that a command's options name; `report` gets a line for each suite that is
+    unavailable. Raises UserError as `prompts_of` does."""
+    names = ("suite", "prompts", "data_dir", "limit", "prompts_column")
+    suites, skipped = prompts_of(*(getattr(options, name) for name in names))
+    for line in skipped:
+        report(f"skipped: {line}")
+    return suites
+
+
+def target_options(options: object) -> JsonObject:
+    """What a command's options say to `load_target`, besides the name."""
+    names = ("dtype", "device", "trust_remote_code", "template_kwargs", "system")
+    return {name: getattr(options, name) for name in names}
 
 
 def pop_drafting(typed: JsonObject) -> GivenDrafter:

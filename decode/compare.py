@@ -8,15 +8,15 @@ comparison resumes.
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from decode.cli import Parser, parse_whole, path, pop_sampling
+from decode.cli import Parser, load_prompts, parse_whole, path, pop_sampling
 from specalign.common.claims import Claim
 from specalign.common.errors import cli
 from specalign.common.files import write_text
 from specalign.common.terminal import PlainConsole
 from specalign.common.text import format_title, markdown_text
-from specalign.suites.registry import prompts_of
 
 FOLDER = Path(__file__).resolve().parents[1] / "recipes" / "compare"
 RECIPES = (f"{FOLDER}/ours.yaml", f"{FOLDER}/dflash.yaml")
@@ -58,11 +58,7 @@ def compare(options: argparse.Namespace, console: PlainConsole) -> None:
     """Train, measure, and write compare.md. Raises UserError: recipes that can't be compared, or
     unavailable prompts."""
     sampling = pop_sampling(vars(options))
-    suites, skipped = prompts_of(
-        options.suite, options.prompts, options.data_dir, options.limit, options.prompts_column
-    )
-    for line in skipped:
-        console.say(f"skipped: {line}", wrap=False)
+    suites = load_prompts(options, partial(console.say, wrap=False))
     # only now: torch and transformers take seconds to import
     from decode.evaluation import comparison
     from decode.evaluation.runner import GenerationSettings

@@ -42,6 +42,7 @@ def parser() -> Parser:
     ban = "never generate this token; can be repeated"
     limit = f"length limit (default {MAX_NEW_TOKENS})"
     least = "do not end the answer before N tokens (default 0)"
+    raw = "continue the prompt as plain text, without the chat template"
     whole = parse_whole(0)
     add("prompt", nargs="?", help="the user's message; - reads standard input")
     p.add_target_options()
@@ -59,11 +60,7 @@ def parser() -> Parser:
     add("--min-new-tokens", type=whole, default=0, metavar="N", help=least)
     add("--stop", action="append", default=[], help="stop before this string; can be repeated")
     p.add_chat_options()
-    add(
-        "--raw",
-        action="store_true",
-        help="continue the prompt as plain text, without the chat template",
-    )
+    add("--raw", action="store_true", help=raw)
     return p
 
 

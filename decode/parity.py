@@ -5,7 +5,7 @@ project's decoder does.
 
 from collections.abc import Sequence
 
-from decode.cli import Parser, parse_whole, path
+from decode.cli import Parser, load_prompts, parse_whole, path
 from decode.systems.drafter_folders import BLOCKS, check_there, kind_of, target_for
 from specalign.common.errors import UserError, cli
 from specalign.common.text import say
@@ -47,14 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     from decode.exporting.server import check_server
     from specalign.lm.loading import load_target
-    from specalign.suites.registry import prompts_of
 
-    suites, skipped = prompts_of(
-        options.suite, options.prompts, options.data_dir, options.limit, options.prompts_column
-    )
-    for line in skipped:
-        say(f"skipped: {line}")
-    prompts = [prompt for suite in suites for prompt in suite.prompts]
+    prompts = [prompt for suite in load_prompts(options, say) for prompt in suite.prompts]
     name, trust = target_for(options.target, options.drafter), options.trust_remote_code
     target = load_target(name, "float32", options.device, trust_remote_code=trust)
     length, export = options.max_new_tokens, options.export

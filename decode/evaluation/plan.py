@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from decode.cli import target_options
 from decode.engine.decoder import Decoder
 from decode.evaluation.config import DEFAULT_METHODS, EvalConfig
 from decode.systems.construction import assemble
@@ -86,15 +87,7 @@ def make_decoders(
     why."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    target = load_target(
-        plan.target,
-        dtype=config.dtype,
-        device=config.device,
-        trust_remote_code=config.trust_remote_code,
-        template_kwargs=config.template_kwargs,
-        system=config.system,
-        decoding=True,
-    )
+    target = load_target(plan.target, decoding=True, **target_options(config))
     methods = [*plan.methods.values()]
     opened = open_drafters(methods, plan.drafters, target, config.drafter_tokenizer)
     opened.engine, opened.paced = config.engine, True

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from decode.cli import target_options
 from decode.engine.decoder import Decoder
 from decode.systems.construction import build
 from decode.systems.drafter_folders import (
@@ -81,14 +82,7 @@ def cases_of(config: VerifyConfig, say: Callable[[str], object]) -> tuple[Cases,
     else:
         drafters = drafters_by_kind(drafters_for(read_drafters(config.drafter), spec))
         name = ", ".join(f"{role}={folder}" for role, folder in drafters.items()) or "none"
-    target = load_target(
-        spec,
-        dtype=config.dtype,
-        device=config.device,
-        trust_remote_code=config.trust_remote_code,
-        template_kwargs=config.template_kwargs,
-        system=config.system,
-    )
+    target = load_target(spec, **target_options(config))
     if config.methods is None:
         cases = _of_a_drafter(name, drafters, config.drafter_tokenizer, target)
     else:
