@@ -1,6 +1,6 @@
 """Tables of papers, measured again: `decode.eval --reproduce NAME`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,16 +13,12 @@ from decode.systems.parsing import read_methods, read_sweep
 from decode.systems.registry import PLAIN
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import read_text
+from specalign.common.pages import render_page
 from specalign.common.schema import convert
 from specalign.common.strict_yaml import parse_yaml
-from specalign.common.text import markdown_table
 
 _OURS = ("engine", "repeats", "warmup", "seed", "trust_remote_code", "drafter_tokenizer")
 """Recorded options on which a paper has no say."""
-HEADER = (
-    "target", "suite", "method", "published speed-up", "ours [95%]", "published τ", "ours",
-    "prompts",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -132,7 +128,7 @@ def reproduce(
     """Measure a table's cells; returns ours next to the paper's, as Markdown, and how many outputs
     changed."""
     found, bugs = find_reproduction(name), 0
-    rows: list[list[str]] = []
+    rows: list[tuple[Cell, str, Figures | None, str]] = []
     errors: list[UserError] = []
     notes: list[str] = []
     plans = plan_measurements(name, config, tiny)
@@ -143,25 +139,28 @@ def reproduce(
             errors.append(error)
             if len(errors) == len(plans):
                 raise errors[0] from None
-            rows += [_compare(cell, {}, cell.method, f"skipped: {error}") for cell in cells]
+            rows += [(cell, cell.method, None, f"skipped: {error}") for cell in cells]
             continue
         bugs += summary.bugs
         notes += [f"- {cells[0].suite}: {line}" for line in list_reservations(summary)[1:]]
+        methods = [_shorten(cell.method, tiny) for cell in cells]
         if found.sweep:
-            points = [method for method in summary.overall if method != PLAIN]
-            rows += [_compare(cells[0], summary.overall, m, best=" at its best") for m in points]
-        else:
-            rows += [_compare(c, summary.overall, _shorten(c.method, tiny)) for c in cells]
-    lines = [f"# {found.title} ({found.source})", markdown_table(HEADER, rows)]
-    if notes:
-        lines.append("\n".join(notes))
-    if found.note:
-        lines.append(f"Published as well: {found.note}")
-    if tiny:
-        lines.append("Tiny stand-ins for all of these: the figures say nothing about the paper's.")
-    elif changed := _list_changes(found, plans[0][0]):
-        lines.append(f"Not as published: {', '.join(changed)}.")
-    return "\n\n".join(lines), bugs
+            methods = [method for method in summary.overall if method != PLAIN]
+            cells = cells[:1] * len(methods)
+        pairs = zip(cells, methods, strict=True)
+        rows += [(cell, method, summary.overall.get(method), "skipped") for cell, method in pairs]
+    page = render_page(
+        _FILE.with_suffix(".jinja"),
+        found=found,
+        rows=rows,
+        notes=notes,
+        tiny=tiny,
+        changed=_list_changes(found, plans[0][0]),
+        estimate=format_estimate,
+        number=format_number,
+        value_of=value_of,
+    )
+    return page.rstrip("\n"), bugs
 
 
 def _list_changes(found: Reproduction, config: EvalConfig) -> list[str]:
@@ -172,20 +171,3 @@ def _list_changes(found: Reproduction, config: EvalConfig) -> list[str]:
     ).recorded
     pairs = config.recorded.items()
     return [f"{key}={value}" for key, value in pairs if key not in _OURS and value != paper[key]]
-
-
-def _compare(
-    cell: Cell,
-    overall: Mapping[str, Figures],
-    method: str,
-    missing: str = "skipped",
-    best: str = "",
-) -> list[str]:
-    figures = overall.get(method)
-    ours = [missing, "", ""]
-    if figures is not None:
-        tau = format_number(value_of(figures.tau))
-        ours = [format_estimate(figures.speedup), tau, str(figures.prompts)]
-    published = f"{cell.speedup:.2f}×{best}"
-    tau = "" if cell.tau is None else f"{cell.tau:.2f}"
-    return [cell.target, cell.suite, method, published, ours[0], tau, *ours[1:]]
