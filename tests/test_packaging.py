@@ -29,7 +29,14 @@ def test_types_are_taken_along() -> None:
 
 @pytest.mark.parametrize(
     "folder",
-    ["recipes", "pretrained", "align/training", "decode/evaluation", "decode/verification"],
+    [
+        "recipes",
+        "pretrained",
+        "align/planning",
+        "align/training",
+        "decode/evaluation",
+        "decode/verification",
+    ],
 )
 def test_every_recipe_drafter_and_template_is_taken_along(folder: str) -> None:
     patterns = SETUPTOOLS["package-data"][folder.replace("/", ".")]
