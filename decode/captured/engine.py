@@ -187,7 +187,6 @@ class GroupRun:
         finally:
             for row in range(self.rows.state.shape.rows):
                 self.rows.leave(row)
-            self.rows.unread = 0
 
     def _join(self) -> Iterator[None]:
         while self.waiting and self.free_rows:

@@ -21,8 +21,8 @@ from specalign.lm.model import Target
 BUCKETS = (256, 1024, 4096, 16384, 65536, 262144)
 """The cache entries that a round reads are rounded up to one of these."""
 MOST_UNREAD = 48
-"""Rounds without drafts after which a drafter that would first have to read what they committed
-drafts no more, because reading costs as much as it saves."""
+"""Rounds without drafts after which a drafter that would first have to read what they committed for a
+request drafts no more while that runs, because reading costs as much as it saves."""
 
 
 class Rows:
@@ -43,7 +43,7 @@ class Rows:
         drafting.allocate(self.state)
         self.verifier, self.backend = verifier, backend
         self._graphs: dict[tuple[int, bool], Graph] = {}
-        self.unread = 0  # rounds without drafts since the last one with drafts
+        self.unread: dict[int, int] = {}  # tokens of each request, from rounds without drafts
 
     def run(self, longest: int, skip: bool = False) -> PendingResults:
         """Run a round; no row has more than `longest` cache entries before it. skip: without
@@ -71,13 +71,14 @@ class Rows:
     @property
     def can_draft(self) -> bool:
         """Whether drafting needs no long reading first."""
-        return not self.drafting.catches_up or self.unread <= MOST_UNREAD
+        return not self.drafting.catches_up or max(self.unread.values()) <= MOST_UNREAD
 
     @torch.no_grad()
     def _catch_up(self, end: int, skip: bool) -> None:
-        if self.unread and not skip:
-            self.drafting.catch_up(self.state, end, self.unread)
-        self.unread = self.unread + 1 if skip else 0
+        most = max(self.unread.values(), default=0)
+        if most and not skip:
+            self.drafting.catch_up(self.state, end, most)
+        self.unread = {row: count + 1 if skip else 0 for row, count in self.unread.items()}
 
     def _capture(self, end: int, skip: bool) -> Graph:
         state, drafting = self.state, self.skipped if skip else self.drafting
@@ -123,11 +124,13 @@ class Rows:
         if state.banned_BV is not None:
             state.banned_BV[row] = False if history.banned_V is None else history.banned_V
         state.start_row(row, request.tokens, runner.limit)
+        self.unread[row] = 0
         return row
 
     def leave(self, row: int) -> None:
         """Stop a row, whose memory the next request takes."""
         self.state.stop_row(row)
+        self.unread.pop(row, None)
 
 
 class PendingResults:

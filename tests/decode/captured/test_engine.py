@@ -331,7 +331,8 @@ def note_drafts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[i
 def test_drafters_catch_up_after_rounds_without_drafts(
     target: Target, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They draft what they draft after the same text as a prompt; after too many rounds, nothing."""
+    """They draft what they draft after the same text as a prompt; after too many rounds, nothing until requests that joined
+    since then are alone."""
     proposer, noted = make(target, name), note_drafts(monkeypatch)
     paced = Decoder(target, proposer, engine=CapturedEngine(target, proposer, paced=True))
 
@@ -341,11 +342,13 @@ def test_drafters_catch_up_after_rounds_without_drafts(
 
     with monkeypatch.context() as patched:
         patched.setattr(Trials, "choose", choose)
-        for most in (12, 13):
-            assert not any(drafts for _, drafts in noted)
-            noted.clear()
-            patched.setattr(rows, "MOST_UNREAD", most)
-            paced.generate_batch(PROMPTS, 32, batch_size=3)
+        patched.setattr(rows, "MOST_UNREAD", 12)
+        paced.generate_batch(PROMPTS, [30, 30, 30, 32], batch_size=3)
+        last = PROMPTS[3]
+        assert {text[: len(last)] == last for text, drafts in noted if drafts} == {True}
+        noted.clear()
+        patched.setattr(rows, "MOST_UNREAD", 13)
+        paced.generate_batch(PROMPTS, 32, batch_size=3)
     drafting = [one for one in noted if len(one[1]) >= 3]  # less than that near the end
     assert len(drafting) >= 4 and len(noted) > 3 * len(drafting)
     alone = Decoder(target, proposer, engine=CapturedEngine(target, proposer))
