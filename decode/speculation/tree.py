@@ -73,14 +73,14 @@ class Visit(NamedTuple):
 @lru_cache(maxsize=128)
 def visit_together(forest: Forest, device: torch.device) -> tuple[Visit, ...]:
     """`visits` of all trees side by side; a tree whose walk has ended stays at node 0."""
-    found = []
-    for step in zip_longest(*map(visits, forest), fillvalue=(0, None)):
-        reached = [leaving is False for _, leaving in step]
-        left = [leaving is True for _, leaving in step]
-        nodes = torch.tensor([node for node, _ in step], device=device)
-        reached_B, left_B = (torch.tensor(mask, device=device) for mask in (reached, left))
-        found.append(Visit(nodes, reached_B, left_B, any(reached), any(left)))
-    return tuple(found)
+    steps = [*zip_longest(*map(visits, forest), fillvalue=(0, None))]
+    nodes = [[node for node, _ in step] for step in steps]
+    reached = [[leaving is False for _, leaving in step] for step in steps]
+    left = [[leaving is True for _, leaving in step] for step in steps]
+    node_SB = torch.tensor(nodes, device=device)
+    masks_2SB = torch.tensor([reached, left], device=device)
+    columns = (node_SB, *masks_2SB, map(any, reached), map(any, left))
+    return tuple(Visit(*step) for step in zip(*columns, strict=True))
 
 
 def chain(length: int) -> tuple[int, ...]:

@@ -126,19 +126,20 @@ def draw_tree(
         ids: the tokens of the columns of q; None = all.
     """
     nodes, device, level = len(parents), generator.device, depths(parents)
-    columns_N = torch.zeros(nodes, dtype=torch.int64, device=device)
+    columns = [torch.full((1,), -1, device=device)] * (nodes + 1)  # the root first
     rows: list[Tensor] = [torch.empty(0)] * nodes
     for k in range(max(level)):
         own = [i for i, d in enumerate(level) if d == k + 1]
         above = sorted({parents[i] for i in own})
-        first_PV = q_of(k, columns_N[above] if k else torch.full((1,), -1, device=device))
+        first_PV = q_of(k, torch.cat([columns[parent + 1] for parent in above]))
         for q_V, parent in zip(first_PV, above, strict=True):
             left_V = q_V
             for i in (i for i in own if parents[i] == parent):
                 rows[i] = q_V
-                columns_N[i] = draw(left_V, generator)
+                columns[i + 1] = draw(left_V, generator)[None]
                 if siblings == "without_replacement":
-                    left_V = left_V.index_fill(0, columns_N[i : i + 1], 0.0)
+                    left_V = left_V.index_fill(0, columns[i + 1], 0.0)
+    columns_N = torch.cat(columns[1:])
     tokens_N = columns_N if ids is None else ids[columns_N]
     kind = siblings if len(set(parents)) < nodes else None
     q = DraftProbs(torch.stack(rows), ids)
