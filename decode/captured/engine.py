@@ -4,6 +4,8 @@ results are read while the next one runs."""
 from collections.abc import Generator, Hashable, Iterator, Sequence
 from dataclasses import replace
 
+import torch
+
 from decode.captured.acceptance import BY_RULE, BY_TARGET
 from decode.captured.block import BestPaths, BlockChain, DrawnTree
 from decode.captured.causal import CausalChain
@@ -147,12 +149,17 @@ class CapturedEngine:
         if rows is not None and rows.state.shape == shape:
             return rows
         rows = None  # frees its memory first
-        rows = Rows(self.target, drafting, verifier, sampling, shape, self.backend)
         try:
+            rows = Rows(self.target, drafting, verifier, sampling, shape, self.backend)
             rows.run(max(len(runner.prompt) for runner in group))
+            return rows
         except WaitsForDevice as error:
-            raise Unsupported(f"a round waits for the device ({error})") from None
-        return rows
+            why = f"a round waits for the device ({error})"
+        except torch.OutOfMemoryError:
+            why = f"not enough memory for {count} rows of {capacity:,} tokens"
+            self._rows.clear()
+        rows = None  # not held by the error
+        raise Unsupported(why)
 
 
 def _round_up(size: int) -> int:

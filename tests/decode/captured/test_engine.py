@@ -290,6 +290,32 @@ def test_refused_captures_fall_back(target: Target, monkeypatch: pytest.MonkeyPa
     assert "not permitted when stream is capturing" in notes[0]
 
 
+def test_rows_that_do_not_fit_fall_back(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is for the longest request, in all rows: the eager engine may have enough. Nothing holds what was allocated."""
+    made, notes = list[Any](), list[str]()
+    original = rows.Rows.run
+
+    def run(self: rows.Rows, longest: int, skip: bool = False) -> Any:
+        made.append(weakref.ref(self.state.cache))
+        if self.state.shape.rows == 2:
+            raise torch.OutOfMemoryError
+        return original(self, longest, skip)
+
+    def note(text: str) -> None:
+        notes.append(text)
+        assert not [cache for cache in made if cache() is not None]
+
+    monkeypatch.setattr(rows.Rows, "run", run)
+    monkeypatch.setattr(engine, "say_once", note)
+    captured = Decoder(target, engine=CapturedEngine(target, None))
+    captured.generate(PROMPTS[0], 8)
+    found = captured.generate_batch(PROMPTS[:2], 8)
+    assert [x.tokens for x in found] == [
+        x.tokens for x in Decoder(target).generate_batch(PROMPTS[:2], 8)
+    ]
+    assert "not enough memory for 2 rows of 16 tokens; using engine=eager" in notes[0]
+
+
 def test_two_streams_of_one_decoder_do_not_mix(target: Target) -> None:
     proposer = make(target, "taps 8 0")
     decoder = Decoder(target, proposer, engine=CapturedEngine(target, proposer))
