@@ -339,7 +339,7 @@ def results_of_other_requests() -> list[Patch]:
         if self.pending is not None:
             some = [bool(result.tokens) for result in self.pending[0].wait()]
             now = {row: runner for row, runner in self.running.items() if some[row]}
-            self.pending = self.pending[0], now
+            self.pending = self.pending[0], now, self.pending[2]
         original(self)
 
     return [(GroupRun, "_commit", commit)]
