@@ -3,10 +3,10 @@ contexts and long texts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import product
+from random import Random
 
 from decode.engine.decoder import Decoder
-from decode.engine.detokenizer import UNFINISHED
 from decode.engine.request import PREFILL_CHUNK
 from decode.speculation.settings import Sampling
 from decode.verification.cases import Cases
@@ -20,12 +20,9 @@ many tokens, up to the longest."""
 LONG_TEXT = 64  # tokens of the long text
 TOGETHER, MOST_TOGETHER = 5, 9  # requests in one target forward; in that of one batch
 COPIES = 3  # requests of equal settings, for the captured engine
-TWO_TOKENS = (0, 0, 0, 1, 0, 1, 1, 1, 0, 0, 0, 1)
-"""A prompt of two tokens in which every three of them occur. In a text of two tokens long paths are
+TWO_TOKENS = tuple(Random(0).choices((0, 1), k=40))
+"""A prompt of two tokens in which every four of them occur. In a text of two tokens long paths are
 accepted, and whatever it ends with can be copied."""
-CHUNK = 96
-"""The fewest tokens of a prompt in one forward pass of the long contexts, so that there are several."""
-MOST_HALVES = 128  # half characters of a vocabulary among which two are sought that are one
 EVEN = 10.0  # a temperature at which tokens of very different probabilities occur
 
 
@@ -66,21 +63,24 @@ class RequestBatch:
 
 
 def settings(seed: int, common: Sequence[int]) -> list[Sampling]:
-    """Every request option with at least two values, and all options together. `common`: tokens
-    that the target generates often."""
+    """Every request option at two or more values, which the seed draws, and all options together.
+    `common`: tokens that the target generates often."""
+    numbers = Random(seed)
+
+    def between(least: float, most: float) -> float:
+        return float(least * (most / least) ** numbers.random())
+
     options: list[JsonObject] = [
-        {"temperature": 0.3}, {}, {"temperature": 1.7}, {"top_k": 4}, {"top_k": 50},
-        {"top_p": 0.5}, {"top_p": 0.9}, {"min_p": 0.02}, {"min_p": 0.3},
-        {"repetition_penalty": 1.4}, {"repetition_penalty": 0.8},
-        {"presence_penalty": 0.8}, {"presence_penalty": -0.6},
-        {"banned": tuple(common[:1])}, {"banned": tuple(common[:3])},
+        {"temperature": between(0.05, 0.5)}, {}, {"temperature": between(1.3, 3.0)},
+        {"top_k": round(between(1, 10))}, {"top_k": round(between(11, 300))},
+        {"top_p": between(0.2, 0.7)}, {"top_p": 1 - between(0.005, 0.2)},
+        {"min_p": between(0.001, 0.05)}, {"min_p": between(0.05, 0.7)},
+        {"repetition_penalty": between(1.1, 4.0)}, {"repetition_penalty": between(0.5, 0.9)},
+        {"presence_penalty": between(0.3, 6.0)}, {"presence_penalty": -between(0.3, 2.0)},
+        {"banned": tuple(common[1:2])}, {"banned": tuple(common[:3])},
         {"min_new_tokens": 3}, {"min_new_tokens": 7},
     ]  # fmt: skip
-    together = {
-        "top_k": 30, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.2,
-        "presence_penalty": 0.4, "banned": tuple(common[1:2]), "min_new_tokens": 5,
-    }  # fmt: skip
-    options += [{**together, "temperature": 0.6}, {**together, "temperature": 1.3, "top_p": 0.8}]
+    options += [{k: v for one in options[n::2] for k, v in one.items()} for n in (0, 1)]
     return [
         Sampling(**{"temperature": 1.0, "seed": seed + i, **one}) for i, one in enumerate(options)
     ]
@@ -100,21 +100,26 @@ class Requests:
 
     def batches(self, cases: Cases, plain: Decoder) -> Iterator[RequestBatch]:
         """All batches."""
-        every = settings(1000, self.common)
         for number, case in enumerate(cases.drawn):
+            every = settings(1000 * (number + 1), self.common)
             # every option with the first rules by ratio; after that each method takes a part
-            chosen = every if number == 0 else every[number % 3 :: 3] + every[-1:]
+            asked = self.at(every[number % 3 :: 3] + every[-1:])
+            if number == 0:
+                asked = (*self.at(every), *self.ends_of_letters(), *self.of_few_tokens(3000))
             name, decoder = f"{case.name}, {case.verifier}", cases.open(case)
-            yield RequestBatch(f"{name}: sampled", decoder, self.at(chosen), self._size)
+            yield RequestBatch(f"{name}: sampled", decoder, asked, self._size)
             letters = self.of_letters(2000)
             if number:
                 yield RequestBatch(f"{name}: two tokens", decoder, letters, self._size)
                 continue
             letters = self.of_letters(2000, MOST_TOGETHER)
             yield RequestBatch(f"{name}: two tokens", decoder, letters, MOST_TOGETHER, adapt=True)
-            penalised = self.at([one for one in every if one.repetition_penalty != 1])
-            yield RequestBatch(f"{name}: adapting", decoder, penalised, self._size, adapt=True)
-        for case in cases.compared:
+            penalised = self.at([one for one in every if one.repetition_penalty != 1][:2] * 2)
+            unseeded = [replace(x, sampling=replace(x.sampling, seed=None)) for x in penalised]
+            given = (decoder, tuple(unseeded), self._size)
+            yield RequestBatch(f"{name}: adapting", *given, adapt=True)
+        for number, case in enumerate(cases.compared):
+            every = settings(100 * (number + 1), self.common)
             cold = [replace(one, temperature=0.0) for one in every[len(every) // 2 :: 2]]
             decoder = cases.open(case)
             yield RequestBatch(f"{case.name}: greedy", decoder, self.at(cold), self._size)
@@ -129,7 +134,8 @@ class Requests:
         for case in cases.drawn[:1]:
             decoder = cases.open(case, None if cases.captured else "gumbel")
             yield self._long_context(case.name, decoder, Sampling(1.0, seed=7))
-            long = Asked(tuple(self.short[0]), every[-1], LONG_TEXT)
+            own = Sampling(1.0, seed=7, repetition_penalty=1.2, presence_penalty=0.4)
+            long = Asked(tuple(self.short[0]), own, LONG_TEXT)
             name = f"{case.name}, {case.verifier}: long text"
             yield RequestBatch(name, cases.open(case), (long,), 1)
 
@@ -151,7 +157,25 @@ class Requests:
         """Requests whose texts consist of two tokens: one setting and consecutive seeds."""
         prompt = tuple(self.letters[i] for i in TWO_TOKENS)
         own = self._of_tokens(self.letters, 1.0, seed)
-        return tuple(Asked(prompt, replace(own, seed=seed + i), 14) for i in range(count))
+        # they end one after the other, so that every number of requests runs together
+        return tuple(Asked(prompt, replace(own, seed=seed + i), 11 + i) for i in range(count))
+
+    def of_few_tokens(self, seed: int) -> tuple[Asked, ...]:
+        """Texts of a few penalised tokens, whose first occurrences are accepted drafts."""
+        some = [i for i in sum(self.short, self.letters) if i not in self.target.eos_ids]
+        own = self._of_tokens(list(dict.fromkeys(some))[:6], EVEN, seed)
+        own = replace(own, presence_penalty=3.0, repetition_penalty=1.3)
+        prompt = tuple(self.letters[i] for i in TWO_TOKENS)
+        return tuple(Asked(prompt, replace(own, seed=seed + i), 14) for i in range(4))
+
+    def ends_of_letters(self) -> Iterator[Asked]:
+        """Texts of two tokens, of which the second is one of several ends and may not come at first:
+        both the first ones and the end are accepted drafts."""
+        end, first = self.letters
+        eos = (*[i for i in range(self.target.vocab_size - 2) if i not in self.letters][-2:], end)
+        for least, seed in product(range(2, 8), (0, 100)):
+            own = self._of_tokens(self.letters, EVEN, least + seed)
+            yield Asked((*[first] * 6, end, first), replace(own, min_new_tokens=least), 12, eos=eos)
 
     def _of_tokens(self, tokens: Sequence[int], temperature: float, seed: int) -> Sampling:
         """Settings under which a text consists of these tokens alone."""
@@ -169,9 +193,9 @@ class Requests:
         if len(long) < room:
             together = sum(self.prompts, [])
             long = (together * (1 + room // len(together)))[:room]
+        chunk = max(1, (len(long) - 1) // 3)
+        long = long[-3 * chunk - 1 :]  # the last token is alone in its chunk
         asked = tuple(Asked(tuple(x), sampling, 10) for x in (long, long[-len(long) // 2 :]))
-        last = len(long) - 1  # alone in its chunk
-        chunk = next(size for size in range(min(CHUNK, last), last + 1) if last % size == 0)
         return RequestBatch(f"{name}: long context", decoder, asked, 2, chunk)
 
     def ends(self, plain: Decoder) -> Iterator[Asked]:
@@ -186,12 +210,11 @@ class Requests:
         for room in (1, 3, 6):
             for sampling in (Sampling(), Sampling(1.0, seed=room)):
                 yield Asked(given, sampling, 12, context=len(given) + room)
-        for at in range(1, min(6, len(text))):
-            yield Asked(given, Sampling(), 12, eos=(text[at],))
         for at in range(1, min(4, len(text))):
             yield Asked(given, Sampling(), 12, eos=(unused, text[at], text[-1]))
+        yield from self.ends_of_letters()
         for start in range(1, min(len(words) - 4, 20), 5):
-            stop = (words[start : start + 4],)
+            stop = (words[start : 4 + 2 * start],)
             yield from [Asked(given, Sampling(), 12, stop=stop)] * self._copies
         stops = (words[12:15] or "x", "never there", words[6:9] or "y")
         yield Asked(given, Sampling(), 12, stop=stops)
@@ -199,19 +222,3 @@ class Requests:
             own = self._of_tokens([special, *self.letters], 1.0, 3)
             name = str(tokenizer.convert_ids_to_tokens(special))
             yield Asked(given, own, 12, stop=(name,), eos=())
-        yield from self.half_characters()
-
-    def half_characters(self) -> Iterator[Asked]:
-        """Texts of the two halves of a character: rounds, and requests, end between them. In pairs:
-        every second request of a batch is streamed."""
-        decode = self.target.detokenize
-        every = (i for i in range(self.target.vocab_size) if decode([i]) == UNFINISHED)
-        for halves in product(islice(every, MOST_HALVES), repeat=2):
-            character = decode(list(halves))
-            if len(character) != 1 or character == UNFINISHED:
-                continue
-            own = self._of_tokens(halves, EVEN, 0)
-            for new in range(3, 9):
-                for seed in (new, new + 100):
-                    yield Asked(halves * 3, replace(own, seed=seed), new, eos=())
-            return

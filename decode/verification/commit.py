@@ -1,9 +1,29 @@
 """Check 5, commit and end: texts, rebuilt from their rounds."""
 
+from decode.engine.detokenizer import TextStream
 from decode.verification.recording import Recorder
 from decode.verification.reference import end_of
 from decode.verification.verdict import Tally
 from specalign.lm.model import Target
+
+TEXT = "naïve 🙂👩‍👩‍👧 日本語 ok"
+"""Characters of several tokens."""
+
+
+def check_texts(target: Target, tally: Tally) -> None:
+    """Texts of which characters begin in one token and end in another, to every length and with
+    every stop string."""
+    tokens = target.text_tokens(TEXT)
+    words = {TEXT[i : i + n] for n in (1, 2, 5, 12) for i in range(len(TEXT) - n + 1)}
+    every = [(tokens[:n], ()) for n in range(1, len(tokens) + 1)]
+    for some, stops in [*every, *((tokens, (word, "never there")) for word in sorted(words))]:
+        pieces: list[str] = []
+        stream = TextStream(target.detokenize, stops, pieces.append)
+        count = next((n for n, token in enumerate(some, 1) if stream.push(token)), len(some))
+        found = (count, stream.finish(), "".join(pieces))
+        wanted, _, text = end_of(target, some, len(some), "length", (), stops)
+        what = f"{found} of {len(some)} tokens of {TEXT!r} with the stop strings {stops}"
+        tally.expect("texts token by token", found == (wanted, text, text), what)
 
 
 def check_commit(recorder: Recorder, target: Target, tally: Tally) -> None:

@@ -18,11 +18,12 @@ from torch.nn import functional as F
 from decode.captured import acceptance, block, causal, denoising
 from decode.captured import rows as captured_rows
 from decode.captured.graph import EagerGraph
+from decode.proposers import overlapped
 from decode.speculation import rounds, verifiers
 from decode.speculation import sampling as sampling_module
 from decode.speculation.proposal import Proposal
 from decode.verification.cases import drafts_so
-from decode.verification.recording import Recorder
+from decode.verification.recording import InThisThread, Recorder
 from decode.verification.reference import NEAR, interval, is_inside
 from decode.verification.sources import DraftSource
 from decode.verification.verdict import Tally
@@ -101,6 +102,8 @@ def every_outcome(
             for module in DRAWING:
                 stack.enter_context(mock.patch.object(module, "draw_at", choices.draw_at))
             stack.enter_context(mock.patch.object(verifiers, "_chains_in_c", lambda *_: None))
+            here = mock.patch.object(overlapped, "ThreadPoolExecutor", InThisThread)
+            stack.enter_context(here)
             # a graph would not call `draw_at`
             direct = mock.patch.object(captured_rows, "capture", lambda run, *_: EagerGraph(run))
             stack.enter_context(direct)
@@ -119,7 +122,7 @@ def every_outcome(
 def check_proposal(source: DraftSource, tally: Tally, name: str) -> None:
     """Enumerate what a request would draft now, at a small top-k. The request is left as it was."""
     tally.place = {"method": name}
-    room, sampling = min(LEVELS, source.room), source.settings.sampling
+    room, sampling = source.room, source.settings.sampling
     if room < 1:
         return
     try:
@@ -129,7 +132,7 @@ def check_proposal(source: DraftSource, tally: Tally, name: str) -> None:
             what = f"{name}: two proposals for the same text differ, although nothing is drawn"
             tally.expect("chosen proposals, drafted twice", alike, what)
             return
-        for top_k, most in ((FEW, room), (SIBLINGS, 1)):
+        for top_k, most in ((FEW, min(LEVELS, room)), (SIBLINGS, 1)):
             source.settings.sampling = replace(sampling, top_k=top_k)
             outcomes = _enumerate(source.propose, most)
             if outcomes is None:

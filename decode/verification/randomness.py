@@ -8,6 +8,7 @@ import torch
 from decode.speculation.drafts import Drafts
 from decode.speculation.sampling import make_generator
 from decode.speculation.verifiers import VERIFIERS
+from decode.verification.cases import drafts_so
 from decode.verification.recorded import RecordedRequest, RecordedRound
 from decode.verification.recording import Recorder
 from decode.verification.reference import interval, is_inside, noise, own_numbers
@@ -21,24 +22,26 @@ def check_randomness(recorder: Recorder, tally: Tally) -> None:
         tally.find(what)
     own = {request.generator: request for request in recorder.requests}
     coupled = any(one.verifier == "gumbel" and not one.sampling.greedy for one in recorder.rounds)
-    seeds = Counter(one.sampling.seed for one in recorder.asked)
+    asked = Counter(one.sampling.seed for one in recorder.asked)
     given: Counter[float] = Counter()
     for call in recorder.calls:
-        request = own.get(call.generator)
+        request, drafting = own.get(call.generator), call.drafting
+        if request is None and call.generator is not None and drafting is not None:
+            # what drafts ahead of its round has a second one
+            ahead = drafts_so(drafting.runner.drafter, "in_background")
+            request = drafting if ahead else None
         if request is None:
             if not coupled:
                 tally.find(f"{call.name} used a generator that belongs to no request")
             continue
         tally.place = {"request": request.number}
-        if call.drafting is not None and call.drafting is not request:
-            tally.find(
-                f"request {call.drafting.number} drafted with another request's random numbers"
-            )
+        if drafting is not None and drafting is not request:
+            tally.find(f"request {drafting.number} drafted with another request's random numbers")
         tally.counts["random numbers"] += call.values.numel()
         values = call.values.flatten().tolist()
         given.update(values)
         fresh = max((given[value] for value in values), default=1) == 1
-        own_seed = seeds[request.asked.sampling.seed] == 1
+        own_seed = asked[request.asked.sampling.seed] < 2  # those without a seed get their own
         if call.values.dtype == torch.float64 and own_seed and not fresh:
             tally.find(f"request {request.number} used a random number twice")
     for request in recorder.requests:

@@ -8,9 +8,11 @@ as it is entered. Production code does not depend on it.
 from __future__ import annotations
 
 import random
-import threading
+import secrets
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -24,6 +26,7 @@ from decode.engine import request as request_module
 from decode.engine.decoder import Decoder
 from decode.engine.pace import Trials
 from decode.engine.request import Prefill, RequestRunner
+from decode.proposers import overlapped
 from decode.speculation import rounds, verifiers
 from decode.speculation import sampling as sampling_module
 from decode.speculation.rounds import Round
@@ -40,6 +43,20 @@ RANDOM = (
     "exponential_", "random_", "geometric_", "cauchy_", "log_normal_",
 )  # fmt: skip
 """torch's random operators, by name."""
+
+
+class InThisThread:
+    """Replaces the thread pools of drafters: what is submitted runs at once, so that it can be
+    recorded and enumerated."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def submit(self, function: Original, *args: Any) -> Future[Any]:
+        ended: Future[Any] = Future()
+        ended.set_result(function(*args))
+        return ended
+
+    def shutdown(self, **_: object) -> None: ...
 
 
 BeforeDraft = Callable[[RecordedRequest, DraftSource], object]
@@ -64,9 +81,9 @@ class Recorder:
         self._drawing: list[tuple[RecordedRound, int]] = []
         self._drafting: RecordedRequest | None = None
         self._verified = self._sizes = 0
+        self._seeds = random.Random(0)  # of requests without a seed, the same at every run
         self._paused = False
         self._stack = ExitStack()
-        self._thread = threading.get_ident()
 
     def __enter__(self) -> Recorder:
         for owner, name, watch in self._watches():
@@ -75,12 +92,15 @@ class Recorder:
             for module in (torch, Tensor):
                 if hasattr(module, name):
                     self._replace(module, name, partial(self._note_random, name))
+        here = mock.patch.object(overlapped, "ThreadPoolExecutor", InThisThread)
+        self._stack.enter_context(here)
         self._shared = _shared_states()
         return self
 
     def _watches(self) -> list[Watch]:
         return [
             (Decoder, "_make_runner", self._make_runner),
+            (secrets, "randbits", lambda _, bits: self._seeds.getrandbits(bits)),
             (request_module, "token_numbers", self._make_numbers),
             (Trials, "choose", self._choose_size),
             (RequestRunner, "draft", self._draft),
@@ -105,8 +125,7 @@ class Recorder:
         original = getattr(owner, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            # a drafter in the background verifies too
-            if self._paused or threading.get_ident() != self._thread:
+            if self._paused:
                 return original(*args, **kwargs)
             return watch(original, *args, **kwargs)
 
@@ -117,7 +136,8 @@ class Recorder:
         pieces: list[str] | None = [] if number % 2 == 0 else None
         *given, stream = args
         made: RequestRunner = original(*given, stream if pieces is None else pieces.append)
-        self.requests.append(RecordedRequest(number, self.asked[number], made, pieces))
+        asked = replace(self.asked[number], sampling=made.sampling)  # with its seed
+        self.requests.append(RecordedRequest(number, asked, made, pieces))
         return made
 
     def _choose_size(self, original: Original, trials: Trials) -> int | None:

@@ -35,18 +35,19 @@ from decode.verification.reference import interval
 from decode.verification.verdict import Tally
 from specalign.kernels import choice
 
-CHAINS = ((-1,), chain(2), chain(3), chain(5), chain(7))
+CHAINS = ((-1,), *map(chain, (2, 3, 4, 5, 7)))
 TREES = (
     (-1, -1), (-1, -1, -1), (-1, -1, -1, -1), (-1, 0, 0, -1), (-1, 0, -1, 0, 2), (-1, -1, 0, 0, 1),
 )  # fmt: skip
 SMALL, MEDIUM, LARGE = 4, 5, 8
-"""Nodes of drafts over three tokens (larger ones: two), of those whose draws are tried, and of
+"""Nodes of drafts over three tokens or more (larger ones: two), of those whose draws are tried, and of
 recorded drafts whose shapes are enumerated."""
 SHAPES = 4  # recorded shapes, the most frequent ones
 SEEDS = 3
 TOKENS = 4  # tokens that are left of a recorded distribution
-WIDE = 1100  # a vocabulary over which those of a table are spread: kernels sum it in blocks
-DRAWN = 4  # of each case, drafts whose draws are tried
+WIDE, PLACES = 1100, (7, 511, 512, 1024, 1099)
+"""A vocabulary, and where in it the tokens of a table are: kernels sum it in blocks of 512."""
+DRAWN = 3  # of each case, drafts whose draws are tried
 AWAY = 1e-4  # how far from the border of two outcomes the numbers lie that decide between them
 Pool = tuple[Tensor, Tensor] | None
 
@@ -93,7 +94,8 @@ def check_rules(
             tally.measure("output of a rule against p, total variation", away, EXACT, what)
             if seed == 1 and len(parents) <= MEDIUM and not greedy:
                 _check_draws(case, verifier, drafter, where, tally)
-            if seed != 1 or len(parents) > SMALL:
+            V = case.toy.V
+            if seed != 1 or len(parents) > SMALL or any(p.shape[1] != V for _, p in several):
                 continue
             for b in range(0, len(case.weight_B), max(1, len(case.weight_B) // 3)):
                 p_MV = case.p_BMV[b, : len(case.drafts.parents[b]) + 1]
@@ -115,7 +117,7 @@ def _cases(
             small = len(parents) <= SMALL
             # q of recorded rounds is one row for a position, so i.i.d. siblings share it
             own = pool if seed % 2 and not greedy and small else None
-            V = 2 + small if own is None else TOKENS
+            V = max(2 + small, 1 + max(Counter(parents).values())) if own is None else TOKENS
             toy = Toy(V, max(depths(parents)), seed, greedy, own)
             found.append((parents, seed, DRAFTERS[drafter](toy, parents)))
     return found
@@ -159,7 +161,7 @@ def _check_together(
 def _check_draws(case: RuleCase, verifier: str, drafter: str, where: str, tally: Tally) -> None:
     """`run_verifier`, C kernels included, at numbers around every border between two outcomes of
     the rule."""
-    ids = WIDE // TOKENS * torch.arange(case.toy.V) + 7
+    ids = torch.tensor(PLACES[: case.toy.V])
     p_BMV = torch.zeros(*case.p_BMV.shape[:2], WIDE).index_copy_(2, ids, case.p_BMV.float())
     out = outcomes(case, verifier)
     count = len(case.weight_B)

@@ -66,6 +66,8 @@ class VerificationRun:
     def run(self) -> list[Tally]:
         """Run all checks, and report each batch."""
         self._check_greedy_texts()
+        with self.tallies["commit"].measure_time() as tally:
+            commit.check_texts(self.target, tally)
         found = self.only in ("", "rule", "joint law")
         for batch in self.requests.batches(self.cases, self.plain):
             if self.only in ("", batch.name):
@@ -133,16 +135,12 @@ class VerificationRun:
         with self.tallies["rows"].measure_time() as tally:
             rows.check_rows(recorder, self.reference, tally)
         with self.tallies["proposals"].measure_time() as tally:
-            if not background and not batch.adapt:  # there, drafts are cut
+            if not background:
                 proposals.check_drafts(recorder, tally)
         with self.tallies["randomness"].measure_time() as tally:
             randomness.check_decisions(recorder, tally)
-            if background:
-                what = "whose draft random numbers are not checked"
-                tally.counts[f"batches drafted in the background, {what}"] += 1
-            else:
-                randomness.check_randomness(recorder, tally)
-            if background or batch.adapt or drafts_so(batch.decoder.drafter, "by_clock"):
+            randomness.check_randomness(recorder, tally)
+            if batch.adapt or drafts_so(batch.decoder.drafter, "by_clock"):
                 what = "not compared with requests alone"
                 tally.counts[f"batches whose drafts depend on timing, {what}"] += 1
             elif batch.size > 1:

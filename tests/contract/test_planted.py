@@ -19,7 +19,7 @@ from decode.engine import request as request_module
 from decode.engine.decoder import Decoder
 from decode.engine.detokenizer import UNFINISHED, TextStream
 from decode.engine.request import Prefill, RequestRunner
-from decode.proposers import base, block, specdiff2
+from decode.proposers import base, block, overlapped, specdiff2
 from decode.proposers.autoregressive import AutoregressiveProposer
 from decode.proposers.block import BlockProposer, BlockProposerSession
 from decode.proposers.diffusion import DiffusionProposer
@@ -32,7 +32,7 @@ from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.rounds import Round
 from decode.speculation.rules import Outcomes
 from decode.speculation.settings import Sampling
-from decode.verification import end_to_end, proposals, rows, self_test
+from decode.verification import commit, end_to_end, proposals, rows, self_test
 from decode.verification.batches import Asked, RequestBatch
 from decode.verification.cases import Cases
 from decode.verification.pair import VerifyConfig
@@ -645,6 +645,8 @@ def test_rounds_drafted_in_the_background_are_compared(run: VerificationRun) -> 
     batch = RequestBatch("background", decoder(run.target, "in the background"), asked)
     assert findings(run, batch, []) == set()
     assert "rows" in findings(run, batch, one_more_of_top_k())
+    same_stream = [(overlapped, "_OWN_STREAM", 0)]
+    assert "randomness" in findings(run, batch, same_stream)
 
 
 def test_every_bug_of_the_self_test_is_planted() -> None:
@@ -746,10 +748,13 @@ def test_a_wrong_end_is_seen(run: VerificationRun, bug: Callable[[], list[Patch]
 def test_a_lost_half_character_is_seen(
     run: VerificationRun, bug: Callable[[], list[Patch]]
 ) -> None:
-    asked = tuple(run.requests.half_characters())
-    batch = RequestBatch("halves", decoder(run.target, "tree"), asked)
-    assert len(asked) > 8 and findings(run, batch, []) == set()
-    assert findings(run, batch, bug()) == {"commit"}
+    commit.check_texts(run.target, run.tallies["commit"])
+    assert not run.tallies["commit"].findings
+    with ExitStack() as stack:
+        for patch in bug():
+            stack.enter_context(mock.patch.object(*patch))
+        commit.check_texts(run.target, run.tallies["commit"])
+    assert run.tallies["commit"].findings
 
 
 @pytest.mark.parametrize("bug", [q_smoothed, residual_is_p], ids=name_of)

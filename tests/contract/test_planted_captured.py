@@ -420,6 +420,14 @@ def test_ends(run: VerificationRun, finish: str) -> None:
     assert "commit" in findings(run, batch, bug())
 
 
+def test_ends_and_penalties_within_accepted_paths_pass(run: VerificationRun) -> None:
+    run.requests.letters = [90, 40]
+    asked = (*run.requests.ends_of_letters(), *run.requests.of_few_tokens(1))
+    batch = RequestBatch(CHAIN, make_batch(run, CHAIN).decoder, asked, 2)
+    assert findings(run, batch, []) == set()
+    assert run.tallies["commit"].counts["ended by eos"] > 8
+
+
 def test_another_context_is_no_difference(run: VerificationRun) -> None:
     batch = make_batch(run, CHAIN, EVERY[1:2])
     assert findings(run, batch, rejected_context()) == set()

@@ -1,5 +1,6 @@
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from decode.speculation.sampling import (
     uniform,
 )
 from decode.speculation.settings import Sampling
+from decode.verification.batches import settings
 
 
 def logits(rows: int, V: int, seed: int = 0) -> torch.Tensor:
@@ -59,35 +61,25 @@ SEEN, WRITTEN, BARRED = (
 
 
 def marks(sets: list[set[int]]) -> torch.Tensor:
-    return torch.tensor([[i in s for i in range(40)] for s in sets])
+    return torch.tensor([[i in s for i in range(400)] for s in sets])
 
 
-@pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p", "penalty"),
-    list(itertools.product([0.0, 0.3, 2.0], [0, 5, 1000], [1.0, 0.3], [1.0, 1.3])),
-)
-@pytest.mark.parametrize(
-    ("min_p", "presence", "bar"), [(0.0, 0.0, False), (0.2, 0.7, True), (0.02, 0.0, True)]
-)
-def test_probs_follow_the_definition(
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    penalty: float,
-    min_p: float,
-    presence: float,
-    bar: bool,
-) -> None:
-    sampling = Sampling(temperature, top_p, top_k, penalty, min_p=min_p, presence_penalty=presence)
-    rows_RV, barred = logits(3, 40), BARRED if bar else [set[int]()] * 3
-    before = ProcessorState(marks(SEEN), marks(WRITTEN), marks(barred) if bar else None)
-    found = probs(rows_RV, sampling, before)
-    assert found.dtype == torch.float32
-    for i, got in enumerate(found):
-        expected = reference(rows_RV[i].tolist(), sampling, SEEN[i], WRITTEN[i], barred[i])
-        torch.testing.assert_close(got, torch.tensor(expected), atol=2e-6, rtol=1e-4)
-        one = slice(i, i + 1)
-        torch.testing.assert_close(found[one], probs(rows_RV[one], sampling, before.rows(one)))
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_probs_follow_the_definition(seed: int, fixed: bool) -> None:
+    rows_RV = logits(3, 400, seed)
+    for number, one in enumerate(settings(seed, [])):
+        sampling = replace(one, temperature=one.temperature * (number % 5 > 0))
+        barred = BARRED if number % 2 else [set[int]()] * 3
+        before = ProcessorState(marks(SEEN), marks(WRITTEN), marks(barred) if number % 2 else None)
+        found = probs(rows_RV, sampling, before, fixed=fixed)
+        assert found.dtype == torch.float32
+        for i, got in enumerate(found):
+            expected = reference(rows_RV[i].tolist(), sampling, SEEN[i], WRITTEN[i], barred[i])
+            torch.testing.assert_close(got, torch.tensor(expected), atol=2e-6, rtol=1e-4)
+            rows = slice(i, i + 1)
+            alone = probs(rows_RV[rows], sampling, before.rows(rows), fixed=fixed)
+            torch.testing.assert_close(found[rows], alone)
 
 
 def test_states_of_several_requests_are_joined() -> None:
@@ -95,7 +87,7 @@ def test_states_of_several_requests_are_joined() -> None:
     one, row, rows = marks([{1}])[0], marks([{4}]), marks([{2}, {3}, set()])
     states = [(one, None), (row, row), (rows, rows), (None, one)]
     joined = ProcessorState.joined([ProcessorState(*pair) for pair in states], [4, 1, 3, 2])
-    none = torch.zeros(4, 40, dtype=torch.bool)
+    none = torch.zeros(4, 400, dtype=torch.bool)
     assert joined.seen is not None and joined.written is not None and joined.barred is None
     assert torch.equal(joined.seen, torch.cat((one.expand(4, -1), row, rows, none[:2])))
     assert torch.equal(joined.written, torch.cat((none, row, rows, one.expand(2, -1))))
@@ -177,7 +169,7 @@ def test_top_p_ranks_as_many_candidates_as_it_needs() -> None:
 
 
 def test_the_input_is_left_alone() -> None:
-    rows_RV = logits(2, 40)
+    rows_RV = logits(2, 400)
     given = rows_RV.clone()
     state = ProcessorState(marks([{1, 4}, {2}]), marks([{4}, {2, 3}]), marks([{9}, {0}]))
     settings = [Sampling(), Sampling(repetition_penalty=2.0, presence_penalty=0.5)]
