@@ -239,7 +239,7 @@ class GroupRun:
             if runner.out.finish:
                 del self.running[row]
                 self._leave(row, runner)
-        if trials is not None:
+        if trials is not None and tokens:  # none: all had ended before the round
             size = None if pending.nodes else 0
             # a round costs the same however many of its rows run
             trials.observe(size, tokens / len(running), pending.seconds)

@@ -47,7 +47,7 @@ class Trials:
     tokens: dict[int | None, float] = field(default_factory=dict)
     seconds: dict[int | None, float] = field(default_factory=dict)
     weights: dict[int | None, float] = field(default_factory=dict)
-    tried: dict[int | None, int] = field(default_factory=dict)
+    tried: Counter[int | None] = field(default_factory=Counter)
     counts: Counter[int | None] = field(default_factory=Counter)
     rounds: int = 0
 
@@ -62,15 +62,16 @@ class Trials:
         speed[None] *= 1 + self.margin
         best = max(speed, key=lambda size: speed[size])
         for size in self.sizes:
-            wait = (speed[best] / max(speed[size], 1e-9) - 1) / LOSS
+            wait = (speed[best] / speed[size] - 1) / LOSS
             once = self.counts[size] < 2
             wait = TRY_AGAIN if once else max(TRY_AGAIN, wait)
-            if size != best and self.rounds - self.tried.get(size, 0) >= wait:
+            if size != best and self.rounds - self.tried[size] >= wait:
                 return size
         return best
 
     def observe(self, size: int | None, tokens: float, seconds: float) -> None:
-        since = self.rounds - self.tried.get(size, self.rounds)
+        """Count a round that committed tokens."""
+        since = self.rounds - self.tried[size]
         self.tried[size] = self.rounds
         self.counts[size] += 1
         if self.counts.total() == 1 and self.seconds:  # estimates of another number of requests
@@ -95,7 +96,7 @@ class DraftPace:
 
     def of(self, requests: int, length: int) -> Trials:
         """The rounds of this number of requests; at first with estimates of the nearest ones."""
-        key = (requests - 1).bit_length(), ((length >> 8).bit_length() + 1) // 2
+        key = (requests - 1).bit_length(), (length >> 7).bit_length() // 2
         if key not in self._trials:
             self._trials[key] = self._begin(*key)
         return self._trials[key]

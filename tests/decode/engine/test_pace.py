@@ -79,9 +79,10 @@ def test_drawn_drafts_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         decoder.generate_batch(PROMPTS, 6, temperature=1.0, seed=1)
         decoder.generate(PROMPTS[0], 6, adapt=False)
         decoder.generate(PROMPTS[0], 6, temperature=1.0)  # the seed of its output repeats it
+        Decoder(target, engine=EagerEngine(paced=True)).generate(PROMPTS[0], 6)
 
 
-@pytest.mark.parametrize(("cost", "drafts"), [(2.02, True), (2.2, False), (4.0, False)])
+@pytest.mark.parametrize(("cost", "drafts"), [(2.025, True), (2.06, False), (4.0, False)])
 def test_a_single_request_drafts_unless_plain_decoding_is_faster(cost: float, drafts: bool) -> None:
     """Rounds with drafts commit a token or three; more than 2% slower counts."""
     trials, chosen = DraftPace().of(1, 9), list[int | None]()
@@ -111,17 +112,24 @@ def test_slow_sizes_are_tried_again_at_the_same_share_of_the_time(
 
 
 def test_first_rounds_are_forgotten_and_later_ones_fade() -> None:
+    """By the rounds since, to no less than half; a slow one counts as four average ones."""
     trials, seen = Trials(), []
-    for tokens, seconds in ((4, 2.0), (6, 3.0), (10, 5.0), (1, 1.0)):
-        trials.observe(None, tokens, seconds)
-        seen.append((trials.tokens[None], trials.seconds[None]))
-    assert seen == [(4, 2), (6, 3), (KEEP * 6 + 10, KEEP * 3 + 5), pytest.approx((14.86, 7.93))]
+    for i, tokens, seconds in ((1, 4, 2.0), (2, 6, 3.0), (3, 10, 5.0), (6, 1, 1.0), (20, 2, 99.0)):
+        trials.rounds = i
+        trials.observe(0, tokens, seconds)
+        seen.append((trials.tokens[0], trials.seconds[0]))
+    weight = 1 + KEEP**3 * (1 + KEEP)
+    faded = 1 + KEEP**3 * (KEEP * 6 + 10), 1 + KEEP**3 * (KEEP * 3 + 5)
+    assert seen[:3] == [(4, 2), (6, 3), (KEEP * 6 + 10, KEEP * 3 + 5)]
+    assert seen[3] == pytest.approx(faded)
+    assert seen[4] == pytest.approx((faded[0] / 2 + 2, faded[1] / 2 + 4 * faded[1] / weight))
 
 
 def test_powers_of_two_share_trials() -> None:
     pace = DraftPace()
     assert pace.of(5, 300) is pace.of(8, 1023) and pace.of(4, 300) is not pace.of(5, 300)
-    assert pace.of(5, 1024) is pace.of(5, 4095) is not pace.of(5, 300) is not pace.of(5, 255)
+    assert pace.of(5, 1024) is pace.of(5, 4095) is not pace.of(5, 300)
+    assert pace.of(5, 300) is not pace.of(5, 255) is pace.of(5, 9)
 
 
 def test_a_slow_first_round_does_not_condemn_a_size() -> None:
@@ -174,6 +182,7 @@ def test_long_texts_do_not_bind_short_ones() -> None:
 
 def test_another_number_of_requests_begins_with_the_best_size_of_the_nearest() -> None:
     pace = DraftPace()
+    pace.of(64, 9).observe(None, 3, 1.0)  # not all sizes yet
     for requests, fastest in ((8, 0), (2, None)):
         trials = pace.of(requests, 9)
         for _ in range(200):
@@ -184,6 +193,15 @@ def test_another_number_of_requests_begins_with_the_best_size_of_the_nearest() -
     trials.observe(0, 60, 4.0)  # five times the tokens per second: so the others, by estimate
     speed = {size: trials.tokens[size] / trials.seconds[size] for size in SIZES}
     assert speed == pytest.approx({None: 7.5, 0: 15.0, 2: 7.5, 1: 7.5})
+
+
+def test_estimates_are_those_of_the_nearest_number_and_then_length() -> None:
+    """And never those of a single request for several."""
+    pace = DraftPace((None, 0))
+    for tokens, (requests, length) in enumerate([(8, 2000), (2, 9), (2, 5000)], 1):
+        for size in (None, 0):
+            pace.of(requests, length).observe(size, tokens, 1.0)
+    assert pace.of(2, 2000).tokens == {None: 3, 0: 3} and not pace.of(1, 9).tokens
 
 
 def test_estimates_of_few_requests_do_not_bind_many() -> None:
@@ -236,24 +254,33 @@ def test_every_round_is_measured_and_drafts_no_more_than_its_size(
         assert len(sizes) > 8 and len(sizes) - len(measured) <= (verifier == "block")
         assert all(most <= (4 if size is None else size) for size, most in asked)
         assert [size for size, *_ in measured] == sizes[: len(measured)]
+        assert all(0 < seconds < 60 for *_, seconds in measured)
         missing = sum(len(x.tokens) - 1 for x in outs) - sum(tokens for _, tokens, _ in measured)
         # captured rounds are measured by the tokens of a row
         assert missing == 0 or (getattr(engine, "_rows", None) and missing > 0)
+    measured.clear()
+    decoder = Decoder(target, proposer, engine=CapturedEngine(target, proposer, paced=True))
+    decoder.generate_batch(PROMPTS, 9, batch_size=1)
+    assert len(measured) > 8 and all(tokens > 0 for _, tokens, _ in measured)
 
 
 @pytest.mark.parametrize(
-    ("verifier", "adapts", "nodes"), [("lossy_typical", False, 5), ("gumbel", True, 2)]
+    ("verifier", "temperature", "adapts", "nodes"),
+    [("lossy_typical", 1.0, False, 5), ("gumbel", 1.0, True, 2), ("self_selection", 0.0, True, 2)],
 )
-def test_lossy_drafts_are_whole(verifier: str, adapts: bool, nodes: int) -> None:
+def test_lossy_drafts_are_whole(
+    verifier: str, temperature: float, adapts: bool, nodes: int
+) -> None:
     """A size limits the levels of a tree that a rule reads, and the nodes of other trees."""
     target = shallow_target(3, fast=False)
     proposer = BlockProposer(block_network(target, "taps", 8), 4, 5)
     [runner] = Decoder(target, proposer, verifier)._make_runners(
-        [PROMPTS[0]], 8, None, {"temperature": 1.0, "adapt": True}
+        [PROMPTS[0]], 8, None, {"temperature": temperature, "adapt": True}
     )
     assert runner.adapts is adapts
     prefill_batch({runner: runner.prefill()})
     assert runner.draft(2).tokens_1L.shape == (1, 1 + nodes)
+    assert (runner.request.noise is None) is (verifier != "gumbel")
 
 
 def test_the_first_nodes_of_a_tree_are_a_tree() -> None:
