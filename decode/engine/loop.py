@@ -9,8 +9,6 @@ tokens. Of a tree of drafts (decode/speculation/tree.py) the accepted path is fi
 from collections.abc import Generator, Sequence
 from time import perf_counter
 
-import torch
-
 from decode.engine import request
 from decode.engine.pace import DraftPace
 from decode.engine.request import ForwardInput, Prefill, RequestRunner, T
@@ -83,7 +81,6 @@ def free_finished(running: Sequence[RequestRunner], among: int) -> list[RequestR
     return [runner for runner in running if not runner.out.finish]
 
 
-@torch.no_grad()
 def prefill_batch(joining: dict[RequestRunner, Prefill[Round]]) -> list[RequestRunner]:
     """Read more of the joining prompts. Chooses the first token of those that are complete, and
     returns them."""

@@ -224,9 +224,9 @@ def test_long_prompts_go_in_chunks(target: Target, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("most", [1, 2])
 def test_ended_requests_give_their_cache_back(target: Target, most: int) -> None:
-    runners = [RequestRunner(target, PROMPT, limit, VARIED, None, "greedy") for limit in (4, 9, 4)]
+    runners = [RequestRunner(target, PROMPT, limit, VARIED, None, "greedy") for limit in (4, 9)]
     run_batch(runners, most)
-    assert [len(runner.out.tokens) for runner in runners] == [4, 9, 4]
+    assert [len(runner.out.tokens) for runner in runners] == [4, 9]
     assert not any(hasattr(runner, "request") for runner in runners)
 
 
