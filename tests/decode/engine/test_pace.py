@@ -29,17 +29,6 @@ def test_the_fastest_size_is_chosen_and_others_are_tried_again(best: int | None)
     assert set(chosen) == {*SIZES}
 
 
-def test_a_size_that_becomes_faster_is_found() -> None:
-    trials = Trials()
-    for _ in range(100):
-        size = trials.choose()
-        trials.observe(size, 3, 1.0 if size == 0 else 2.0)
-    for _ in range(40 * TRY_AGAIN):
-        size = trials.choose()
-        trials.observe(size, 3, 1.0 if size is None else 2.0)
-    assert trials.choose() is None or trials.choose() is None
-
-
 @pytest.mark.parametrize(("nodes", "temperature"), [(0, 0.0), (5, 0.0), (5, 1.0)])
 def test_sizes_keep_text(nodes: int, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     target = shallow_target(3, fast=False)
@@ -130,17 +119,6 @@ def test_powers_of_two_share_trials() -> None:
     assert pace.of(5, 300) is pace.of(8, 1023) and pace.of(4, 300) is not pace.of(5, 300)
     assert pace.of(5, 1024) is pace.of(5, 4095) is not pace.of(5, 300)
     assert pace.of(5, 300) is not pace.of(5, 255) is pace.of(5, 9)
-
-
-def test_a_slow_first_round_does_not_condemn_a_size() -> None:
-    """It may compile, or allocate."""
-    trials, chosen = Trials((None, 0)), Counter[int | None]()
-    for _ in range(1000):
-        size = trials.choose()
-        chosen[size] += 1
-        fast = 0.005 if size is None else 0.010
-        trials.observe(size, 3, fast if chosen[size] > 1 else 0.3)
-    assert chosen[None] > 900
 
 
 @pytest.mark.parametrize("requests", [1, 8])
