@@ -180,6 +180,7 @@ def test_estimates_are_those_of_the_nearest_number_and_then_length() -> None:
         for size in (None, 0):
             pace.of(requests, length).observe(size, tokens, 1.0)
     assert pace.of(2, 2000).tokens == {None: 3, 0: 3} and not pace.of(1, 9).tokens
+    assert pace.of(4, 2000).tokens == {None: 1, 0: 1}  # two are equally near
 
 
 def test_estimates_of_few_requests_do_not_bind_many() -> None:
