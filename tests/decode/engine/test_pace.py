@@ -228,7 +228,8 @@ def test_every_round_is_measured_and_drafts_no_more_than_its_size(
         measured.clear()
         asked.clear()
         decoder = Decoder(target, proposer, verifier, engine)
-        outs = decoder.generate_batch(PROMPTS * 2, 9, batch_size=2, temperature=1.0)
+        options = {"temperature": 1.0, "seed": 1, "adapt": True}
+        outs = decoder.generate_batch(PROMPTS * 2, 9, batch_size=2, **options)
         # the captured engine begins a round before it sees that all requests have ended
         assert len(sizes) > 8 and len(sizes) - len(measured) <= (verifier == "block")
         assert all(most <= (4 if size is None else size) for size, most in asked)
