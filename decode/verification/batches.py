@@ -20,7 +20,7 @@ many tokens, up to the longest."""
 LONG_TEXT = 64  # tokens of the long text
 TOGETHER, MOST_TOGETHER = 5, 9  # requests in one target forward; in that of one batch
 COPIES = 3  # requests of equal settings, for the captured engine
-TWO_TOKENS = tuple(Random(0).choices((0, 1), k=40))
+TWO_TOKENS = tuple(map(int, "0000100110101111000"))
 """A prompt of two tokens in which every four of them occur. In a text of two tokens long paths are
 accepted, and whatever it ends with can be copied."""
 EVEN = 10.0  # a temperature at which tokens of very different probabilities occur

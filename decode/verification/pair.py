@@ -14,7 +14,7 @@ from specalign.lm.names import check_given
 from specalign.suites.prompt import Prompt
 from specalign.suites.registry import prompts_of
 
-LIMIT, NEW_TOKENS = 4, 32
+LIMIT, NEW_TOKENS = 3, 32
 """For a verdict within 90 seconds on two cores with the shipped pair."""
 
 

@@ -10,7 +10,7 @@ from decode.verification.reference import Reference, dtype_limit, law, scores
 from decode.verification.verdict import Tally
 
 EDGE = 1e-5  # a token may be on either side of a truncation's edge that is nearer than this
-ROUNDS, PATHS = 4, 2  # per batch, rounds whose rejected drafts are compared; per round, paths
+ROUNDS, PATHS = 3, 2  # per batch, rounds whose rejected drafts are compared; per round, paths
 
 
 def check_rows(recorder: Recorder, reference: Reference, tally: Tally) -> None:
