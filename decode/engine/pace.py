@@ -17,7 +17,7 @@ SIZES: tuple[int | None, ...] = (None, 0, 2, 1)
 """Drafted tokens of a request in a round; None = all that its drafter proposes."""
 KEEP = 0.9
 """The weight of a round in the next one's average."""
-FADE, SLOWEST = 0.5, 4.0
+FADE, SLOWEST = 0.5, 1.5
 """Earlier rounds lose weight with every round since, but one round makes them lose no more than
 this; and it counts as this many average ones at most: something else may have delayed it."""
 KEEP_ALONE, FIRST_ALONE, MARGIN_ALONE = 0.98, 8, 0.02
