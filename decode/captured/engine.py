@@ -215,7 +215,8 @@ class GroupRun:
         trials = None
         if self.pace is not None:
             trials = self.pace.of(self.rows.state.shape.rows, longest)
-        skip = trials is not None and (not self.rows.can_draft or trials.choose() == 0)
+        draining = self.rows.state.shape.rows > 1 and not (self.waiting or self.joining)
+        skip = trials is not None and (not self.rows.can_draft or trials.choose(draining) == 0)
         return self.rows.run(longest, skip), dict(self.running), trials
 
     def _leave(self, row: int, runner: RequestRunner) -> None:

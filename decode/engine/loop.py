@@ -47,7 +47,8 @@ class EagerEngine:
                 else:
                     longest = max(runner.length for runner in running)
                     trials, started = self.pace.of(len(running), longest), perf_counter()
-                    size, before = trials.choose(), sum(runner.length for runner in running)
+                    draining = len(running) > 1 and not (waiting or joining)
+                    size, before = trials.choose(draining), sum(x.length for x in running)
                     run_round(running, size)
                     tokens = sum(runner.length for runner in running) - before
                     trials.observe(size, tokens, perf_counter() - started)

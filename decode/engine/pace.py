@@ -24,6 +24,9 @@ KEEP_ALONE, FIRST_ALONE, MARGIN_ALONE = 0.98, 8, 0.02
 """Of a single request: its rounds' tokens vary more, and what it drafts may pay off in parts of a
 text only. So averages are longer, the first rounds draft, and plain rounds must be faster by this
 share."""
+UNEVEN = 0.15
+"""Where none waits for its place, the slowest request decides, and drafts help some more than
+others. So rounds with drafts must commit this share more in the same time."""
 TRY_AGAIN, LOSS = 32, 0.0025
 """A size that is not the fastest is tried again after at least `TRY_AGAIN` rounds, so that it
 costs about this share of the time."""
@@ -51,7 +54,8 @@ class Trials:
     counts: Counter[int | None] = field(default_factory=Counter)
     rounds: int = 0
 
-    def choose(self) -> int | None:
+    def choose(self, draining: bool = False) -> int | None:
+        """The size of the next round. draining: there are several requests, and none waits."""
         self.rounds += 1
         if self.counts[None] < self.first:
             return None
@@ -60,6 +64,7 @@ class Trials:
             return untried[0]
         speed = {size: self.tokens[size] / self.seconds[size] for size in self.sizes}
         speed[None] *= 1 + self.margin
+        speed[0] *= 1 + UNEVEN * draining
         best = max(speed, key=lambda size: speed[size])
         for size in self.sizes:
             wait = (speed[best] / speed[size] - 1) / LOSS

@@ -140,7 +140,7 @@ class Recorder:
         self.requests.append(RecordedRequest(number, asked, made, pieces))
         return made
 
-    def _choose_size(self, original: Original, trials: Trials) -> int | None:
+    def _choose_size(self, original: Original, trials: Trials, _: bool) -> int | None:
         """Every size of drafts in turn, every other round all of them: no clock decides."""
         self._sizes += 1
         turn, odd = divmod(self._sizes, 2)

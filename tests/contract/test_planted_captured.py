@@ -462,7 +462,7 @@ def test_the_joint_law_with_skipped_rounds(
         sizes.clear()
         return make_runners(decoder, *args)
 
-    def choose(_: Trials) -> int | None:
+    def choose(*_: object) -> int | None:
         sizes.append(0 if len(sizes) % 2 else None)
         return sizes[-1]
 

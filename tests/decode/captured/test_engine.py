@@ -362,7 +362,7 @@ def test_drafters_catch_up_after_rounds_without_drafts(
     proposer, noted = make(target, name), note_drafts(monkeypatch)
     paced = Decoder(target, proposer, engine=CapturedEngine(target, proposer, paced=True))
 
-    def choose(trials: Trials) -> int | None:
+    def choose(trials: Trials, _: bool) -> int | None:
         trials.rounds += 1
         return 0 if trials.rounds % 14 else None
 

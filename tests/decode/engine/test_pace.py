@@ -37,7 +37,7 @@ def test_sizes_keep_text(nodes: int, temperature: float, monkeypatch: pytest.Mon
     wanted = Decoder(target, proposer).generate_batch(PROMPTS, 14, sampling=sampling)
     sizes: list[int | None] = []
 
-    def choose(trials: Trials) -> int | None:
+    def choose(trials: Trials, _: bool) -> int | None:
         sizes.append(trials.sizes[len(sizes) % len(trials.sizes)])
         return sizes[-1]
 
@@ -98,6 +98,17 @@ def test_slow_sizes_are_tried_again_at_the_same_share_of_the_time(
             tries.append(i)
         trials.observe(size, 3, 10.0 if size is None else 10.0 * slowness)
     assert tries == [1, 33, 33 + wait, 33 + 2 * wait]
+
+
+@pytest.mark.parametrize(("draining", "cost"), [(False, 1.02), (True, 1.17)])
+def test_the_slowest_request_decides_when_none_waits(draining: bool, cost: float) -> None:
+    """So rounds with drafts have to commit 15% more in the time of plain ones."""
+    for gain, fastest in ((cost, None), (cost - 0.04, 0)):
+        trials, chosen = DraftPace().of(8, 9), list[int | None]()
+        for _ in range(400):
+            chosen.append(trials.choose(draining))
+            trials.observe(chosen[-1], gain if chosen[-1] is None else 1, 1 + (chosen[-1] or 0))
+        assert chosen.count(fastest) > 370
 
 
 def test_first_rounds_are_forgotten_and_later_ones_fade() -> None:
@@ -202,8 +213,10 @@ def test_every_round_is_measured_and_drafts_no_more_than_its_size(
     proposer = BlockProposer(block_network(target, "taps", 8), 4, 0)
     sizes: list[int | None] = []
     asked: list[tuple[int | None, int]] = []
+    drains: list[bool] = []
 
-    def choose(trials: Trials) -> int | None:
+    def choose(trials: Trials, draining: bool) -> int | None:
+        drains.append(draining)
         sizes.append(trials.sizes[len(sizes) % len(trials.sizes)])
         return sizes[-1]
 
@@ -226,12 +239,15 @@ def test_every_round_is_measured_and_drafts_no_more_than_its_size(
         sizes.clear()
         measured.clear()
         asked.clear()
+        drains.clear()
         decoder = Decoder(target, proposer, verifier, engine)
         options = {"temperature": 1.0, "seed": 1, "adapt": True}
         outs = decoder.generate_batch(PROMPTS * 2, 9, batch_size=2, **options)
         # the captured engine begins a round before it sees that all requests have ended
         assert len(sizes) > 8 and len(sizes) - len(measured) <= (verifier == "block")
         assert all(most <= (4 if size is None else size) for size, most in asked)
+        first = drains.index(True)  # when the last request has joined
+        assert first > 4 and all(drains[first : first + 2])
         assert [size for size, *_ in measured] == sizes[: len(measured)]
         assert all(0 < seconds < 60 for *_, seconds in measured)
         missing = sum(len(x.tokens) - 1 for x in outs) - sum(tokens for _, tokens, _ in measured)

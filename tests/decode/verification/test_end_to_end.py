@@ -90,7 +90,7 @@ def test_the_joint_law_with_fewer_drafts_in_some_rounds(
 
     sizes: set[int | None] = set()
 
-    def choose(_: Trials) -> int | None:
+    def choose(*_: object) -> int | None:
         size = (None, few, 0)[len(running[0].out.tokens) % 3]
         sizes.add(size)
         return size
