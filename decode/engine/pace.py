@@ -27,17 +27,17 @@ share."""
 UNEVEN = 0.15
 """Where none waits for its place, the slowest request decides, and drafts help some more than
 others. So rounds with drafts must commit this share more in the same time."""
-TRY_AGAIN, LOSS = 32, 0.0025
+TRY_AGAIN, LOSS, SOONER = 32, 0.0025, 8
 """A size that is not the fastest is tried again after at least `TRY_AGAIN` rounds, so that it
-costs about this share of the time."""
+costs about this share of the time; `SOONER` times as early where its estimate is of other rounds."""
 
 
 @dataclass
 class Trials:
     """Rounds with one number of requests: tokens, seconds and weight by size, recent ones weighing
-    more; and how often each size ran. What never ran has the estimate of another number of requests,
-    scaled by the first round, and is soon tried; a first round may compile or allocate, so it is
-    soon repeated.
+    more; and how often each size ran. What never ran has the estimate of another number of requests
+    or length, scaled by the first round, and is tried sooner; a first round may compile or
+    allocate, so it is soon repeated.
 
     keep: the weight of a round in the next one's average. first: rounds with all drafts before
     other sizes are tried. margin: how much faster they must be, as a share.
@@ -68,9 +68,9 @@ class Trials:
         best = max(speed, key=lambda size: speed[size])
         for size in self.sizes:
             wait = (speed[best] / speed[size] - 1) / LOSS
-            once = self.counts[size] < 2
-            wait = TRY_AGAIN if once else max(TRY_AGAIN, wait)
-            if size != best and self.rounds - self.tried[size] >= wait:
+            if self.counts[size] < 2:  # an estimate of other rounds; or a first round
+                wait = 0 if self.counts[size] else wait / SOONER
+            if size != best and self.rounds - self.tried[size] >= max(TRY_AGAIN, wait):
                 return size
         return best
 

@@ -193,6 +193,18 @@ def test_estimates_are_those_of_the_nearest_number_and_then_length() -> None:
     assert pace.of(4, 2000).tokens == {None: 1, 0: 1}  # two are equally near
 
 
+def test_what_is_slow_for_other_texts_is_tried_sooner_but_not_at_once() -> None:
+    pace, tries = DraftPace((None, 0)), list[list[int]]()
+    for length in (9, 300):
+        trials, found = pace.of(8, length), list[int]()
+        for i in range(200):
+            size = trials.choose()
+            found += [i] if size is None else []
+            trials.observe(size, 1, 1.0 if size == 0 else 4.0)
+        tries.append(found)
+    assert tries == [[0, 32], [149, 181]]  # slower by 3 / 0.0025 rounds, an eighth of them
+
+
 def test_estimates_of_few_requests_do_not_bind_many() -> None:
     """Drafts pay off for two; for 32 they do not, and all sizes commit more tokens."""
     pace, chosen = DraftPace(), Counter[int | None]()
